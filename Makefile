@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+EXAMPLE := examples/01_digits_attention.py
+PACKAGING := pyproject.toml setup.py constraints.txt
+
+.PHONY: help install demo lint format test test-slow clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: $(PACKAGING)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+# torchvision would bring CUDA along, and timm would bring torchvision: both go in without what they ask for.
+$(VENV)/.tests: $(VENV)/.installed
+	$(PIP) --editable '.[test,examples]' pyyaml huggingface_hub pillow
+	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
+	@touch $@
+
+install: $(VENV)/.installed ## Install the package, editable, into .venv
+
+demo: $(VENV)/.installed ## Audit an example and say where the report is
+	$(BIN)/python -m auditor $(EXAMPLE) --fail-on never
+
+lint: $(VENV)/.tests ## Run ruff and the type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.tests ## Rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint ## Lint, then run every test that is quick
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.tests ## Run the oracles and the large models
+	$(BIN)/python -m pytest -m slow
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info audits .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/actual

@@ -1,0 +1,20 @@
+"""Model precision auditor: which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, and proof."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_API = {"audit": "api", "Audit": "audit", "apply": "patch.live", "load_plan": "patch.live"}
+__all__ = ["Audit", "__version__", "apply", "audit", "load_plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names are imported on first use: `python -m auditor --help` must not wait for torch."""
+    if name not in _API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
+    globals()[name] = value  # the submodule `auditor.audit` would otherwise shadow the function
+    return value

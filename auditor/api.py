@@ -1,0 +1,56 @@
+"""The public entry for a model in hand; the command line comes in through `audit.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .audit import Audit, run
+from .load import from_object
+from .planning import Distance
+from .records import Progress
+from .rulebook import load_rules
+from .resources import resource_dir
+
+
+def audit(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    kwargs: dict[str, Any] | None = None,
+    formats: Sequence[str] = ("fp16", "bf16"),
+    max_error: float = 0.01,
+    device: str = "auto",
+    strategies: Sequence[str] = ("autocast", "cast"),
+    mode: str = "inference",
+    loss_fn: Callable[..., Any] | None = None,
+    metric: Distance | None = None,
+    rules: str | Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit a model on example inputs; the model comes back bit for bit as it was.
+
+    example_inputs: a tensor, a tuple of positional arguments, or a list of such tuples (batches); kwargs: keyword
+    arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
+    candidate)` over the two lists of output tensors. rules: a directory of rules of your own, beside those that ship.
+    Raises: AuditorError with a slug, and a message that says what to do.
+    """
+    subject = from_object(model, example_inputs, kwargs or {})
+    return run(
+        subject,
+        formats=tuple(formats),
+        max_error=max_error,
+        device=device,
+        strategies=tuple(strategies),
+        mode=mode,
+        loss_fn=loss_fn,
+        metric=metric,
+        rules=load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])]),
+        seed=seed,
+        progress=progress,
+        command="auditor.audit(model, example_inputs)",
+    )

@@ -1,0 +1,271 @@
+"""The whole flow, stage by stage: a Subject goes in, an Audit comes out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import __version__
+from .attribute import attribute
+from .capture import capture
+from .classify import classify
+from .costs import DEFAULT_DEVICE, costs_of
+from .errors import AuditorError
+from .facts import gather
+from .findings import confronted
+from .guard import untouched
+from .load import in_eval
+from .measure import Measurement, measure
+from .numerics.metrics import output_error
+from .patch.emit import emit
+from .planning import Distance
+from .plans import Workbench, baselines_of, parameters_of, plans_of, recommend
+from .records import Baseline, Capture, Finding, NodeReport, Plan, Progress, Subject
+from .rulebook import Rule
+from .serialise import to_document
+from .strategies import STRATEGIES
+from .verdicts import judge
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the numbers come from. execution: "native" (a GPU ran the formats) or "emulated" (a CPU imitated one)."""
+
+    auditor: str
+    torch: str
+    device: str
+    execution: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything an audit found; what every reporter reads and `plan.json` stores."""
+
+    subject: Subject
+    parameters: int
+    inputs: tuple[str, ...]
+    environment: Environment
+    formats: tuple[str, ...]
+    max_error: float
+    metric: str
+    capture_method: str
+    nodes: tuple[NodeReport, ...]
+    findings: tuple[Finding, ...]
+    plans: Mapping[str, Plan]
+    baselines: Mapping[str, Baseline]
+    recommended: str | None
+    recommendation: str
+    seconds: Mapping[str, float]
+    warnings: tuple[str, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """What `plan.json` holds."""
+        return to_document(self)
+
+    def save(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths."""
+        from .report import html, sarif
+
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {
+            "report.html": html.render(self),
+            "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
+            "patched_model.py": emit(self.subject.origin, self.parameters, self.plans, self.recommended, folder),
+            "findings.sarif": sarif.render(self),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return tuple(folder / name for name in texts)
+
+
+def run(
+    subject: Subject,
+    *,
+    formats: tuple[str, ...],
+    max_error: float,
+    device: str,
+    strategies: tuple[str, ...],
+    mode: str,
+    rules: Sequence[Rule],
+    seed: int,
+    progress: Progress | None,
+    command: str,
+    loss_fn: Callable[..., Any] | None = None,
+    metric: Distance | None = None,
+) -> Audit:
+    """Audit a subject; its model, and the process's global state, come back as they were.
+
+    Raises: AuditorError (its slug names the condition).
+    """
+    _check_options(formats, strategies, max_error, mode, loss_fn)
+    native = _device(device) == "cuda"
+    stages = _Stages(progress)
+    with untouched(seed), in_eval(subject.model):
+        subject = _on_cuda(subject) if native else subject
+        with stages("capture", subject.name):
+            captured = capture(subject, formats)
+        with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
+            measured = measure(captured, subject.model, subject.batches[0], formats, stages.tick)
+        with stages("attribute", "error of every node on the outputs"):
+            contributions = attribute(measured, seed, stages.tick)
+        judged = judge(captured, measured, contributions, formats, max_error)
+        with stages("classify", f"{len(rules)} rules"):
+            facts = gather(captured, subject.model, measured.ranges)
+            findings = confronted(classify(captured, facts, rules), judged.verdicts)
+        costs = costs_of(captured)
+        bench = Workbench(
+            subject=subject,
+            capture=captured,
+            costs=costs,
+            contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in formats},
+            verdicts={fmt: {name: v[fmt] for name, v in judged.verdicts.items()} for fmt in formats},
+            findings=findings,
+            distance=metric or output_error,
+            max_error=max_error,
+            seed=seed,
+            target=DEFAULT_DEVICE,
+            native=native,
+        )
+        with stages("baseline", "plain autocast, plain cast"):
+            baselines = baselines_of(bench, strategies, formats)
+        with stages("plan", "solve, patch, verify"):
+            plans = plans_of(bench, strategies, formats, stages.tick)
+    recommended, reason = recommend(plans, max_error)
+    by_node = _rules_by_node(findings)
+    return Audit(
+        subject=subject,
+        parameters=parameters_of(subject),
+        inputs=_described_inputs(subject),
+        environment=_environment(native, seed),
+        formats=formats,
+        max_error=max_error,
+        metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
+        capture_method=captured.method,
+        nodes=tuple(_report(captured, measured, judged, contributions, by_node, costs, name) for name in captured.nodes),
+        findings=findings,
+        plans=plans,
+        baselines=baselines,
+        recommended=recommended,
+        recommendation=reason,
+        seconds=stages.seconds,
+        warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
+        command=command,
+    )
+
+
+@dataclass
+class _Stages:
+    """Times the stages and tells the progress callback where the audit is."""
+
+    progress: Progress | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    current: str = ""
+    done: int = 0
+    total: int = 0
+
+    @contextmanager
+    def __call__(self, stage: str, detail: str, total: int = 0) -> Iterator[None]:
+        self.current, self.done, self.total = stage, 0, total
+        self._say(detail)
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+    def tick(self, detail: str) -> None:
+        self.done += 1
+        self._say(detail)
+
+    def _say(self, detail: str) -> None:
+        if self.progress is not None:
+            self.progress(self.current, detail, min(self.done, self.total) if self.total else 0, self.total)
+
+
+def _check_options(
+    formats: Sequence[str], strategies: Sequence[str], max_error: float, mode: str, loss_fn: object
+) -> None:
+    wrong = [name for name in formats if name not in ("fp16", "bf16")]
+    if wrong or not formats:
+        raise AuditorError(f"formats are fp16 and bf16, not {', '.join(wrong) or 'none'}", slug="bad-option")
+    wrong = [name for name in strategies if name not in STRATEGIES]
+    if wrong or not strategies:
+        raise AuditorError(f"strategies are autocast and cast, not {', '.join(wrong) or 'none'}", slug="bad-option")
+    if not 0 < max_error < float("inf"):
+        raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
+    if mode != "inference" or loss_fn is not None:
+        raise AuditorError(
+            "this version audits the forward pass; use mode inference (its autocast plans also train)", slug="no-training"
+        )
+
+
+def _device(device: str) -> str:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise AuditorError("cuda was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
+    return "cuda" if device == "cuda" or (device == "auto" and available) else "cpu"
+
+
+def _on_cuda(subject: Subject) -> Subject:
+    import copy
+
+    def moved(batches: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.cuda(), batches)
+
+    model = copy.deepcopy(subject.model).cuda()
+    return replace(subject, model=model, batches=moved(subject.batches), held_out=moved(subject.held_out))
+
+
+def _environment(native: bool, seed: int) -> Environment:
+    device = torch.cuda.get_device_name() if native else "cpu"
+    return Environment(__version__, torch.__version__, device, "native" if native else "emulated", seed)
+
+
+def _described_inputs(subject: Subject) -> tuple[str, ...]:
+    leaves = [leaf for leaf in pytree.tree_leaves(subject.batches[0]) if isinstance(leaf, torch.Tensor)]
+    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in leaves)
+
+
+def _unheld(subject: Subject) -> tuple[str, ...]:
+    if subject.held_out:
+        return ()
+    return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for finding in findings:
+        found[finding.node] = (*found.get(finding.node, ()), finding.rule)
+    return found
+
+
+def _report(
+    captured: Capture,
+    measured: Measurement,
+    judged: Any,
+    contributions: Mapping[str, Any],
+    by_node: Mapping[str, tuple[str, ...]],
+    costs: Mapping[str, Any],
+    name: str,
+) -> NodeReport:
+    node = captured.nodes[name]
+    tested = node.floating or any(error.disagreement is not None for error in measured.errors.get(name, {}).values())
+    return NodeReport(
+        node=node,
+        findings=by_node.get(name, ()),
+        errors=measured.errors.get(name, {}) if tested else {},
+        contributions=contributions.get(name, {}) if tested else {},
+        verdicts=judged.verdicts[name],
+        exposed=judged.exposed[name],
+        range=measured.ranges.get(name),
+        flops=costs[name].flops,
+    )

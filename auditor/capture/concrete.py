@@ -1,0 +1,110 @@
+"""Capture by running: the path that these inputs take, for models whose Python branches on tensor values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from ..outputs import tensor_outputs
+from ..records import Batch, Capture, Placeholder
+from .exported import quiet
+from .naming import describe_nodes
+from .regions import mark_entered_regions, recorded_regions
+
+
+def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
+    """Graph of the operations that `model(batch)` really executes, in the vocabulary of torch.export."""
+    state = _state(model)
+    leaves, spec = pytree.tree_flatten(batch)
+    inputs = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(tensors: list[torch.Tensor]) -> list[Any]:
+        merged = list(leaves)
+        for index, tensor in zip(inputs, tensors[len(state) :], strict=True):
+            merged[index] = tensor
+        args, kwargs = pytree.tree_unflatten(merged, spec)
+        values = dict(zip(state, tensors, strict=False))
+        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
+
+    flat = [*state.values(), *(leaves[index] for index in inputs)]
+    with quiet(), _owners_recorded(model), torch.no_grad():
+        traced = make_fx(
+            call,
+            tracing_mode="real",
+            pre_dispatch=True,
+            _error_on_data_dependent_ops=False,
+            record_stack_traces=True,
+        )([tensor.detach().clone() for tensor in flat])
+    mark_entered_regions(traced)
+    _drop_reads(traced)
+    names = [node.name for node in traced.graph.nodes if node.op == "placeholder"]
+    kinds = ["parameter" if isinstance(value, nn.Parameter) else "buffer" for value in state.values()]
+    placeholders = [
+        Placeholder(name, kind, fqn)
+        for name, kind, fqn in zip(names, kinds + ["input"] * len(inputs), [*state, *[None] * len(inputs)], strict=True)
+    ]
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    return Capture(
+        graph_module=traced,
+        nodes=describe_nodes(traced, model),
+        placeholders=tuple(placeholders),
+        outputs=tuple(item.name for item in pytree.tree_leaves(output.args[0]) if isinstance(item, torch.fx.Node)),
+        bind=_bind,
+        method="concrete",
+        regions=recorded_regions(traced),
+    )
+
+
+def _drop_reads(traced: torch.fx.GraphModule) -> None:
+    # `.item()` and the comparisons that feed it chose the path; on the path they compute nothing.
+    for node in reversed(traced.graph.nodes):
+        if not node.users and node.op == "call_function" and not _mutates(node.target):
+            traced.graph.erase_node(node)
+    traced.recompile()
+
+
+def _mutates(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _bind(model: nn.Module, batch: Batch) -> list[Any]:
+    inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [*_state(model).values(), *inputs]
+
+
+@contextmanager
+def _owners_recorded(model: nn.Module) -> Iterator[None]:
+    stack: dict[str, tuple[str, str]] = {}
+    handles = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, *_: Any) -> None:
+            stack[f"{path}#{len(stack)}"] = (path, type(module).__name__)
+            fx_traceback.current_meta["nn_module_stack"] = dict(stack)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        stack.popitem()
+        fx_traceback.current_meta["nn_module_stack"] = dict(stack)
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(path)))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        with fx_traceback.preserve_node_meta():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,134 @@
+"""Capture by torch.export: non-strict, functionalised, composite operations kept whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from ..outputs import tensor_outputs
+from ..records import Batch, Capture, Placeholder
+from .casts import protect_casts, restore_casts
+from .naming import describe_nodes
+from .regions import inline_regions, recorded_regions
+
+_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "input",
+}
+
+
+def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> Capture:
+    """Graph of `model` on `batch`: functional, FP32, with the autocast regions of the author kept beside it.
+
+    ambient: trace as if inside an autocast region of dtype float32. It inserts no cast, but code that asks whether
+    autocast is on, in order to switch it off, then shows the regions that it protects.
+    """
+    program = decompose(export_program(model, batch, ambient=ambient))
+    graph_module = program.graph_module
+    _drop_assertions(graph_module)
+    return Capture(
+        graph_module=graph_module,
+        nodes=describe_nodes(graph_module, model),
+        placeholders=_placeholders(program),
+        outputs=_outputs(program),
+        bind=_Binder(program),
+        method="export",
+        regions=recorded_regions(graph_module),
+    )
+
+
+def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> ExportedProgram:
+    """torch.export in its training form: autocast regions are still in the graph, as `wrap_with_autocast`."""
+    args, kwargs = batch
+    outputs_only = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
+    try:
+        with quiet(), _ambient_autocast() if ambient else nullcontext():
+            return torch.export.export(model, args, kwargs, strict=False)
+    finally:
+        outputs_only.remove()
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Functionalise; explicit casts stay (casts.py), autocast regions are flattened, and remembered (regions.py)."""
+    inline_regions(program)
+    protect_casts(program.graph_module)
+    with quiet():
+        functional = program.run_decompositions({})
+    restore_casts(functional.graph_module)
+    return functional
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the tracer's deprecation chatter; it says nothing about the user's model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _ambient_autocast() -> Iterator[None]:
+    # torch.autocast refuses float32 on the CPU; the flags below it do not, and casting float32 to float32 is nothing.
+    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+        torch.clear_autocast_cache()
+
+
+def _drop_assertions(graph_module: fx.GraphModule) -> None:
+    # They pin the dtypes seen while tracing; the measurements run the same graph in others.
+    for node in list(graph_module.graph.nodes):
+        if "_assert" in str(node.target) and not node.users:
+            graph_module.graph.erase_node(node)
+    graph_module.recompile()
+
+
+def _placeholders(program: ExportedProgram) -> tuple[Placeholder, ...]:
+    specs = program.graph_signature.input_specs
+    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        Placeholder(name, _KINDS.get(spec.kind, "constant"), spec.target)
+        for name, spec in zip(names, specs, strict=True)
+    )
+
+
+def _outputs(program: ExportedProgram) -> tuple[str, ...]:
+    specs = program.graph_signature.output_specs
+    return tuple(spec.arg.name for spec in specs if spec.kind == OutputKind.USER_OUTPUT and hasattr(spec.arg, "name"))
+
+
+class _Binder:
+    """Flat graph inputs for a model and a batch of the traced shapes."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._specs = program.graph_signature.input_specs
+        self._constants = program.constants
+        self._in_spec = program.call_spec.in_spec
+
+    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
+        """Tensors in placeholder order; parameters and buffers are the model's own, not copies."""
+        args, kwargs = batch
+        user = iter(pytree.tree_leaves((args, reorder_kwargs(kwargs, self._in_spec))))
+        state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        return [
+            next(user)
+            if spec.kind == InputKind.USER_INPUT
+            else state[spec.target] if spec.target in state else self._constants[spec.target]
+            for spec in self._specs
+        ]

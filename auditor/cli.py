@@ -1,0 +1,256 @@
+"""The command line: reads options, calls the stages, prints what they return."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import config, publish
+from .errors import AuditorError, LoadError
+from .progress import reporter
+
+if TYPE_CHECKING:
+    from .audit import Audit
+    from .records import Finding
+    from .rulebook import Rule
+
+PROGRAM = "python -m auditor"
+LEVELS = ("info", "warning", "error")
+REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
+EPILOG = """\
+TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
+other verbs: explain CODE | rules (each with --help)
+exit code: 0 clean, 1 findings at or above --fail-on, 2 error
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("audit", words)
+    debug = "--debug" in words
+    try:
+        make_parser, run = VERBS[verb]
+        parser = make_parser()
+        args = parser.parse_args((_configured(parser) if verb == "audit" else []) + rest)
+        args.command = f"{PROGRAM} {shlex.join(words)}"
+        return run(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except AuditorError as error:
+        return _failed(str(error), f"docs/errors.md#{error.slug} explains this", debug)
+    except Exception as error:  # whatever else breaks is ours to fix, and the user still gets one clear line
+        text = str(error).strip().split("\n")[0]
+        return _failed(f"internal error, {type(error).__name__}: {text}", "please report it with --debug", debug)
+
+
+def _failed(message: str, hint: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}\nhint: {hint}", file=sys.stderr)
+    return 2
+
+
+def _audit_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "audit",
+        "Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="the file or module that holds the model")
+    add("--inputs", metavar="I", help="f.py:func, x.pt, x.safetensors, x.npz, or 'x:float32[1,3,224,224]'")
+    add("--weights", metavar="F", help="checkpoint: .safetensors, its .index.json, or a torch file of tensors")
+    add("--formats", metavar="LIST", type=_choices("fp16", "bf16"), default="fp16,bf16", help="default: %(default)s")
+    add(
+        "--strategies",
+        metavar="LIST",
+        type=_choices("autocast", "cast"),
+        default="autocast,cast",
+        help="default: %(default)s",
+    )
+    add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--mode", choices=("inference", "training"), default="inference", help="default: %(default)s")
+    add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
+    add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
+    add("--format", choices=("text", "json", "sarif", "github", "md"), default="text", help="what stdout gets")
+    add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
+    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("-q", "--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def _configured(parser: argparse.ArgumentParser) -> list[str]:
+    """`[tool.auditor]` as options that come before the user's own, so that argparse checks them and the user's win."""
+    options = {action.dest for action in parser._actions if action.option_strings and action.nargs != 0}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in config.read(Path.cwd(), options).items()]
+
+
+def _audit(args: argparse.Namespace) -> int:
+    with reporter(args.quiet) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if not args.debug:
+            warnings.simplefilter("ignore")
+        progress("load", args.target, 0, 0)
+        audit, directory = _run(args, progress)
+        progress("write", str(directory), 0, 0)
+        files = publish.write(audit, directory)
+    print(_rendered(audit, args.format), end="")
+    if args.format == "text":
+        print(_listing(files))
+    return _exit_code(audit.findings, args.fail_on)
+
+
+def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None]) -> tuple[Audit, Path]:
+    """Everything up to the records; torch is first imported here."""
+    if args.out:
+        publish.check_directory(args.out)
+    _require_device(args.device)
+    from .load import load
+
+    subject = load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
+    directory = args.out or Path("audits") / _folder_name(subject.name)
+    publish.check_directory(directory)
+    for warning in subject.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    from .audit import run
+
+    audit = run(
+        subject,
+        formats=args.formats,
+        max_error=args.max_error,
+        device=args.device,
+        strategies=args.strategies,
+        mode=args.mode,
+        rules=_rules(args.rules),
+        seed=args.seed,
+        progress=progress,
+        command=args.command,
+    )
+    return audit, directory
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LoadError(
+            "--device cuda was asked for, but torch sees no CUDA device: use --device cpu or auto", "no-cuda"
+        )
+
+
+def _rendered(audit: Audit, form: str) -> str:
+    if form == "json":
+        return json.dumps(audit.to_json(), indent=2) + "\n"
+    text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _listing(files: Iterable[Path]) -> str:
+    labels = {".html": "Report", ".json": "Plan", ".py": "Patched", ".sarif": "SARIF"}
+    return "\n".join(f"{labels.get(file.suffix, 'File'):<8} {file}" for file in files)
+
+
+def _exit_code(findings: Iterable[Finding], fail_on: str) -> int:
+    if fail_on == "never":
+        return 0
+    return int(any(LEVELS.index(finding.severity) >= LEVELS.index(fail_on) for finding in findings))
+
+
+def _explain_parser() -> argparse.ArgumentParser:
+    parser = _parser("explain", "What a rule looks for, why that hurts, and what to do.")
+    parser.add_argument("code", metavar="CODE", help="a rule's code, such as SFT001")
+    parser.add_argument("--rules", metavar="DIR", type=Path, help="a directory of your own rules")
+    return parser
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from .rulebook import explain
+
+    found = {rule.code: rule for rule in _rules(args.rules)}
+    if args.code.upper() not in found:
+        raise AuditorError(f"no rule is called {args.code}: `{PROGRAM} rules` lists them", slug="no-rule")
+    print(explain(found[args.code.upper()]), end="")
+    return 0
+
+
+def _rules_parser() -> argparse.ArgumentParser:
+    parser = _parser("rules", "Every rule, one per line.")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
+    parser.add_argument("--rules", metavar="DIR", type=Path, help="a directory of your own rules")
+    return parser
+
+
+def _list_rules(args: argparse.Namespace) -> int:
+    fields = ("code", "name", "family", "severity", "confidence", "status", "formats")
+    rows = [{name: getattr(rule, name) for name in fields} for rule in _rules(args.rules)]
+    if args.format == "json":
+        print(json.dumps(rows, indent=2))
+    else:
+        print("\n".join(f"{row['code']:<8} {row['severity']:<8} {row['family']:<12} {row['name']}" for row in rows))
+    return 0
+
+
+def _rules(directory: Path | None) -> tuple[Rule, ...]:
+    from .resources import resource_dir
+    from .rulebook import load_rules
+
+    return load_rules([resource_dir("rules"), *([directory] if directory else [])])
+
+
+def _parser(verb: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM if verb == "audit" else f"{PROGRAM} {verb}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and warnings")
+    return parser
+
+
+def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        if not names or set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _budget(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _folder_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "model"
+
+
+VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+    "audit": (_audit_parser, _audit),
+    "explain": (_explain_parser, _explain),
+    "rules": (_rules_parser, _list_rules),
+}

@@ -1,0 +1,33 @@
+"""Errors the user meets: one root class, one child per stage, each with a slug that links to the docs."""
+
+
+class AuditorError(Exception):
+    """A condition the user can act on; `slug` names it in docs/errors.md, the message says what to do next."""
+
+    def __init__(self, message: str, slug: str) -> None:
+        super().__init__(message)
+        self.slug = slug
+
+
+class LoadError(AuditorError):
+    """The target, its inputs or its weights could not be turned into a Subject."""
+
+
+class CaptureError(AuditorError):
+    """The model could not be traced into a graph."""
+
+
+class RuleError(AuditorError):
+    """A rule file is malformed; the message names file, line and key."""
+
+
+class MeasureError(AuditorError):
+    """A measurement is undefined for what it was given."""
+
+
+class PlanError(AuditorError):
+    """A plan cannot be read, or does not fit the model it is applied to."""
+
+
+class VerifyError(AuditorError):
+    """The emitted artefact could not be run."""

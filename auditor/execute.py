@@ -1,0 +1,136 @@
+"""Running a captured graph under a precision policy: every node in the dtype it would really have on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
+from .policy import treatment
+from .records import Capture
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region."""
+
+    precision: str
+    autocast: bool
+
+
+class PolicyInterpreter(fx.Interpreter):
+    """Runs a capture node by node, casting as autocast would and as the boundaries of scopes would.
+
+    setting: what each node's scope asks for; the author's own regions win over it. literals: values of dtype-derived
+    literals, {node: {argument: value}}. observe(node, output) sees every result. Raises UnsupportedInFormat.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        setting: Callable[[str], Setting],
+        *,
+        placeholder_precision: Mapping[str, str] | None = None,
+        literals: Mapping[str, Mapping[int | str, Any]] | None = None,
+        observe: Callable[[fx.Node, Any], None] | None = None,
+    ) -> None:
+        super().__init__(capture.graph_module)
+        self._capture = capture
+        self._setting = setting
+        self._placeholders = placeholder_precision or {}
+        self._literals = literals or {}
+        self._observe = observe
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Result of one node, in the dtype its scope and autocast give it."""
+        if n.op == "placeholder":
+            value = super().run_node(n)
+            precision = self._placeholders.get(n.name)
+            result = value if precision is None else lowered(value, DTYPES[precision])
+        elif n.op == "call_function":
+            try:
+                result = self._call(n)
+            except UnsupportedInFormat as error:
+                node = self._capture.nodes[n.name]
+                where = f"{node.owner or 'the model'} ({node.source or node.op})"
+                raise UnsupportedInFormat(f"{error} in {where}") from error
+        else:
+            result = super().run_node(n)
+        if self._observe is not None:
+            self._observe(n, result)
+        return result
+
+    def _call(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
+        setting = self._setting(n.name)
+        region = self._capture.regions.get(n.name)
+        if region is not None:  # the author's own word
+            setting = Setting(_NAMES.get(region[1], setting.precision), autocast=region[0])
+        else:
+            args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
+        if setting.autocast:
+            args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
+        return run_op(n.target, args, kwargs)
+
+    def _cross_boundaries(
+        self, n: fx.Node, setting: Setting, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Casts that a wrapped scope makes on what enters it from a scope of another precision."""
+        nodes = self._capture.nodes
+        crossing = {
+            source
+            for source in n.all_input_nodes
+            if source.name in nodes and self._setting(source.name).precision != setting.precision
+        }
+        if not crossing or (setting.autocast and setting.precision != "fp32"):
+            return args, kwargs  # autocast casts by itself what must be low
+        convert = raised if setting.precision == "fp32" else lambda x: lowered(x, DTYPES[setting.precision])
+        picked = {id(self.env[source]) for source in crossing}
+        leaf = lambda x: convert(x) if id(x) in picked else x  # noqa: E731
+        return pytree.tree_map(leaf, args), pytree.tree_map(leaf, kwargs)
+
+
+def autocast_arguments(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, device: str = "cuda"
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as autocast on `device` hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
+    how = treatment(op, device)
+    if how == "banned":
+        raise UnsupportedInFormat(f"{op} refuses to run under autocast")
+    if how == "lower":
+        return lowered(args, dtype), lowered(kwargs, dtype)
+    if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
+        return raised(args), raised(kwargs)
+    if how == "promote" and _widest(args, kwargs) is torch.float32:
+        return raised(args), raised(kwargs)
+    return args, kwargs
+
+
+def with_literals(
+    args: tuple[Any, ...], kwargs: dict[str, Any], literals: Mapping[int | str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with dtype-derived literals replaced."""
+    if not literals:
+        return args, kwargs
+    changed = tuple(literals.get(index, value) for index, value in enumerate(args))
+    return changed, {key: literals.get(key, value) for key, value in kwargs.items()}
+
+
+def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+
+
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    dtypes = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)
+
+

@@ -1,0 +1,6 @@
+"""What can be known of every node without running it low: NodeFacts, the only thing a rule's conditions see."""
+
+from .gather import gather
+from .table import FACTS, Fact, NodeFacts
+
+__all__ = ["FACTS", "Fact", "NodeFacts", "gather"]

@@ -1,0 +1,98 @@
+"""Facts of every node of a capture, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx, nn
+
+from ..records import Capture, NodeRange
+from .dimensions import gemm_size, reduction_length, sequence_length
+from .graph import op_of, readers, source
+from .position import Positions, positions
+from .table import NodeFacts
+from .upcasts import autocast_on, casts_up_input, upcast_nodes
+from .values import (
+    Weights,
+    constants,
+    derived_arguments,
+    eps,
+    headroom_bits,
+    input_max_abs,
+    largest,
+    numel,
+    smallest,
+    squares,
+    subtracts_own,
+)
+
+_MEANS = frozenset({"aten.mean"})
+_MAXIMA = frozenset({"aten.amax", "aten.max", "aten.logsumexp"})
+
+
+def gather(capture: Capture, model: nn.Module, ranges: Mapping[str, NodeRange]) -> dict[str, NodeFacts]:
+    """Facts of every operation, keyed by node name, in graph order.
+
+    ranges: magnitudes measured in FP32, keyed by node or input placeholder; facts that need one stay None without it.
+    """
+    collector = _Collector(capture, model, ranges)
+    return {node.name: collector.facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
+
+
+class _Collector:
+    """What is computed once per capture and read for every node."""
+
+    def __init__(self, capture: Capture, model: nn.Module, ranges: Mapping[str, NodeRange]) -> None:
+        self._capture = capture
+        self._ranges = ranges
+        self._weights = Weights(capture, model)
+        self._positions: Positions = positions(capture)
+        self._upcast = upcast_nodes(capture)
+        self._derived = derived_arguments(capture)
+
+    def facts(self, node: fx.Node) -> NodeFacts:
+        """Facts of one operation."""
+        record = self._capture.nodes[node.name]
+        literals = constants(node, self._derived.get(node.name, frozenset())) if record.floating else ()
+        m, n, k = gemm_size(node) or (None, None, None)
+        weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
+        output = self._ranges.get(node.name)
+        output_max_abs = output.max_abs if output else None
+        return NodeFacts(
+            op=record.op,
+            owner=record.owner,
+            owner_type=record.owner_type,
+            dtype=record.dtype,
+            numel=numel(node),
+            is_first_layer=node.name in self._positions.first,
+            is_last_layer=node.name in self._positions.last,
+            is_output=node.name in self._positions.outputs,
+            from_weights=node.name in self._positions.from_weights,
+            consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
+            producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
+            upcast=node.name in self._upcast,
+            casts_up_input=casts_up_input(node, self._upcast),
+            autocast_off=not autocast_on(self._capture, node.name),
+            reduction_length=reduction_length(node),
+            sequence_length=sequence_length(node),
+            gemm_m=m,
+            gemm_n=n,
+            gemm_k=k,
+            constants=literals,
+            constant_max_abs=largest([abs(c) for c in literals]),
+            constant_min_abs=smallest([abs(c) for c in literals if c]),
+            constant_gap_to_one=smallest([abs(1 - c) for c in literals if c != 1]),
+            eps=eps(node, literals),
+            squares=squares(node),
+            centres=subtracts_own(node, _MEANS),
+            shifts_by_max=subtracts_own(node, _MAXIMA),
+            weight_max_abs=largest([item.max_abs for item in weights]),
+            weight_min_abs=smallest([item.min_abs for item in weights]),
+            buffer_max_abs=largest([item.max_abs for item in buffers]),
+            input_max_abs=input_max_abs(node, self._ranges, self._positions.from_weights),
+            output_max_abs=output_max_abs,
+            output_min_abs=output.min_abs if output else None,
+            headroom_bits_fp16=headroom_bits(output_max_abs, torch.float16),
+            headroom_bits_bf16=headroom_bits(output_max_abs, torch.bfloat16),
+        )

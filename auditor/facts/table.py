@@ -1,0 +1,86 @@
+"""The one table of facts: every field of NodeFacts with its type, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_TYPES = {
+    "str": "text",
+    "bool": "flag",
+    "int | None": "number",
+    "float | None": "number",
+    "str | None": "text",
+    "tuple[str, ...]": "texts",
+    "tuple[float, ...]": "numbers",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two."""
+
+    type: str
+    unit: str
+    meaning: str
+
+
+def _fact(unit: str, meaning: str) -> Any:
+    return field(metadata={"unit": unit, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts about one node; None where a fact does not apply or is not known."""
+
+    op: str = _fact("", "ATen overload name")
+    owner: str = _fact("", "module path of the owning module, empty for the root")
+    owner_type: str = _fact("", "class of the owning module")
+    dtype: str = _fact("", "dtype of the output as captured")
+    numel: int | None = _fact("elements", "elements of the output")
+
+    is_first_layer: bool = _fact("", "a layer with weights that no other such layer feeds")
+    is_last_layer: bool = _fact("", "a layer with weights that feeds an output and no other such layer")
+    is_output: bool = _fact("", "the model returns it, perhaps reshaped or cast")
+    from_weights: bool = _fact("", "computed from parameters, buffers and constants alone")
+    consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
+    producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
+    upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
+    casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
+    autocast_off: bool = _fact("", "the author disabled autocast around it")
+
+    reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
+    sequence_length: int | None = _fact("steps", "steps a recurrent state is carried through")
+    gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
+    gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
+    gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
+
+    constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
+    constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
+    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
+    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
+    eps: float | None = _fact(
+        "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
+    )
+    squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
+    centres: bool = _fact("", "subtracts from a tensor its own mean")
+    shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
+
+    weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
+    weight_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the parameters it reads")
+    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
+    input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
+    output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
+    output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")
+    headroom_bits_fp16: float | None = _fact(
+        "bits", "log2(65504 / output_max_abs): doublings left before FP16 overflows"
+    )
+    headroom_bits_bf16: float | None = _fact(
+        "bits", "log2(3.39e38 / output_max_abs): doublings left before BF16 overflows"
+    )
+
+
+FACTS: Mapping[str, Fact] = {
+    f.name: Fact(_TYPES[str(f.type)], f.metadata["unit"], f.metadata["meaning"]) for f in fields(NodeFacts)
+}

@@ -1,0 +1,160 @@
+"""Numbers a node meets: literals among its arguments, weights it reads, and magnitudes measured in FP32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..records import Capture, NodeRange
+from .graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, shape, source
+
+_GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
+_LARGEST_EPS = 1e-2
+
+
+def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]:
+    """Finite literals in the places of the call that take a number or a tensor; axes and sizes are no literals.
+
+    derived: arguments whose literal Python computed from a dtype, and which so follow the format by themselves.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return ()
+    found = []
+    for index, argument in enumerate(node.target._schema.arguments):
+        key: int | str = index if index < len(node.args) else argument.name
+        held: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        numeric = any(name in str(argument.type) for name in ("Tensor", "number", "Scalar", "float"))
+        literal = isinstance(held, (int, float)) and not isinstance(held, bool)
+        if numeric and literal and key not in derived and math.isfinite(held):
+            found.append(float(held))
+    return tuple(found)
+
+
+def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
+    """The op's `eps` argument, or the small positive literal that an add or a clamp puts under a denominator."""
+    given = arguments_with_defaults(node).get("eps")
+    if isinstance(given, float):
+        return given
+    small = [literal for literal in literals if 0 < literal <= _LARGEST_EPS]
+    return min(small) if small and packet(op_of(node)) in _GUARDS else None
+
+
+def squares(node: fx.Node) -> bool:
+    """Whether the node is x ** 2, x.square() or x * x."""
+    name, args = packet(op_of(node)), arguments(node)
+    if name == "aten.pow":
+        return args.get("exponent") == 2 and isinstance(args.get("self"), fx.Node)
+    if name == "aten.mul":
+        return _uncast(args.get("self")) is _uncast(args.get("other"))
+    return name == "aten.square"
+
+
+def _uncast(node: Any) -> Any:
+    """The node before its casts; not before its selections, since two chunks of a tensor are two tensors."""
+    while isinstance(node, fx.Node) and packet(op_of(node)) in CASTS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def subtracts_own(node: fx.Node, reductions: frozenset[str]) -> bool:
+    """Whether the node is x - r(x) for a reduction r among `reductions`."""
+    if packet(op_of(node)) != "aten.sub" or len(node.all_input_nodes) < 2:
+        return False
+    first, second = (source(item) for item in node.all_input_nodes[:2])
+    return packet(op_of(second)) in reductions and first in {source(item) for item in second.all_input_nodes}
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Largest finite and smallest non-zero magnitude; None for an all-zero tensor."""
+
+    max_abs: float
+    min_abs: float | None
+
+
+class Weights:
+    """Extremes of the parameters and floating buffers behind the placeholders of a capture, computed once each."""
+
+    def __init__(self, capture: Capture, model: nn.Module) -> None:
+        state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        self._kinds = {item.name: item.kind for item in capture.placeholders}
+        self._tensors = {item.name: state[item.fqn] for item in capture.placeholders if item.fqn in state}
+        self._known: dict[str, Extremes] = {}
+
+    def read_by(self, node: fx.Node, kind: str) -> list[Extremes]:
+        """Extremes of the tensors of this kind that the node reads directly, or through reshapes and casts."""
+        names = {source(item).name for item in node.all_input_nodes}
+        held = sorted(name for name in names if self._kinds.get(name) == kind and name in self._tensors)
+        return [self._extremes(name) for name in held if self._tensors[name].is_floating_point()]
+
+    def _extremes(self, name: str) -> Extremes:
+        if name not in self._known:
+            self._known[name] = _extremes(self._tensors[name])
+        return self._known[name]
+
+
+def _extremes(tensor: torch.Tensor) -> Extremes:
+    magnitudes = tensor.detach().abs()
+    magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
+    if magnitudes.numel() == 0:
+        return Extremes(0.0, None)
+    return Extremes(float(magnitudes.max()), float(magnitudes.min()))
+
+
+def input_max_abs(node: fx.Node, ranges: Mapping[str, NodeRange], weights: frozenset[str]) -> float | None:
+    """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
+    activations = [item for item in node.all_input_nodes if source(item).name not in weights]
+    return largest([item.max_abs for item in (_nearest(item, ranges) for item in activations) if item])
+
+
+def _nearest(node: fx.Node, ranges: Mapping[str, NodeRange]) -> NodeRange | None:
+    for candidate in _upwards(node):
+        if candidate.name in ranges:
+            return ranges[candidate.name]
+    return None
+
+
+def _upwards(node: fx.Node) -> Iterator[fx.Node]:
+    yield node
+    while node.op == "call_function" and is_transparent(op_of(node)) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        yield node
+
+
+def headroom_bits(max_abs: float | None, dtype: torch.dtype) -> float | None:
+    """log2(largest / max_abs): how often the value may double before it overflows; negative once it has."""
+    return math.log2(torch.finfo(dtype).max / max_abs) if max_abs else None
+
+
+def numel(node: fx.Node) -> int | None:
+    """Elements of the node's (first) output, None where tracing kept no static shape."""
+    try:
+        return math.prod(shape(node))
+    except ValueError:
+        return None
+
+
+def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
+    """Per node, the arguments whose literal changes with the format."""
+    found: dict[str, set[int | str]] = {}
+    for nodes in capture.constants.values():
+        for name, changed in nodes.items():
+            found.setdefault(name, set()).update(changed)
+    return {name: frozenset(keys) for name, keys in found.items()}
+
+
+def smallest(values: list[Any]) -> float | None:
+    """The smallest of the known values, None if none is known."""
+    known = [value for value in values if value is not None]
+    return min(known) if known else None
+
+
+def largest(values: list[Any]) -> float | None:
+    """The largest of the known values, None if none is known."""
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

@@ -1,0 +1,183 @@
+"""Finds the model in an imported module: by the symbol the user named, else by the first convention that fits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..errors import LoadError
+from ..records import Origin
+from .sandbox import call, reseed
+from .target import Target
+
+FACTORIES = ("get_model", "build_model", "create_model", "load_model")
+SPEC_KEYS = ("model", "inputs", "eval_inputs", "held_out", "name")
+CONVENTIONS = (
+    "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
+    "or name the symbol, as in model.py:Net"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The model, how to make it again, and the dict that `audit_spec()` returned, if it was that."""
+
+    model: nn.Module
+    origin: Origin
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+def discover(module: ModuleType, target: Target, seed: int) -> Found:
+    """Builds the target's model; what consumes random numbers starts from `seed`.
+
+    Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
+    "model-raises" | "bad-spec").
+    """
+    if target.symbol:
+        return _from_symbol(module, target, seed)
+    for name in ("audit_spec", *FACTORIES):
+        if _callable_here(module, name):
+            return _from_callable(module, target, name, seed)
+    if _is_model_class(getattr(module, "Model", None)) and hasattr(module, "get_init_inputs"):
+        return _from_callable(module, target, "Model", seed)
+    if isinstance(getattr(module, "model", None), nn.Module):
+        return Found(module.model, _origin(target, "model", "instance"))
+    return _only_class(module, target, seed)
+
+
+def init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`; nothing if it is not there."""
+    if not hasattr(module, "get_init_inputs"):
+        return (), {}
+    value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
+    if isinstance(value, Mapping):
+        return (), dict(value)
+    if not isinstance(value, list | tuple):
+        raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
+    if len(value) == 2 and isinstance(value[0], list | tuple) and isinstance(value[1], Mapping):
+        return tuple(value[0]), dict(value[1])
+    return tuple(value), {}
+
+
+def _from_symbol(module: ModuleType, target: Target, seed: int) -> Found:
+    symbol = target.symbol or ""
+    value: Any = module
+    for part in symbol.split("."):
+        if not hasattr(value, part):
+            known = ", ".join(_candidates(module)) or "none that builds a model"
+            raise LoadError(f"{target.label} has no {symbol!r}: it defines {known}", slug="no-symbol")
+        value = getattr(value, part)
+    if isinstance(value, nn.Module):
+        return Found(value, _origin(target, symbol, "instance"))
+    if not callable(value):
+        kind = type(value).__name__
+        raise LoadError(f"{symbol} in {target.label} is a {kind}: name a model, a class or a function", "not-a-model")
+    return _from_callable(module, target, symbol, seed, value)
+
+
+def _from_callable(
+    module: ModuleType, target: Target, symbol: str, seed: int, value: Callable[..., Any] | None = None
+) -> Found:
+    value = value or getattr(module, symbol)
+    args, kwargs = target.args, dict(target.kwargs)
+    if symbol == "Model" and not args and not kwargs:
+        args, kwargs = init_inputs(module, target.label)
+    result = _build(value, f"{symbol}() in {target.label}", target, symbol, seed, args, kwargs)
+    if symbol.split(".")[-1] == "audit_spec":
+        spec = _checked_spec(result, target.label)
+        return Found(spec["model"], _origin(target, symbol, "spec"), spec)
+    if not isinstance(result, nn.Module):
+        kind = type(result).__name__
+        raise LoadError(f"{symbol}() in {target.label} returned a {kind}: return the nn.Module alone", "not-a-model")
+    return Found(result, _origin(target, symbol, "class" if inspect.isclass(value) else "factory", args, kwargs))
+
+
+def _only_class(module: ModuleType, target: Target, seed: int) -> Found:
+    classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
+    if not classes:
+        raise LoadError(f"no model found in {target.label}: {CONVENTIONS}", slug="no-model")
+    names = [name for name, cls in classes.items() if not _missing_arguments(cls)]
+    if not names:
+        name, cls = list(classes.items())[-1]
+        raise LoadError(_needs_arguments(f"every model class in {target.label}", target, name, cls), "needs-arguments")
+    built = {name: _build(classes[name], f"{name}() in {target.label}", target, name, seed, (), {}) for name in names}
+    roots = [name for name in names if not _used_by_others(name, classes, built)]
+    if len(roots) != 1:
+        options = " or ".join(f"{target.label}:{name}" for name in roots or names)
+        raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
+    return Found(built[roots[0]], _origin(target, roots[0], "class"))
+
+
+def _used_by_others(name: str, classes: Mapping[str, type], built: Mapping[str, nn.Module]) -> bool:
+    """Whether another model of the file contains this class or derives from it."""
+    cls = classes[name]
+    derived = any(issubclass(classes[other], cls) for other in built if classes[other] is not cls)
+    return derived or any(
+        isinstance(part, cls)
+        for other, model in built.items()
+        if other != name
+        for path, part in model.named_modules()
+        if path
+    )
+
+
+def _build(
+    value: Callable[..., Any], what: str, target: Target, symbol: str, seed: int, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    if not args and not kwargs and _missing_arguments(value):
+        raise LoadError(_needs_arguments(what, target, symbol, value), slug="needs-arguments")
+    reseed(seed)
+    return call(value, what, "model-raises", *args, **kwargs)
+
+
+def _missing_arguments(value: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def _needs_arguments(what: str, target: Target, symbol: str, value: Callable[..., Any]) -> str:
+    names = _missing_arguments(value)
+    example = f"{target.path or target.module}:{symbol}({', '.join(f'{name}=...' for name in names)})"
+    return f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
+
+
+def _checked_spec(spec: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("model"), nn.Module) or "inputs" not in spec:
+        raise LoadError(f"audit_spec() in {where} must return a dict with 'model' and 'inputs'", slug="bad-spec")
+    if unknown := sorted(set(spec) - set(SPEC_KEYS)):
+        known = ", ".join(SPEC_KEYS)
+        raise LoadError(f"audit_spec() in {where} has unknown keys {unknown}: it may have {known}", slug="bad-spec")
+    return spec
+
+
+def _callable_here(module: ModuleType, name: str) -> bool:
+    """Whether `name` is meant for us: the file's own, or imported but callable as it is (not timm's create_model)."""
+    value = getattr(module, name, None)
+    if not callable(value) or isinstance(value, nn.Module):
+        return False
+    return getattr(value, "__module__", None) == module.__name__ or not _missing_arguments(value)
+
+
+def _is_model_class(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, nn.Module)
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    def fits(value: Any) -> bool:
+        return isinstance(value, nn.Module) or getattr(value, "__module__", None) == module.__name__
+
+    return [n for n, v in vars(module).items() if not n.startswith("_") and fits(v)][:8]
+
+
+def _origin(target: Target, symbol: str, kind: str, args: tuple[Any, ...] = (), kwargs: Any = None) -> Origin:
+    path = str(target.path) if target.path else None
+    return Origin(path, target.module, symbol, kind, tuple(args), dict(kwargs or {}))

@@ -1,0 +1,96 @@
+"""A fence around the user's code: what it may change is put back, and what it raises becomes one clear line."""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import LoadError
+
+T = TypeVar("T")
+
+
+@contextmanager
+def user_code(folders: tuple[str, ...], seed: int, argv: str) -> Iterator[None]:
+    """Runs the body as the user's script would run: its folders on `sys.path`, every generator seeded.
+
+    Put back afterwards: `sys.path`, `sys.argv`, bytecode writing, the Python, NumPy and torch generators, the default
+    dtype and the thread count.
+    """
+    path, arguments, no_bytecode = list(sys.path), sys.argv, sys.dont_write_bytecode
+    dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    sys.argv = [argv]
+    sys.dont_write_bytecode = True
+    try:
+        with preserved_rng():
+            reseed(seed)
+            yield
+    finally:
+        sys.path[:], sys.argv, sys.dont_write_bytecode = path, arguments, no_bytecode
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Restores the state of every random generator, without starting CUDA where it has not been used."""
+    numpy = sys.modules.get("numpy")
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = numpy.random.get_state() if numpy else None
+    cuda_state = torch.cuda.get_rng_state_all() if _cuda_in_use() else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state_all(cuda_state)
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def reseed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
+def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
+    """`function(*args, **kwargs)`; what it raises becomes a LoadError that starts with `what`."""
+    try:
+        return function(*args, **kwargs)
+    except LoadError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
+
+
+def blame(error: BaseException) -> str:
+    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+
+
+def _is_user_file(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    file = Path(filename).resolve()
+    ours = Path(__file__).resolve().parents[1]
+    library = Path(random.__file__).resolve().parent
+    return ours not in file.parents and library not in file.parents and "site-packages" not in file.parts

@@ -1,0 +1,213 @@
+"""A TARGET, or a model in hand, becomes a Subject; and the first FP32 forward that proves it runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import LoadError
+from ..records import Batch, Subject
+from . import files, inputs, weights
+from .discover import Found, discover
+from .sandbox import blame, preserved_rng, reseed, user_code
+from .state import in_eval
+from .target import Target, import_target, parse
+
+RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
+SYNTHETIC_INPUTS = (
+    "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+)
+
+
+def load(target: str, *, inputs: str | None = None, weights: str | None = None, seed: int = 0) -> Subject:
+    """Builds the model that TARGET names, with its inputs and weights, and runs it once in FP32.
+
+    Raises: LoadError, its slug saying what was wrong.
+    """
+    parsed = parse(target)
+    script = str(parsed.path or parsed.module)
+    with user_code(parsed.folders, seed, script):
+        return check(_load(parsed, inputs, weights, seed))
+
+
+def from_object(
+    model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None, name: str | None = None
+) -> Subject:
+    """A Subject around the caller's model, which is neither moved nor changed.
+
+    example_inputs: any form that `inputs.as_batches` reads, or None where `kwargs` say it all; kwargs: keyword
+    arguments of every call.
+    """
+    if not isinstance(model, nn.Module):
+        raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
+    batches = inputs.as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
+    batches = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+    kind = type(model)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    subject = Subject(model, batches, name or kind.__name__, target, "example_inputs", "the model in hand")
+    _reject_unfit(model)
+    _reject_low_precision(model)
+    return check(subject)
+
+
+def check(subject: Subject) -> Subject:
+    """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
+
+    Raises: LoadError(slug="nan-weights" | "forward-raises" | "nan-output" | "no-floating-point").
+    """
+    weights.reject_non_finite(subject.model)
+    with preserved_rng(), in_eval(subject.model), torch.no_grad():
+        outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
+        leaves = [leaf for output in outputs for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in leaves):
+            hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
+            raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
+        if not any(leaf.is_floating_point() for leaf in leaves) and not _computes_floats(subject):
+            raise LoadError(
+                f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
+            )
+    return subject
+
+
+class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether any operation returned a floating-point tensor."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen |= any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result))
+        return result
+
+
+def _load(target: Target, inputs_text: str | None, weights_text: str | None, seed: int) -> Subject:
+    with weights.watching() as watch:
+        module = import_target(target)
+        watch.phase = "build"
+        found = discover(module, target, seed)
+    model, notes = found.model, []
+    _reject_unfit(model)
+    if weights_text:
+        weights.load_into(model, Path(weights_text))
+    model.eval()
+    if low := _foreign_dtypes(model):
+        model.float()
+        notes.append(f"the model is stored in {', '.join(low)}: it is audited as FP32")
+    given, held_out = _find_inputs(module, target, found, inputs_text, seed)
+    if low:
+        given, held_out = replace(given, batches=_as_fp32(given.batches)), _as_fp32(held_out)
+    _materialise(model, given.batches[0])
+    restored = bool(weights_text) or watch.loaded(found.origin.kind) or not list(model.parameters())
+    notes += [] if restored else [RANDOM_WEIGHTS]
+    notes += [SYNTHETIC_INPUTS] if given.synthetic else []
+    return Subject(
+        model=model,
+        batches=given.batches,
+        name=str(found.spec.get("name", target.name)),
+        target=target.text,
+        inputs_source=given.source,
+        weights_source=_weights_source(weights_text, restored, found, seed),
+        held_out=held_out,
+        origin=replace(found.origin, weights=str(Path(weights_text).resolve()) if weights_text else None),
+        synthetic_inputs=given.synthetic,
+        random_weights=not restored,
+        warnings=tuple(notes),
+    )
+
+
+def _find_inputs(
+    module: ModuleType, target: Target, found: Found, text: str | None, seed: int
+) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
+    """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
+    reseed(seed)
+    held_out = found.spec.get("held_out", found.spec.get("eval_inputs"))
+    if found.spec:
+        unseen = inputs.as_batches(held_out, "audit_spec()") if held_out is not None else ()
+    else:
+        unseen = inputs.held_out_from_module(module, target.label)
+    if text:
+        with ExitStack() as stack:
+            if text.partition(":")[0].endswith(".py"):
+                stack.enter_context(user_code(parse(text).folders, seed, text))
+            return files.from_argument(text, found.model, seed), unseen
+    if found.spec:
+        return inputs.Inputs(
+            inputs.as_batches(found.spec["inputs"], "audit_spec()"), f"{target.label}:audit_spec"
+        ), unseen
+    reseed(seed)
+    return inputs.from_module(module, target.label) or inputs.from_model(found.model, seed), unseen
+
+
+def _reject_unfit(model: nn.Module) -> None:
+    """Models that have to be unwrapped or filled by their owner first."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise LoadError(f"the model is wrapped in {type(model).__name__}: audit its `.module`", slug="wrapped-model")
+    if hasattr(model, "_orig_mod"):
+        raise LoadError("the model went through torch.compile: audit the one it was made from", slug="wrapped-model")
+    for name, tensor in model.named_parameters():
+        if tensor.is_meta:
+            raise LoadError(
+                f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
+            )
+
+
+def _reject_low_precision(model: nn.Module) -> None:
+    if low := _foreign_dtypes(model):
+        raise LoadError(
+            f"the model is stored in {', '.join(low)}: pass it as FP32 (model.float())", "low-precision-model"
+        )
+
+
+def _foreign_dtypes(model: nn.Module) -> list[str]:
+    """Floating dtypes of the parameters other than FP32, by name."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
+    return sorted(str(kind).removeprefix("torch.") for kind in kinds)
+
+
+def _as_fp32(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
+    converted: tuple[Batch, ...] = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, batches)
+    return converted
+
+
+def _materialise(model: nn.Module, batch: Batch) -> None:
+    """Lazy layers take their shape, and their first weights, from the first call."""
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        with torch.no_grad():
+            model(*batch[0], **batch[1])
+
+
+def _forward(subject: Subject, batch: Batch) -> Any:
+    try:
+        return subject.model(*batch[0], **batch[1])
+    except Exception as error:
+        shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
+        hint = "check their number, shapes and dtypes"
+        raise LoadError(
+            f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
+            slug="forward-raises",
+        ) from error
+
+
+def _computes_floats(subject: Subject) -> bool:
+    with _FloatWatch() as watch:  # type: ignore[no-untyped-call]
+        for args, kwargs in subject.batches:
+            subject.model(*args, **kwargs)
+    return bool(watch.seen)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".replace(" ", "")
+
+
+def _weights_source(text: str | None, restored: bool, found: Found, seed: int) -> str:
+    if text:
+        return f"--weights {text}"
+    return f"loaded by {found.origin.symbol}" if restored else f"random initialisation, seed {seed}"

@@ -1,0 +1,1 @@
+"""Number formats, rounding, error metrics and the arithmetic of one operation in a format."""

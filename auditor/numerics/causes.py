@@ -1,0 +1,41 @@
+"""What went wrong in one node in one format, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .formats import Format
+from .metrics import Damage
+
+_SUBTRACTIONS = frozenset({"sub", "rsub", "add", "sum", "mean", "var"})
+
+
+def cause_of(
+    op: str, hurt: Damage, error: float, fmt: Format, reference: torch.Tensor, inputs: Sequence[torch.Tensor]
+) -> str | None:
+    """overflow | nan | underflow | cancellation | rounding | None for an exact result.
+
+    cancellation: an addition or subtraction whose result is so much smaller than its operands that their rounding
+    weighs at least eight times what it would in the result. Source: Higham, section 1.7.
+    """
+    if hurt.overflow:
+        return "overflow"
+    if hurt.nan:
+        return "nan"
+    if error == 0:
+        return None
+    if hurt.underflow and error > fmt.epsilon and hurt.underflow >= 0.01:
+        return "underflow"
+    if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(reference, inputs):
+        return "cancellation"
+    return "rounding"
+
+
+def _shrinks(reference: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    operands = [x for x in inputs if x.is_floating_point() and x.numel()]
+    if not operands or not reference.numel():
+        return False
+    largest = max(float(x.float().square().mean().sqrt()) for x in operands)
+    return largest > 8 * float(reference.float().square().mean().sqrt())

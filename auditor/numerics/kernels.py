@@ -1,0 +1,116 @@
+"""One operation, run in the dtypes of its arguments with the arithmetic a GPU would use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import MeasureError
+from ..tables import table
+from .formats import LOW_DTYPES
+
+_TENSOR_CORE = frozenset(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution conv_tbc "
+    "matmul mm bmm addmm baddbmm addbmm mv addmv dot vdot einsum bilinear chain_matmul linalg_multi_dot linalg_vecdot "
+    "tensordot inner scaled_dot_product_attention _native_multi_head_attention".split()
+)
+_NO_KERNEL = re.compile(r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I)
+
+
+class UnsupportedInFormat(MeasureError):
+    """The operation refuses the format; the message is the reason, in one clause."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, slug="unsupported-op")
+
+
+def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target(*args, **kwargs)` as a GPU computes it; the result has the dtype that torch gives it.
+
+    On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
+    and round the result, as tensor cores do. Other operations run natively in half, so that half-precision
+    intermediates show. On a GPU everything runs natively.
+    Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
+    """
+    dtype, on_cpu = _low_dtype(args, kwargs)
+    if dtype is None:
+        return target(*args, **kwargs)
+    name = packet_name(target)
+    if _listed(name, "missing_on_cuda"):
+        raise UnsupportedInFormat(f"{name} has no {_dtype_name(dtype)} kernel on CUDA")
+    if on_cpu and name in _TENSOR_CORE:
+        _refuse_mixed(name, args, kwargs)
+        return in_float32(target, args, kwargs, dtype)
+    try:
+        return target(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if on_cpu and _listed(name, "missing_on_cpu") and _NO_KERNEL.search(str(error)):
+            return in_float32(target, args, kwargs, dtype)
+        raise UnsupportedInFormat(_reason(name, dtype, error)) from error
+
+
+def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Compute in float32 on the values the arguments have now, and round floating results to `dtype`."""
+    args, kwargs = raised(args), raised(kwargs)
+    return lowered(target(*args, **kwargs), dtype)
+
+
+def raised(tree: Any) -> Any:
+    """Half-precision tensors of `tree` as float32; the rest as it is."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in LOW_DTYPES else x, tree)
+
+
+def lowered(tree: Any, dtype: torch.dtype) -> Any:
+    """Float32 and half-precision tensors of `tree` in `dtype`; float64, complex and discrete ones as they are."""
+    movable = (torch.float32, *LOW_DTYPES)
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in movable else x, tree)
+
+
+def is_tensor_core(target: Callable[..., Any]) -> bool:
+    """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
+    return packet_name(target) in _TENSOR_CORE
+
+
+def packet_name(target: Callable[..., Any]) -> str:
+    """`softmax` for `aten.softmax.int`; in-place variants keep their underscore."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[1]
+    return str(getattr(target, "__name__", target))
+
+
+def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in LOW_DTYPES:
+            return leaf.dtype, leaf.device.type == "cpu"
+    return None, False
+
+
+@cache
+def _listed(name: str, key: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in table("half_kernels")[key])
+
+
+def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    dtypes = sorted({_dtype_name(x.dtype) for x in tensors})
+    if len(dtypes) > 1:
+        raise UnsupportedInFormat(f"{name} got {' and '.join(dtypes)} together")
+
+
+def _reason(name: str, dtype: torch.dtype, error: Exception) -> str:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "without overflow" in text:
+        return f"{name} has a literal that does not fit {_dtype_name(dtype)}"
+    if _NO_KERNEL.search(text):
+        return f"{name} has no {_dtype_name(dtype)} kernel here ({text[:120]})"
+    return f"{name}: {text[:160]}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,173 @@
+"""Writing `patched_model.py`: a file that makes the user's model and patches it, with torch and their source alone."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pprint
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..records import Origin, Plan
+from . import runtime
+from .live import plan_table
+
+_HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
+
+    import patched_model
+    model = patched_model.build()             # the original model under the recommended plan
+    model = patched_model.apply(model)        # or: patch one in hand
+    model = patched_model.build(plan="...")   # one of PLANS
+
+Needs torch and the model's own source, nothing else. Names of layers below are data.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+'''
+
+_BUILD = '''
+
+def build(*args: Any, plan: str | None = None, **kwargs: Any) -> nn.Module:
+    """Make the model as its source does (arguments, if any, go to its factory or class) and patch it."""
+    return apply(original(*args, **kwargs), plan)
+
+
+def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
+    """Patch a model in hand, in place. plan: a key of PLANS; the recommended one if left out."""
+    name = RECOMMENDED if plan is None else plan
+    if name not in PLANS:
+        raise ValueError(f"no plan {name!r}: choose one of {', '.join(PLANS)}")
+    found = sum(parameter.numel() for parameter in model.parameters())
+    if found != PARAMETERS:
+        raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit it again")
+    return apply_plan(model, PLANS[name])
+
+
+def original(*args: Any, **kwargs: Any) -> nn.Module:
+    """The model as its own source makes it, in FP32."""
+    if SOURCE is None:
+        raise ValueError("this plan was made for a model in memory, without a source: use apply(model)")
+    made: Any = source_module(SOURCE)
+    for part in SOURCE["symbol"].split("."):
+        made = getattr(made, part)
+    if SOURCE["kind"] != "instance":
+        made = made(*(args or SOURCE["init_args"]), **(kwargs or SOURCE["init_kwargs"]))
+    model: nn.Module = made["model"] if SOURCE["kind"] == "spec" else made
+    if SOURCE["weights"]:
+        load_weights(model, located(SOURCE["weights"]))
+    return model
+
+
+def source_module(source: dict[str, Any]) -> Any:
+    """The user's module, imported from its file or by its name."""
+    if source["module"]:
+        return importlib.import_module(source["module"])
+    path = located(source["path"])
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that its classes can be pickled
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def located(where: dict[str, str]) -> Path:
+    """A file of the user's: beside this one as it was when this was written, or at its absolute path."""
+    for path in (Path(__file__).resolve().parent / where["relative"], Path(where["absolute"])):
+        if path.is_file():
+            return path.resolve()
+    raise FileNotFoundError(f"{where['absolute']} is gone: audit the model again, or edit SOURCE in {__file__}")
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load the checkpoint that the audit was run with."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state)
+    prefixes = ("module.", "_orig_mod.")
+    model.load_state_dict({strip(name, prefixes): value for name, value in state.items()})
+
+
+def strip(name: str, prefixes: tuple[str, ...]) -> str:
+    """A state-dict name without what DDP and torch.compile put before it."""
+    for prefix in prefixes:
+        name = name.removeprefix(prefix)
+    return name
+'''
+
+
+def emit(origin: Origin | None, parameters: int, plans: Mapping[str, Plan], recommended: str | None, directory: Path) -> str:
+    """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
+
+    recommended: None where no plan meets the budget; the file then needs `plan=` to be named.
+    """
+    tables = {name: _table(plan) for name, plan in plans.items()}
+    parts = [
+        _HEADER,
+        f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
+        f"PARAMETERS = {parameters}\n\n",
+        f"RECOMMENDED = {recommended!r}\n\n",
+        f"PLANS: dict[str, dict[str, Any]] = {_literal(tables)}\n",
+        _BUILD,
+        "\n\n# How a scope runs. The functions below are the same in every patched model.\n\n",
+        _runtime_source(),
+    ]
+    return "".join(parts)
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    numbers = {"predicted_error": plan.predicted_error, "measured_error": plan.measured_error, "verified": plan.verified}
+    return {**numbers, **plan_table(plan)}
+
+
+def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
+    if origin is None:
+        return None
+    return {
+        "path": _place(origin.path, directory),
+        "module": origin.module if origin.path is None else None,
+        "symbol": origin.symbol,
+        "kind": origin.kind,
+        "init_args": tuple(origin.init_args),
+        "init_kwargs": dict(origin.init_kwargs),
+        "weights": _place(origin.weights, directory),
+    }
+
+
+def _place(path: str | None, directory: Path) -> dict[str, str] | None:
+    if path is None:
+        return None
+    absolute = Path(path).resolve()
+    return {"relative": Path(os.path.relpath(absolute, directory.resolve())).as_posix(), "absolute": str(absolute)}
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=116, sort_dicts=False)
+
+
+def _runtime_source() -> str:
+    text = inspect.getsource(runtime)
+    return text[text.index("DTYPES = ") :]

@@ -1,0 +1,111 @@
+"""Applying a plan to a model in hand, and reading plans back from disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import PlanError
+from ..records import Plan
+from .runtime import apply_plan
+
+FORMAT_VERSION = 1
+
+
+def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
+    """The contents of a `plan.json`. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+    file = Path(path)
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{file} cannot be read ({error.strerror}). Give the path of a plan.json.", slug="missing-plan") from error
+    except ValueError as error:
+        raise PlanError(f"{file} is not a plan: {error}. Audit the model again to write a new one.", slug="bad-plan") from error
+    return _checked(document, str(file))
+
+
+def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
+    """Make `model` follow a plan, in place, and return it.
+
+    plan: an Audit, its `plans`, a dict as in plan.json, or a path to one. name: which of its plans; the recommended one
+    if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change weight dtypes.
+    Raises: PlanError where the plan does not fit the model.
+    """
+    chosen = select(plan, name)
+    _check_parameters(model, chosen)
+    try:
+        return apply_plan(model, chosen)
+    except ValueError as error:
+        raise PlanError(f"{error}.", slug="plan-mismatch") from error
+
+
+def select(plan: Any, name: str | None) -> dict[str, Any]:
+    """One plan as a dict with `strategy`, `format` and `scopes`, from any of the forms that `apply` takes."""
+    if isinstance(plan, (str, PathLike)):
+        plan = load_plan(plan)
+    if hasattr(plan, "plans"):
+        plan, name = plan.plans, name or plan.recommended
+    if isinstance(plan, Plan):
+        return plan_table(plan)
+    if isinstance(plan, Mapping) and "plans" in plan:
+        document = _checked(plan, "the plan")
+        expected = {"parameters": document.get("subject", {}).get("parameters")}
+        return {**expected, **_pick(document["plans"], name or document.get("recommended"))}
+    if isinstance(plan, Mapping) and "scopes" in plan:
+        return dict(plan)
+    if isinstance(plan, Mapping) and plan:
+        return _pick(plan, name)
+    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
+
+
+def plan_table(plan: Plan) -> dict[str, Any]:
+    """A Plan record as the plain data that the runtime reads."""
+    scopes = {
+        path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
+        for path, choice in plan.scopes.items()
+    }
+    return {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
+
+
+def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    if name is None or name not in plans:
+        wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
+        raise PlanError(f"{wanted}; choose one of {', '.join(sorted(plans))}.", slug="no-such-plan")
+    found = plans[name]
+    return plan_table(found) if isinstance(found, Plan) else dict(found)
+
+
+def _checked(document: Any, where: str) -> dict[str, Any]:
+    version = document.get("format_version") if isinstance(document, Mapping) else None
+    if version != FORMAT_VERSION:
+        raise PlanError(
+            f"{where} has format_version {version!r}, this auditor reads {FORMAT_VERSION}. Audit the model again.", slug="bad-plan"
+        )
+    plans = document.get("plans")
+    if not isinstance(plans, Mapping) or not all(_is_plan(item) for item in plans.values()):
+        raise PlanError(f"{where} lacks plans with strategy, format and scopes. Audit the model again.", slug="bad-plan")
+    return dict(document)
+
+
+def _is_plan(item: Any) -> bool:
+    if not isinstance(item, Mapping) or item.get("strategy") not in ("autocast", "cast"):
+        return False
+    scopes = item.get("scopes")
+    return isinstance(scopes, Mapping) and all(
+        isinstance(choice, Mapping) and choice.get("precision") in ("fp32", "fp16", "bf16") for choice in scopes.values()
+    )
+
+
+def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:
+    expected = plan.get("parameters")
+    found = sum(parameter.numel() for parameter in model.parameters())
+    if expected is not None and expected != found:
+        raise PlanError(
+            f"the plan was made for a model of {expected} parameters, this one has {found}: audit it again.",
+            slug="plan-mismatch",
+        )

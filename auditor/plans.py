@@ -1,0 +1,198 @@
+"""All plans of an audit: made, run as the artefact a user gets, tightened where they miss the budget, compared."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .costs import Cost
+from .errors import AuditorError
+from .numerics.metrics import worst_output_error
+from .outputs import tensor_outputs
+from .patch.emit import emit
+from .patch.live import plan_table
+from .patch.runtime import apply_plan
+from .planning import MARGIN, Distance, Trial, make_plan, plain_error
+from .records import Baseline, Batch, Capture, Contribution, Finding, Plan, Subject, Verdict, Verification
+from .solve import Problem
+from .verification import run_patched, verify_emitted
+
+ROUNDS = 4
+"""Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
+
+Outputs = list[list[torch.Tensor]]
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats."""
+
+    subject: Subject
+    capture: Capture
+    costs: Mapping[str, Cost]
+    contributions: Mapping[str, Mapping[str, Contribution]]
+    verdicts: Mapping[str, Mapping[str, Verdict]]
+    findings: Sequence[Finding]
+    distance: Distance
+    max_error: float
+    seed: int
+    target: str
+    native: bool
+
+    @property
+    def device(self) -> str:
+        """Device of the verification runs."""
+        return "cuda" if self.native else "cpu"
+
+    def trial(self) -> Trial:
+        """The first audited batch and its FP32 outputs."""
+        batch = self.subject.batches[0]
+        return Trial(self.capture, self.subject.model, batch, reference(self.subject, batch), self.distance)
+
+
+def reference(subject: Subject, batch: Batch) -> list[torch.Tensor]:
+    """FP32 outputs of the model as it is."""
+    args, kwargs = batch
+    with torch.no_grad():
+        return [output.detach() for output in tensor_outputs(subject.model(*args, **kwargs))]
+
+
+def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
+    """What happens without a plan, measured on the first audited batch."""
+    trial = bench.trial()
+    found = {}
+    for strategy in strategies:
+        for fmt in formats:
+            try:
+                error = plain_error(bench.capture, strategy, fmt, trial)
+            except AuditorError as failure:
+                found[f"{strategy}_{fmt}"] = Baseline(None, False, str(failure))
+            else:
+                finite = math.isfinite(error)
+                found[f"{strategy}_{fmt}"] = Baseline(error if finite else None, finite)
+    return found
+
+
+def plans_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> dict[str, Plan]:
+    """Every plan, verified on inputs it was not made from where there are any."""
+    trial, found = bench.trial(), {}
+    budgets = {(strategy, fmt): MARGIN * bench.max_error for strategy in strategies for fmt in formats}
+    pending = dict(budgets)
+    for _ in range(ROUNDS):
+        for (strategy, fmt), budget in pending.items():
+            tick(f"{strategy} {fmt}")
+            plan = make_plan(_problem(bench, strategy, fmt), trial, budget, bench.findings)
+            found[plan.name] = plan
+        checked = verify(bench, {f"{s}_{f}": found[f"{s}_{f}"] for s, f in pending}, tick)
+        found.update(checked)
+        pending = {
+            key: _tightened(budget, found[f"{key[0]}_{key[1]}"], bench.max_error)
+            for key, budget in pending.items()
+            if not found[f"{key[0]}_{key[1]}"].verified and _has_low(found[f"{key[0]}_{key[1]}"])
+        }
+        if not pending:
+            break
+    return found
+
+
+def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
+    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
+    batches = bench.subject.held_out or bench.subject.batches
+    expected = [reference(bench.subject, batch) for batch in batches]
+    tick("running the patched model")
+    if bench.subject.origin is not None:
+        answers: Mapping[str, Outputs | str] = _in_fresh_process(bench, plans, batches)
+    else:
+        answers = {name: _in_this_process(bench, plan, batches) for name, plan in plans.items()}
+    return {name: _judged(bench, plan, expected, answers[name]) for name, plan in plans.items()}
+
+
+def _problem(bench: Workbench, strategy: str, fmt: str) -> Problem:
+    return Problem(
+        bench.capture, bench.costs, bench.contributions[fmt], bench.verdicts[fmt], strategy, fmt, bench.target
+    )
+
+
+def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan], batches: Sequence[Batch]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "patched_model.py")
+        file.write_text(emit(bench.subject.origin, parameters_of(bench.subject), plans, None, file.parent), encoding="utf-8")
+        moved = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
+        return verify_emitted(file, list(plans), moved, bench.seed, bench.device)
+
+
+def _in_this_process(bench: Workbench, plan: Plan, batches: Sequence[Batch]) -> Outputs | str:
+    """Models that were handed over as objects have no source to build them from again: a copy is patched."""
+    try:
+        model = apply_plan(copy.deepcopy(bench.subject.model), plan_table(plan))
+        return [run_patched(model, batch, bench.device) for batch in batches]
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def _judged(bench: Workbench, plan: Plan, expected: Outputs, answer: Outputs | str) -> Plan:
+    inputs = "held-out" if bench.subject.held_out else "audited"
+    execution = "native" if bench.native else "emulated"
+    if isinstance(answer, str):
+        failed = Verification(None, False, None, inputs, execution, failure=answer)
+        return replace(plan, measured_error=None, verified=False, verification=failed)
+    pairs = [([x.cpu() for x in r], c) for r, c in zip(expected, answer, strict=True)]
+    error = max(bench.distance(r, c) for r, c in pairs)
+    worst = max(worst_output_error(r, c) for r, c in pairs)
+    finite = math.isfinite(error)
+    result = Verification(error if finite else None, finite, worst if math.isfinite(worst) else None, inputs, execution)
+    return replace(plan, measured_error=result.error, verified=error <= bench.max_error, verification=result)
+
+
+def _tightened(budget: float, plan: Plan, max_error: float) -> float:
+    """A new target for the solver, lower by as much as the artefact was over, and by half at least."""
+    if plan.measured_error is None:
+        return budget / 4
+    return budget * min(0.5, MARGIN * max_error / plan.measured_error)
+
+
+def _has_low(plan: Plan) -> bool:
+    return any(choice.precision != "fp32" for choice in plan.scopes.values())
+
+
+def parameters_of(subject: Subject) -> int:
+    """Number of parameters, shared ones counted once."""
+    return sum(parameter.numel() for parameter in subject.model.parameters())
+
+
+def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, str]:
+    """The plan to use, and why, in one sentence. autocast before cast, since it also trains; then speed, then error."""
+    good = [plan for plan in plans.values() if plan.verified and plan.low_precision_flops > 0]
+    if not good:
+        best = min((p for p in plans.values() if p.measured_error is not None), key=lambda p: p.measured_error or 0, default=None)
+        reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+        return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+    chosen = min(good, key=lambda p: (p.strategy != "autocast", round(1 / p.predicted_speedup, 2), p.measured_error or 0.0))
+    islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
+    kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
+    return chosen.name, (
+        f"{chosen.format.upper()} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
+        f"{max_error:.2g}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept}{_other(chosen, plans)}."
+    )
+
+
+def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
+    rivals = [p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format]
+    if not rivals:
+        return ""
+    rival = rivals[0]
+    if not rival.verified or rival.low_precision_flops == 0:
+        return f"; {rival.format.upper()} does not hold the budget"
+    return (
+        f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"
+    )

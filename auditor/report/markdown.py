@@ -1,0 +1,100 @@
+"""A summary to paste into a pull request, a model card or a job summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ..audit import Audit
+from .findings import FindingGroup, ranked
+from .prose import sentence
+from .view import Island, PlanView, view
+from .words import count, label, op, percent, printable, ratio, scope
+
+FINDINGS_SHOWN = 10
+ISLANDS_SHOWN = 12
+
+
+def render(audit: Audit) -> str:
+    """GitHub-flavoured Markdown; names from the model cannot break out of the table cells or add markup."""
+    return "\n".join(_lines(audit)) + "\n"
+
+
+def _lines(audit: Audit) -> Iterator[str]:
+    seen = view(audit)
+    yield f"## Precision audit of {code(audit.subject.name)}\n"
+    yield f"**{escape(seen.headline)}**\n"
+    yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
+    yield from _plans(seen.plans)
+    if seen.chosen and seen.chosen.islands:
+        yield from _islands(seen.chosen.islands)
+    yield from _findings(ranked(audit))
+    yield from (f"> {escape(limit)}  " for limit in seen.limits)
+    yield f"\nReproduce: {code(audit.command)}"
+
+
+def code(text: str) -> str:
+    """A code span that ends where it should, whatever the text holds."""
+    text = printable(text) or " "
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def cell(text: str) -> str:
+    """A code span inside a table, where a bar ends the cell even within code."""
+    return code(text).replace("|", "\\|")
+
+
+def escape(text: str) -> str:
+    """Prose without markup of its own."""
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", printable(text))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
+    if not plans:
+        return
+    yield _row(("Plan", "Without it", "Predicted error", "Measured error", "Low-precision FLOPs", "Predicted speed-up"))
+    yield _row(("---", "---:", "---:", "---:", "---:", "---:"))
+    for p in plans:
+        plan = p.plan
+        title = f"**{p.title}** (recommended)" if p.recommended else p.title
+        measured = f"{ratio(plan.measured_error)}, {p.verdict}" if plan.measured_error is not None else p.verdict
+        share, speed = percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}x"
+        yield _row((title, escape(p.before), ratio(plan.predicted_error), measured, escape(share), speed))
+    yield ""
+
+
+def _islands(islands: tuple[Island, ...]) -> Iterator[str]:
+    yield "Kept apart by the recommended plan:\n"
+    for island in islands[:ISLANDS_SHOWN]:
+        many = len(island.paths) > 1
+        name = code(island.pattern if many else island.paths[0]) + (f" x{len(island.paths)}" if many else "")
+        why = f", because {escape(', '.join(island.because))}" if island.because else ""
+        yield f"- {name} in {label(island.precision)}{why}"
+    if len(islands) > ISLANDS_SHOWN:
+        yield f"- and {len(islands) - ISLANDS_SHOWN} more, in plan.json"
+    yield ""
+
+
+def _findings(groups: tuple[FindingGroup, ...]) -> Iterator[str]:
+    if not groups:
+        yield "No rule fired.\n"
+        return
+    yield _row(("Finding", "Where", "Operation", "Line", "What"))
+    yield _row(("---",) * 5)
+    for group in groups[:FINDINGS_SHOWN]:
+        worst = group.worst
+        times = f" x{len(group.members)}" if len(group.members) > 1 else ""
+        line = cell(worst.source) if worst.source else ""
+        where = cell(scope(group.pattern)) + times
+        yield _row(
+            (f"{escape(worst.rule)} {worst.severity}", where, cell(op(worst.op)), line, escape(sentence(worst.message)))
+        )
+    if len(groups) > FINDINGS_SHOWN:
+        yield f"\n{count(len(groups) - FINDINGS_SHOWN, 'more kind')} of findings are in the report."
+    yield ""

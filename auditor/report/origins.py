@@ -1,0 +1,114 @@
+"""Where errors are born and what merely inherits them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..audit import Audit
+from ..records import NodeError, NodeReport
+from .words import label
+
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A node where a non-finite value first appears, and the nodes after it that only pass it on."""
+
+    report: NodeReport
+    cause: str
+    heirs: int
+    last_heir: NodeReport | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A node that adds rounding error of its own. share: of the summed squares of all nodes' own contributions."""
+
+    report: NodeReport
+    own: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Heir:
+    """A node whose error came in through its inputs: propagated error far above what it makes itself."""
+
+    report: NodeReport
+    local: float
+    propagated: float
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Births, sources and heirs in one format, the largest first; `more_births` were left out."""
+
+    format: str
+    label: str
+    births: tuple[Birth, ...]
+    more_births: int
+    sources: tuple[Source, ...]
+    heirs: tuple[Heir, ...]
+
+
+def origins(audit: Audit, fmt: str) -> Origins:
+    """Cause apart from consequence, for one format."""
+    born = [r for r in audit.nodes if fmt in r.errors and r.errors[fmt].born]
+    readers = _readers(audit)
+    return Origins(
+        fmt,
+        label(fmt),
+        tuple(_birth(r, fmt, readers) for r in born[:SHOWN]),
+        max(len(born) - SHOWN, 0),
+        _sources(audit, fmt),
+        _heirs(audit, fmt),
+    )
+
+
+def _readers(audit: Audit) -> Mapping[str, list[NodeReport]]:
+    readers: dict[str, list[NodeReport]] = {}
+    for report in audit.nodes:
+        for name in report.node.inputs:
+            readers.setdefault(name, []).append(report)
+    return readers
+
+
+def _birth(report: NodeReport, fmt: str, readers: Mapping[str, list[NodeReport]]) -> Birth:
+    heirs: dict[str, NodeReport] = {}
+    frontier = [report]
+    while frontier:
+        for reader in readers.get(frontier.pop().node.name, ()):
+            error = reader.errors.get(fmt)
+            if reader.node.name in heirs or error is None or error.born or not _broken(error):
+                continue
+            heirs[reader.node.name] = reader
+            frontier.append(reader)
+    last = next(reversed(heirs.values()), None)
+    return Birth(report, report.errors[fmt].cause or "not known", len(heirs), last)
+
+
+def _broken(error: NodeError) -> bool:
+    return error.overflow + error.nan > 0 or (
+        error.propagated_error is not None and not math.isfinite(error.propagated_error)
+    )
+
+
+def _sources(audit: Audit, fmt: str) -> tuple[Source, ...]:
+    own = [(r, r.contributions[fmt].own) for r in audit.nodes if r.node.floating and fmt in r.contributions]
+    finite = [(r, value) for r, value in own if math.isfinite(value) and value > 0]
+    total = sum(value * value for _, value in finite)
+    top = sorted(finite, key=lambda pair: -pair[1])[:SHOWN]
+    return tuple(Source(r, value, value * value / total) for r, value in top)
+
+
+def _heirs(audit: Audit, fmt: str) -> tuple[Heir, ...]:
+    heirs = []
+    for report in audit.nodes:
+        error = report.errors.get(fmt)
+        if error is None or error.born or error.local_error is None or error.propagated_error is None:
+            continue
+        if math.isfinite(error.propagated_error) and error.propagated_error > 4 * error.local_error:
+            heirs.append(Heir(report, error.local_error, error.propagated_error))
+    return tuple(sorted(heirs, key=lambda h: -h.propagated)[:SHOWN])

@@ -1,0 +1,130 @@
+"""SARIF 2.1.0, as GitHub's code scanning wants it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ..audit import Audit
+from ..records import Finding
+from .findings import FindingGroup, ranked
+from .paths import Place, places
+from .prose import sentence, summary
+from .view import pattern
+from .words import count, label, op, scope
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+LEVELS = {"error": "error", "warning": "warning", "info": "note"}
+PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}
+MOST_RESULTS = 5000
+MOST_LOCATIONS = 100
+LONGEST_TEXT = 1000
+
+
+def render(audit: Audit) -> str:
+    """One run with its rules and results; equal audits give equal bytes."""
+    groups = ranked(audit)[:MOST_RESULTS]
+    rules = {group.worst.rule: group.worst for group in reversed(groups)}
+    run = {
+        "tool": {"driver": _driver(audit, list(rules.values()))},
+        "automationDetails": {"id": f"precision-auditor/{quote(audit.subject.name, safe='')}/"},
+        "columnKind": "utf16CodeUnits",
+        "results": _results(audit, groups, list(rules)),
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _driver(audit: Audit, examples: list[Finding]) -> dict[str, Any]:
+    return {
+        "name": "Model precision auditor",
+        "semanticVersion": audit.environment.auditor,
+        "rules": [_rule(finding) for finding in examples],
+    }
+
+
+def _rule(finding: Finding) -> dict[str, Any]:
+    words = finding.name.replace("-", " ").replace("_", " ").strip() or finding.rule
+    help_text = "\n\n".join(part.strip() for part in (finding.why, finding.advice) if part.strip()) or words
+    return {
+        "id": finding.rule,
+        "name": "".join(word.capitalize() for word in words.split()),
+        "shortDescription": {"text": f"{words[0].upper()}{words[1:]}."},
+        "fullDescription": {"text": (summary(finding.why) or words)[:LONGEST_TEXT]},
+        "help": {
+            "text": help_text,
+            "markdown": f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}",
+        },
+        "defaultConfiguration": {"level": LEVELS[finding.severity]},
+        "properties": {
+            "precision": finding.confidence,
+            "problem.severity": PROBLEMS[finding.severity],
+            "tags": ["precision", *finding.formats],
+        },
+    }
+
+
+def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> list[dict[str, Any]]:
+    where = places(audit)
+    return [
+        {
+            "ruleId": group.worst.rule,
+            "ruleIndex": rules.index(group.worst.rule),
+            "level": LEVELS[group.worst.severity],
+            "message": {"text": _message(group)},
+            "occurrenceCount": len(group.members),
+            "locations": [_location(group, where[group.worst.node])],
+            "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
+        }
+        for group, identity in zip(groups, _fingerprints(groups), strict=True)
+    ]
+
+
+def _message(group: FindingGroup) -> str:
+    worst = group.worst
+    more = f" and {count(len(group.members) - 1, 'more place')} like it" if len(group.members) > 1 else ""
+    return f"{sentence(worst.message)} In {scope(worst.owner)} ({op(worst.op)}){more}, {', '.join(map(label, worst.formats))}."
+
+
+def _location(group: FindingGroup, place: Place) -> dict[str, Any]:
+    owners = dict.fromkeys(scope(finding.owner) for finding in (group.worst, *group.members))
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": quote(place.file), "uriBaseId": "%SRCROOT%"},
+            "region": _region(group, place),
+        },
+        "logicalLocations": [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]],
+    }
+
+
+def _region(group: FindingGroup, place: Place) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": place.line, "startColumn": 1, "endLine": place.line}
+    there = _line(group)[1] == place.line  # not where the finding was moved to the audited file
+    code = group.report.node.code if group.report and there else None
+    return {**region, "snippet": {"text": code}} if code else region
+
+
+def _fingerprints(groups: Sequence[FindingGroup]) -> list[str]:
+    """One per result: of the rule, the module, the operation and the source line's text.
+
+    Neither line numbers, block counts nor measurements enter, so a result keeps its identity while the file around it
+    changes. Results that are alike in all of this are numbered in the order of their lines.
+    """
+    seen: Counter[str] = Counter()
+    prints: dict[int, str] = {}
+    for i in sorted(range(len(groups)), key=lambda i: _line(groups[i])):
+        worst, report = groups[i].worst, groups[i].report
+        code = " ".join((report.node.code or "").split()) if report else ""
+        parts = (worst.rule, pattern(worst.owner), worst.op, code)
+        digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        seen[digest] += 1
+        prints[i] = f"{digest}:{seen[digest]}"
+    return [prints[i] for i in range(len(groups))]
+
+
+def _line(group: FindingGroup) -> tuple[str, int]:
+    name, _, line = (group.worst.source or "").rpartition(":")
+    return name, int(line) if line.isdecimal() else 0

@@ -1,0 +1,142 @@
+"""The per-layer table as columns: one array per field, strings shared, so that thousands of rows stay small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..audit import Audit
+from ..numerics.formats import FORMATS
+from ..records import NodeRange, NodeReport
+from .view import precision_of
+from .words import VERDICTS, label
+
+TEXT_BUDGET = 150_000
+"""Characters that reasons and source lines may take together; the rest is in plan.json."""
+VISIBLE = 1e-4
+"""Shares of values lost to zero below this are not listed."""
+FOLD_FROM = 3
+"""Identical numbered siblings are folded from this many on."""
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class _Strings:
+    """A table of distinct strings, each cell holding an index; long prose stops being added once its budget is spent."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = [""]
+        self._index: dict[str, int] = {"": 0}
+        self._prose = 0
+        self.left_out = 0
+
+    def add(self, text: str | None) -> int:
+        text = text or ""
+        if text not in self._index:
+            self._index[text] = len(self.values)
+            self.values.append(text)
+        return self._index[text]
+
+    def add_prose(self, text: str | None) -> int:
+        text = (text or "")[:200]
+        if text not in self._index:
+            if self._prose + len(text) > TEXT_BUDGET:
+                self.left_out += 1
+                return 0
+            self._prose += len(text)
+        return self.add(text)
+
+
+def table(audit: Audit) -> dict[str, Any]:
+    """Columns of the layer table; only JSON types, with Inf and NaN as the strings `inf` and `nan`."""
+    strings = _Strings()
+    nodes = audit.nodes
+    plan = audit.plans.get(audit.recommended or "")
+    return {
+        "formats": [{"key": f, "label": label(f), "largest": FORMATS[f].largest} for f in audit.formats],
+        "verdicts": list(VERDICTS),
+        "budget": audit.max_error,
+        "name": [r.node.name for r in nodes],
+        "op": [strings.add(r.node.op) for r in nodes],
+        "owner": [strings.add(r.node.owner) for r in nodes],
+        "type": [strings.add(r.node.owner_type) for r in nodes],
+        "source": [strings.add(r.node.source) for r in nodes],
+        "code": [strings.add_prose(r.node.code) for r in nodes],
+        "shape": [strings.add("×".join(map(str, r.node.shape))) for r in nodes],
+        "max": [_number(r.range.max_abs if r.range else None, 3) for r in nodes],
+        "min": [_number(r.range.min_abs if r.range else None) for r in nodes],
+        "flops": [r.flops for r in nodes],
+        "histogram": [_histogram(r.range) for r in nodes],
+        "plan": [strings.add(label(precision_of(r.node.owner, plan)) if plan else "") for r in nodes],
+        "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
+        "cells": {fmt: _cells(nodes, fmt, strings) for fmt in audit.formats},
+        "folds": folds(nodes),
+        "strings": strings.values,
+        "leftOut": strings.left_out,
+    }
+
+
+def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings) -> dict[str, Any]:
+    cells: dict[str, Any] = {key: [] for key in ("effect", "own", "local", "propagated", "reason")}
+    verdicts: list[str] = []
+    events: dict[str, list[Any]] = {}
+    for i, report in enumerate(nodes):
+        error, moved, verdict = report.errors.get(fmt), report.contributions.get(fmt), report.verdicts.get(fmt)
+        safe = verdict is not None and verdict.verdict == "safe"
+        verdicts.append(str(VERDICTS.index(verdict.verdict)) if verdict else "-")
+        cells["effect"].append(_number(moved.isolated if moved else None))
+        cells["own"].append(_number(moved.own if moved else None))
+        cells["local"].append(_number(error.local_error if error else None))
+        cells["propagated"].append(_number(error.propagated_error if error else None))
+        cells["reason"].append(strings.add_prose(verdict.reason if verdict and not safe else None))
+        if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
+            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), strings.add_prose(error.unsupported)]
+    return {**cells, "verdict": "".join(verdicts), "events": events}
+
+
+def _number(value: float | None, digits: int = 2) -> float | str | None:
+    if value is None:
+        return None
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return float(f"{value:.{digits}g}")
+
+
+def _histogram(span: NodeRange | None) -> str:
+    """`first exponent:digits`, one base-36 digit per power of two on a logarithmic scale, 0 for an empty one."""
+    if span is None or not span.exponents:
+        return ""
+    first, last = min(span.exponents), max(span.exponents)
+    top = math.log1p(max(span.exponents.values()))
+    heights = (math.log1p(span.exponents.get(e, 0)) / top if top else 0 for e in range(first, last + 1))
+    return f"{first}:" + "".join(DIGITS[math.ceil(35 * h)] for h in heights)
+
+
+def folds(nodes: Iterable[NodeReport]) -> list[list[str]]:
+    """Runs of numbered sibling modules made of the same operations, each run listed from first to last."""
+    inside: dict[str, list[tuple[str, str]]] = {}
+    for report in nodes:
+        parts = report.node.owner.split(".")
+        for depth, part in enumerate(parts):
+            if part.isdecimal():
+                path = ".".join(parts[: depth + 1])
+                inside.setdefault(path, []).append((".".join(parts[depth + 1 :]), report.node.op))
+    runs: list[list[str]] = []
+    for path in sorted(inside, key=_numbered):
+        if runs and _follows(runs[-1][-1], path, inside):
+            runs[-1].append(path)
+        else:
+            runs.append([path])
+    return [run for run in runs if len(run) >= FOLD_FROM]
+
+
+def _numbered(path: str) -> tuple[str, int]:
+    parent, _, number = path.rpartition(".")
+    return parent, int(number)
+
+
+def _follows(before: str, path: str, inside: Mapping[str, object]) -> bool:
+    (parent, number), (other, following) = _numbered(before), _numbered(path)
+    return parent == other and following == number + 1 and inside[before] == inside[path]

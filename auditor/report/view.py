@@ -1,0 +1,237 @@
+"""The verdict, the tallies and the plans of an Audit as plain data, worded once for every reporter."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..audit import Audit
+from ..records import Baseline, Plan
+from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many operations of each verdict one format has, and what limits those that are not safe."""
+
+    format: str
+    label: str
+    counts: tuple[tuple[str, int], ...]
+    total: int
+    by_range: int
+    by_precision: int
+
+    @property
+    def limit(self) -> str:
+        """`range`, `precision`, `range and precision`, or nothing where no operation is limited."""
+        return " and ".join(kind for kind, n in (("range", self.by_range), ("precision", self.by_precision)) if n)
+
+
+@dataclass(frozen=True)
+class Island:
+    """Scopes of one shape (`blocks.*.norm`) that a plan gives the same precision for the same reasons."""
+
+    pattern: str
+    paths: tuple[str, ...]
+    precision: str
+    because: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run."""
+
+    plan: Plan
+    title: str
+    recommended: bool
+    verdict: str
+    detail: str
+    islands: tuple[Island, ...]
+    baseline: Baseline | None
+    before: str
+
+
+@dataclass(frozen=True)
+class View:
+    """What every reporter opens with."""
+
+    headline: str
+    proof: str
+    contrast: tuple[str, ...]
+    tallies: tuple[Tally, ...]
+    plans: tuple[PlanView, ...]
+    chosen: PlanView | None
+    method: tuple[tuple[str, str], ...]
+    limits: tuple[str, ...]
+
+
+def view(audit: Audit) -> View:
+    """Everything the reporters say about an audit as a whole."""
+    tallies = tuple(_tally(audit, fmt) for fmt in audit.formats)
+    plans = tuple(_plan_view(audit, plan) for plan in audit.plans.values())
+    chosen = next((p for p in plans if p.recommended), None)
+    return View(
+        _headline(audit, chosen),
+        _proof(audit, chosen),
+        tuple(_contrast(t) for t in tallies),
+        tallies,
+        plans,
+        chosen,
+        _method(audit),
+        _limits(audit, tallies),
+    )
+
+
+def pattern(path: str) -> str:
+    """A module path with its block numbers blanked: `blocks.3.norm` -> `blocks.*.norm`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def precision_of(path: str, plan: Plan) -> str:
+    """The precision a plan gives a module: its own entry's, or its nearest ancestor's."""
+    while path and path not in plan.scopes:
+        path = path.rpartition(".")[0]
+    choice = plan.scopes.get(path)
+    return choice.precision if choice else "fp32"
+
+
+def islands(plan: Plan) -> tuple[Island, ...]:
+    """The scopes that differ from the model's own precision, repeated blocks folded into one."""
+    groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for path, choice in plan.scopes.items():
+        if path:
+            groups.setdefault((pattern(path), choice.precision, choice.because), []).append(path)
+    return tuple(Island(shape, tuple(paths), low, why) for (shape, low, why), paths in groups.items())
+
+
+def _tally(audit: Audit, fmt: str) -> Tally:
+    verdicts = [node.verdicts[fmt] for node in audit.nodes if fmt in node.verdicts]
+    counts = Counter(v.verdict for v in verdicts)
+    limited = Counter(v.limited_by for v in verdicts if v.verdict in ("sensitive", "unsafe"))
+    return Tally(
+        fmt,
+        label(fmt),
+        tuple((name, counts[name]) for name in VERDICTS),
+        len(verdicts),
+        limited["range"],
+        limited["precision"],
+    )
+
+
+def _plan_view(audit: Audit, plan: Plan) -> PlanView:
+    verdict, detail = _verdict(plan, audit.max_error)
+    baseline = audit.baselines.get(plan.name)
+    return PlanView(
+        plan,
+        f"{label(plan.format)} {STRATEGIES.get(plan.strategy, plan.strategy)}",
+        plan.name == audit.recommended,
+        verdict,
+        detail,
+        islands(plan),
+        baseline,
+        _before(baseline),
+    )
+
+
+def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
+    ran = plan.verification
+    if ran is not None and ran.failure:
+        return "failed", ran.failure
+    if plan.measured_error is None:
+        return "not run", plan.note or "the patched model was not run, so its error is a prediction"
+    if not math.isfinite(plan.measured_error) or (ran is not None and not ran.finite):
+        return "non-finite", "an output is Inf or NaN where FP32 is finite"
+    if not plan.measured_error <= budget:
+        return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
+    where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
+    return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
+
+
+def _before(baseline: Baseline | None) -> str:
+    if baseline is None:
+        return "not measured"
+    if baseline.failure:
+        return "fails to run"
+    return ratio(baseline.measured_error) if baseline.finite else "non-finite"
+
+
+def _headline(audit: Audit, chosen: PlanView | None) -> str:
+    if chosen is None:
+        return f"Keep it in FP32: no plan met the error budget of {audit.max_error:g}."
+    plan = chosen.plan
+    root = precision_of("", plan)
+    others = [path for path, choice in plan.scopes.items() if path and choice.precision != root]
+    if root == "fp32":
+        return f"Keep it in FP32, except {count(len(others), 'module')} that can run in {chosen.title}."
+    if not others:
+        return f"Run it in {chosen.title}; nothing has to stay in FP32."
+    return f"Run it in {chosen.title}, keeping {count(len(others), 'module')} in FP32."
+
+
+def _proof(audit: Audit, chosen: PlanView | None) -> str:
+    if chosen is None:
+        return "Raise the budget with --max-error, or start with the findings below."
+    plan, budget = chosen.plan, f"{audit.max_error:g}"
+    if plan.measured_error is None:
+        return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
+    inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
+    return (
+        f"The patched model was run{inputs}: error {ratio(plan.measured_error)}, budget {budget}. "
+        f"Without the plan: {chosen.before}."
+    )
+
+
+def _contrast(tally: Tally) -> str:
+    counts = dict(tally.counts)
+    if not tally.total:
+        return f"{tally.label} was not tested on any operation."
+    if not counts["unsafe"] and not counts["sensitive"]:
+        return f"{tally.label}: none of the {count(tally.total, 'operation')} is unsafe or sensitive."
+    cause = f", limited by {tally.limit}" if tally.limit else ""
+    return (
+        f"{tally.label}: {counts['unsafe']:,} unsafe and {counts['sensitive']:,} sensitive "
+        f"of {count(tally.total, 'operation')}{cause}."
+    )
+
+
+def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
+    env, subject = audit.environment, audit.subject
+    native = env.execution == "native"
+    return (
+        ("Target", subject.target),
+        ("Inputs", f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}"),
+        ("Weights", subject.weights_source),
+        ("Graph", {"export": "torch.export", "concrete": "the path these inputs take"}.get(audit.capture_method, "")),
+        ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
+        ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
+        ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
+        ("Time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in audit.seconds.items()) or "not recorded"),
+    )
+
+
+def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
+    subject = audit.subject
+    limits: list[str] = []
+    if subject.random_weights:
+        limits.append(
+            "The weights are random: value ranges, and so the verdicts on range, say little about a trained model."
+        )
+    if subject.synthetic_inputs:
+        limits.append("The inputs were made up: give real ones with --inputs before relying on ranges.")
+    if audit.environment.execution != "native":
+        limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
+    if audit.capture_method == "concrete":
+        limits.append("The model branches on values: only the path these inputs take was audited.")
+    untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
+    if untested:
+        listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
+        limits.append(f"Not tested: {listed}; the layer table says why.")
+    return tuple(limits) + tuple(w for w in audit.warnings if w not in limits)
+
+
+def place(owner: str, source: str | None) -> str:
+    """Where an operation stands: its module, and its line where that is known."""
+    return f"{scope(owner)} at {source}" if source else scope(owner)

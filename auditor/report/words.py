@@ -1,0 +1,84 @@
+"""How numbers, names and verdicts read, shared by every reporter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+VERDICTS = ("safe", "sensitive", "unsafe", "untested")
+SEVERITIES = ("error", "warning", "info")
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+STRATEGIES: Mapping[str, str] = {"autocast": "under autocast", "cast": "with cast weights"}
+
+
+def label(fmt: str) -> str:
+    """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
+    return fmt.upper().replace("_", " ")
+
+
+def ratio(value: float | None) -> str:
+    """A relative error in two significant digits; overflow and absence in words."""
+    if value is None:
+        return "not measured"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "non-finite"
+    if value == 0:
+        return "0"
+    if abs(value) >= 0.001:
+        return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def magnitude(value: float | None) -> str:
+    """A size such as max |x| in three significant digits, without zero-padded exponents."""
+    if value is None or not math.isfinite(value):
+        return "not known" if value is None else "non-finite"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def power(base: int, exponent: int) -> str:
+    """A power for an axis: 2, -14 -> `2⁻¹⁴`; the zeroth is 1."""
+    return "1" if exponent == 0 else f"{base}{str(exponent).translate(SUPERSCRIPT)}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage that says 100% only when it is all of it."""
+    if 0.995 <= share < 1:
+        return ">99%"
+    if 0 < share < 0.005:
+        return "<1%"
+    return f"{share:.0%}"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 operation`, `3,000 operations`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def op(name: str) -> str:
+    """An ATen name without what every one has: `aten.linear.default` -> `linear`."""
+    return name.removeprefix("aten.").removesuffix(".default")
+
+
+def compact(number: int) -> str:
+    """A large count with a unit: 124439808 -> `124M`."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def scope(path: str) -> str:
+    """A module path, the root named in words."""
+    return path or "(whole model)"
+
+
+def printable(text: str) -> str:
+    """Text with everything that could drive a terminal, break a line or reorder letters written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

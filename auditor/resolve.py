@@ -1,0 +1,153 @@
+"""Which dtype every node would really run in under a set of scope precisions, computed without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .execute import Setting
+from .policy import treatment
+from .records import Capture
+
+LOW = ("fp16", "bf16")
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_REGION = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_WIDTH = {"fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
+
+# Operations whose floating result has the dtype of their first tensor, whatever the others have.
+_FIRST = frozenset(
+    "batch_norm layer_norm group_norm instance_norm native_batch_norm native_layer_norm native_group_norm rms_norm "
+    "_native_batch_norm_legit_no_training masked_fill index_put scatter scatter_add index_add index_copy fill copy "
+    "select_scatter slice_scatter diagonal_scatter embedding_bag new_zeros new_ones new_full new_empty zeros_like "
+    "ones_like full_like empty_like rand_like randn_like prelu lstm gru rnn_tanh rnn_relu grid_sampler".split()
+)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """dtypes: {node or placeholder: fp16 | bf16 | fp32 | fp64 | "" for discrete}.
+
+    lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}.
+    conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
+    """
+
+    dtypes: Mapping[str, str]
+    lowered: Mapping[str, frozenset[str]]
+    conflicts: frozenset[str]
+
+    def low(self, name: str) -> bool:
+        """Whether the node's result is in a low format."""
+        return self.dtypes.get(name, "") in LOW
+
+
+def resolve(
+    capture: Capture,
+    setting: Callable[[str], Setting],
+    *,
+    placeholder_precision: Mapping[str, str] | None = None,
+    literals: Mapping[str, Mapping[int | str, Any]] | None = None,
+) -> Resolution:
+    """Dtype of every node when each runs under `setting(node)`; the author's own autocast regions win over it."""
+    walk = _Walk(capture, setting, placeholder_precision or {}, literals or {})
+    for node in capture.graph_module.graph.nodes:
+        walk.visit(node)
+    lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
+    return Resolution(walk.dtypes, lowered, frozenset(walk.conflicts))
+
+
+class _Walk:
+    def __init__(
+        self,
+        capture: Capture,
+        setting: Callable[[str], Setting],
+        placeholders: Mapping[str, str],
+        literals: Mapping[str, Mapping[int | str, Any]],
+    ) -> None:
+        self.capture, self.setting, self.placeholders, self.literals = capture, setting, placeholders, literals
+        self.dtypes: dict[str, str] = {}
+        self.scalar: dict[str, bool] = {}
+        self.lowered: dict[str, set[str]] = {}
+        self.conflicts: set[str] = set()
+
+    def visit(self, node: fx.Node) -> None:
+        value = _first_tensor(node.meta.get("val"))
+        self.scalar[node.name] = value is not None and value.dim() == 0
+        own = _NAMES.get(value.dtype, "") if value is not None else ""
+        if node.op == "call_function":
+            self.dtypes[node.name] = self._call(node, own)
+        elif node.op == "placeholder" and own:
+            self.dtypes[node.name] = self.placeholders.get(node.name, own)
+        else:
+            self.dtypes[node.name] = own
+
+    def _call(self, node: fx.Node, own: str) -> str:
+        described = self.capture.nodes[node.name]
+        setting, inputs = self._entering(node)
+        literal = self._literal_dtype(node)
+        if setting.autocast:
+            how = treatment(described.op)
+            if how == "lower" and setting.precision != "fp32":
+                self._lower(node, inputs, setting.precision)
+                return setting.precision if own == "fp32" else own
+            if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
+                return own
+        if literal and own:
+            if literal in LOW:
+                self._lower(node, inputs, literal)
+            return literal
+        if own not in ("fp32", "fp16", "bf16"):
+            return own
+        return self._promoted(node, described.op, inputs, own)
+
+    def _entering(self, node: fx.Node) -> tuple[Setting, dict[str, str]]:
+        """The node's setting, and the dtype of each input once scope boundaries have cast it."""
+        setting = self.setting(node.name)
+        inputs = {source.name: self.dtypes[source.name] for source in node.all_input_nodes}
+        region = self.capture.regions.get(node.name)
+        if region is not None:
+            return Setting(_REGION.get(region[1], setting.precision), region[0]), inputs
+        for name, dtype in inputs.items():
+            outside = name in self.capture.nodes and self.setting(name).precision != setting.precision
+            if outside and dtype in ("fp32", *LOW) and (setting.precision == "fp32" or not setting.autocast):
+                if setting.precision in LOW and dtype == "fp32":
+                    self.lowered.setdefault(name, set()).add(node.name)
+                inputs[name] = setting.precision
+        return setting, inputs
+
+    def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
+        for name, dtype in inputs.items():
+            if dtype == "fp32" and precision in LOW:
+                self.lowered.setdefault(name, set()).add(node.name)
+
+    def _literal_dtype(self, node: fx.Node) -> str:
+        changed = self.literals.get(node.name, {})
+        for key, value in (*enumerate(node.args), *node.kwargs.items()):
+            if isinstance(value, torch.dtype):
+                return _NAMES.get(changed.get(key, value), "")
+        return ""
+
+    def _promoted(self, node: fx.Node, op: str, inputs: Mapping[str, str], own: str) -> str:
+        floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
+        if not floats:
+            return own
+        packet = op.removeprefix("aten.").split(".")[0].removesuffix("_")
+        if packet in _FIRST or op.split(".")[1].endswith("_"):
+            return floats[0][1]
+        shaped = [dtype for name, dtype in floats if not self.scalar[name]]
+        found = {dtype for dtype in (shaped or [dtype for _, dtype in floats])}
+        if len(found) > 1 and treatment(op) == "lower":
+            self.conflicts.add(node.name)
+        return max(sorted(found), key=_WIDTH.__getitem__)
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    return next((leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+
+
+def _tensor_arguments(node: fx.Node) -> list[str]:
+    return [leaf.name for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]

@@ -1,0 +1,53 @@
+"""Rule files on disk become Rules."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import RuleError
+from ..resources import resource_dir
+from .rule import Rule
+from .schema import parse_rule
+
+
+def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
+    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the shipped ones by default.
+
+    Raises: RuleError(slug="rule-..."), also for a directory without rules, a code used twice, and a family whose codes
+    have different prefixes.
+    """
+    rules: list[Rule] = []
+    for directory in [resource_dir("rules")] if directories is None else directories:
+        paths = sorted(Path(directory).glob("*/*.toml"))
+        if not paths:
+            raise RuleError(f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found")
+        rules += [_read(path) for path in paths]
+    _check_codes(rules)
+    return tuple(sorted(rules, key=lambda rule: rule.code))
+
+
+def _read(path: Path) -> Rule:
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise RuleError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
+    return parse_rule(path, text, table)
+
+
+def _check_codes(rules: list[Rule]) -> None:
+    codes: dict[str, Rule] = {}
+    prefixes: dict[str, Rule] = {}
+    for rule in rules:
+        other = codes.setdefault(rule.code, rule)
+        if other is not rule:
+            raise RuleError(f"{rule.path}:1: code: {rule.code} is already used by {other.path}", slug="rule-code-twice")
+        first = prefixes.setdefault(rule.family, rule)
+        if first.code[:3] != rule.code[:3]:
+            raise RuleError(
+                f"{rule.path}:1: code: the family {rule.family!r} uses {first.code[:3]}", slug="rule-prefix"
+            )

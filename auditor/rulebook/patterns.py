@@ -1,0 +1,117 @@
+"""Where a rule's match applies: by op, position, owner, or a chain of ops found by subgraph isomorphism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import networkx as nx
+from networkx.algorithms.isomorphism import DiGraphMatcher
+
+from ..facts.graph import ASSERTIONS, is_transparent, packet
+from ..facts.table import NodeFacts
+from ..records import Capture
+from .conditions import evaluate
+from .rule import Chain, ChainNode, Match
+
+Roles = dict[str, set[str]]
+
+
+@lru_cache(maxsize=65536)
+def op_matches(op: str, pattern: str) -> bool:
+    """Whether `pattern` names `op`: in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
+    return pattern == packet(op) or fnmatchcase(op, pattern)
+
+
+class Matcher:
+    """Finds matches in one capture; built once, asked for every rule."""
+
+    def __init__(self, capture: Capture, facts: Mapping[str, NodeFacts]) -> None:
+        self._facts = facts
+        self._graph = _values_graph(capture)
+        self._by_op: dict[str, list[str]] = {}
+        for name, node in capture.nodes.items():
+            self._by_op.setdefault(node.op, []).append(name)
+
+    def find(self, match: Match) -> set[str]:
+        """Names of the nodes a match points at; its rule's `when` is not looked at here."""
+        found = self._with_ops(match.ops) if match.ops else set(self._facts)
+        if match.position is not None:
+            found = {name for name in found if getattr(self._facts[name], f"is_{match.position}_layer")}
+        if match.owner_type is not None:
+            found = {name for name in found if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
+        if match.chains:
+            found &= {name for chain in match.chains for name in self.find_chain(chain)}
+        return found
+
+    def find_chain(self, chain: Chain) -> set[str]:
+        """Names of the nodes that play the reported role in an occurrence of the chain."""
+        pattern = nx.DiGraph(chain.edges)
+        pattern.add_nodes_from((name, {"role": name}) for name in chain.nodes)
+        roles = self._roles(chain)
+        if not all(roles.values()):
+            return set()
+        played: dict[str, set[str]] = {}
+        for role, names in roles.items():
+            for name in names:
+                played.setdefault(name, set()).add(role)
+        candidates = self._graph.subgraph(played)
+        found: set[str] = set()
+        for part in nx.weakly_connected_components(candidates):
+            graph = nx.DiGraph(candidates.subgraph(part).edges)
+            graph.add_nodes_from((name, {"roles": played[name]}) for name in part)
+            found |= _reported(graph, pattern, chain.report, roles[chain.report] & part)
+        return found
+
+    def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
+        ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]
+        return {name for op in ops for name in self._by_op[op]}
+
+    def _roles(self, chain: Chain) -> Roles:
+        """Candidates of every role, thinned until each has a candidate neighbour along each of the chain's edges."""
+        roles = {name: self._candidates(node) for name, node in chain.nodes.items()}
+        thinning = True
+        while thinning and all(roles.values()):
+            thinning = False
+            for above, below in chain.edges:
+                uppers = {name for name in roles[above] if not roles[below].isdisjoint(self._graph.successors(name))}
+                lowers = {name for name in roles[below] if not uppers.isdisjoint(self._graph.predecessors(name))}
+                thinning |= len(uppers) < len(roles[above]) or len(lowers) < len(roles[below])
+                roles[above], roles[below] = uppers, lowers
+        return roles
+
+    def _candidates(self, node: ChainNode) -> set[str]:
+        if node.ops == ("*",):
+            return {name for name in self._graph if name not in self._facts or self._holds(node, name)}
+        return {name for name in self._with_ops(node.ops) if name in self._graph and self._holds(node, name)}
+
+    def _holds(self, node: ChainNode, name: str) -> bool:
+        return evaluate(node.when, self._facts[name]) is True
+
+
+def _reported(graph: nx.DiGraph, pattern: nx.DiGraph, report: str, wanted: set[str]) -> set[str]:
+    found: set[str] = set()
+    for name in wanted:
+        # Everything of one occurrence lies within the pattern's own diameter of the reported node.
+        near = nx.ego_graph(graph, name, radius=len(pattern) - 1, undirected=True)
+        near.nodes[name]["roles"] = {report}
+        matcher = DiGraphMatcher(near, pattern, node_match=lambda held, asked: asked["role"] in held["roles"])
+        if any(name in mapping for mapping in matcher.subgraph_monomorphisms_iter()):
+            found.add(name)
+    return found
+
+
+def _values_graph(capture: Capture) -> nx.DiGraph:
+    """Who computes on whose values: reshapes, selections and casts are contracted, placeholders stay."""
+    origin = {item.name: item.name for item in capture.placeholders}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(origin)
+    for name, node in capture.nodes.items():
+        if packet(node.op) in ASSERTIONS:
+            continue
+        sources = [origin[source] for source in node.inputs if source in origin]
+        origin[name] = sources[0] if is_transparent(node.op) and sources else name
+        if origin[name] == name:
+            graph.add_edges_from((source, name) for source in sources)
+    return graph

@@ -1,0 +1,76 @@
+"""What a rule file says, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SEVERITIES = ("info", "warning", "error")
+CONFIDENCES = ("low", "medium", "high")
+STATUSES = ("stable", "preview", "retired")
+FORMATS = ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
+POSITIONS = ("first", "last")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A leaf (`fact` with `comparisons`, all of which must hold) or a group: kind is fact | all | any | not."""
+
+    kind: str
+    fact: str = ""
+    comparisons: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChainNode:
+    """One node of a chain: any of `ops` (exact, packet or glob), for which `when` holds."""
+
+    ops: tuple[str, ...]
+    when: Condition
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A small graph of ops, looked for with reshapes and casts left out. report: the node a finding names.
+
+    paths: the graph as its file draws it, optional nodes included.
+    """
+
+    nodes: Mapping[str, ChainNode]
+    edges: tuple[tuple[str, str], ...]
+    report: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a rule looks; everything given must hold. chains: alternatives, one of which must be found."""
+
+    ops: tuple[str, ...] = ()
+    position: str | None = None
+    owner_type: str | None = None
+    chains: tuple[Chain, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way for a model to be hurt by a format. status: stable | preview | retired (kept, never fires)."""
+
+    code: str
+    name: str
+    family: str
+    since: str
+    status: str
+    severity: str
+    confidence: str
+    formats: tuple[str, ...]
+    match: Match
+    when: Condition
+    message: str
+    why: str
+    advice: str
+    references: tuple[str, ...]
+    path: Path

@@ -1,0 +1,124 @@
+"""plan.json: an Audit as plain data, versioned; the same audit gives the same bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .records import Finding, NodeReport, Plan
+
+if TYPE_CHECKING:
+    from .audit import Audit
+
+FORMAT_VERSION = 1
+
+
+def to_document(audit: Audit) -> dict[str, Any]:
+    """The contents of plan.json (DESIGN of the file: docs/plan-json.md). Non-finite numbers become null."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "subject": {
+            "name": audit.subject.name,
+            "source": audit.subject.target,
+            "parameters": audit.parameters,
+            "inputs": list(audit.inputs),
+            "inputs_source": audit.subject.inputs_source,
+            "weights_source": audit.subject.weights_source,
+            "capture": audit.capture_method,
+        },
+        "environment": dict(vars(audit.environment)),
+        "budget": {"max_error": audit.max_error, "metric": audit.metric},
+        "recommended": audit.recommended,
+        "recommendation": audit.recommendation,
+        "plans": {name: _plan(plan) for name, plan in audit.plans.items()},
+        "baselines": {
+            name: {"measured_error": _number(b.measured_error), "finite": b.finite, "failure": b.failure}
+            for name, b in audit.baselines.items()
+        },
+        "nodes": [_node(report, audit.formats) for report in audit.nodes],
+        "findings": [_finding(finding) for finding in audit.findings],
+        "warnings": list(audit.warnings),
+    }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    checked = plan.verification
+    return {
+        "strategy": plan.strategy,
+        "format": plan.format,
+        "scopes": {
+            path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
+            for path, choice in plan.scopes.items()
+        },
+        "predicted_error": _number(plan.predicted_error),
+        "measured_error": _number(plan.measured_error),
+        "worst_output_error": _number(checked.worst_output) if checked else None,
+        "verified": plan.verified,
+        "verified_on": checked.inputs if checked else None,
+        "failure": checked.failure if checked else None,
+        "low_precision_flops": _number(plan.low_precision_flops),
+        "predicted_speedup": _number(plan.predicted_speedup),
+        "pareto": [[_number(error), _number(time)] for error, time in plan.pareto],
+    }
+
+
+def _node(report: NodeReport, formats: tuple[str, ...]) -> dict[str, Any]:
+    node = report.node
+    return {
+        "name": node.name,
+        "op": node.op,
+        "owner": node.owner,
+        "source": node.source,
+        "findings": list(report.findings),
+        "flops": report.flops,
+        **{name: _judgement(report, name) for name in formats if name in report.verdicts},
+    }
+
+
+def _judgement(report: NodeReport, name: str) -> dict[str, Any]:
+    verdict, error, contribution = report.verdicts[name], report.errors.get(name), report.contributions.get(name)
+    measured: Mapping[str, Any] = vars(error) if error else {}
+    return {
+        "verdict": verdict.verdict,
+        "reason": verdict.reason,
+        "limited_by": verdict.limited_by,
+        "exposed": list(report.exposed.get(name, ())),
+        **{key: _number(value) if isinstance(value, float) else value for key, value in measured.items()},
+        "contribution": _number(contribution.isolated) if contribution else None,
+        "decided_by": contribution.decided_by if contribution else None,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "name": finding.name,
+        "node": finding.node,
+        "owner": finding.owner,
+        "op": finding.op,
+        "source": finding.source,
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "formats": list(finding.formats),
+        "message": finding.message,
+        "evidence": {key: _plain(value) for key, value in finding.evidence.items()},
+        "agrees": finding.agrees,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """Seven significant digits: what is beyond them varies with the order of a reduction."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.7g}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

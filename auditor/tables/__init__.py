@@ -1,0 +1,19 @@
+"""Facts about torch and devices, kept as data; each file cites its source."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """The parsed contents of `auditor/tables/<name>.toml`."""
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))

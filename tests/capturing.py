@@ -1,0 +1,62 @@
+"""Toy models become captures, ranges and facts; shared by the tests of facts, rules and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from auditor.capture import capture
+from auditor.facts import NodeFacts, gather
+from auditor.records import Capture, NodeRange, Subject
+
+
+class Function(nn.Module):
+    """A plain function as a model without weights."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A capture with the magnitudes of one FP32 run and the facts that follow."""
+
+    capture: Capture
+    ranges: dict[str, NodeRange]
+    facts: dict[str, NodeFacts]
+
+
+def captured(model: nn.Module, *inputs: Tensor) -> Captured:
+    """The model, in eval mode, on these inputs."""
+    model = model.eval()
+    batch = (inputs, {})
+    traced = capture(Subject(model, (batch,), "toy", "toy.py", "toy", "toy"), ("fp16", "bf16"))
+    recorder = _Recorder(traced.graph_module)
+    with torch.no_grad():
+        recorder.run(*traced.bind(model, batch))
+    return Captured(traced, recorder.ranges, gather(traced, model, recorder.ranges))
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.ranges: dict[str, NodeRange] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        tensor = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            sizes = tensor.abs()[torch.isfinite(tensor)]
+            positive = sizes[sizes > 0]
+            smallest = float(positive.min()) if positive.numel() else 0.0
+            largest = float(sizes.max()) if sizes.numel() else 0.0
+            self.ranges[n.name] = NodeRange(largest, smallest, float((tensor == 0).float().mean()), {})
+        return value

@@ -1,0 +1,40 @@
+"""What every test needs: importable torchvision, child processes that find the package, and visible skips."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STUBS = Path(__file__).resolve().parent / "stubs"
+
+runpy.run_path(str(STUBS / "sitecustomize.py"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STUBS), os.environ.get("PYTHONPATH", "")]))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    browser = pytest.mark.skipif(not find_browser(), reason="needs chromium")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(gpu)
+        if "browser" in item.keywords:
+            item.add_marker(browser)
+
+
+def find_browser() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the repository."""
+    return ROOT

@@ -1,0 +1,139 @@
+"""Attention, constants and losses."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.capturing import Function
+from tests.rules.case import Case, ramp
+
+QUERY = ramp(1, 4, 8)
+MASK = torch.tensor([[True, False, False, False]])
+
+
+def scaled_after(q: Tensor) -> Tensor:
+    return torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1) @ q
+
+
+def scaled_after_masked(q: Tensor) -> Tensor:
+    scores = torch.einsum("bid,bjd->bij", q, q) * 0.125
+    return torch.softmax(scores.masked_fill(MASK, float("-inf")), -1) @ q
+
+
+def scaled_before(q: Tensor) -> Tensor:
+    return torch.softmax((q * 0.125) @ q.transpose(-1, -2), -1) @ q
+
+
+def scaled_after_upcast(q: Tensor) -> Tensor:
+    scores = q.float() @ q.float().transpose(-1, -2) / 8.0
+    return torch.softmax(scores, -1).to(q.dtype) @ q
+
+
+def fused(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+def fused_upcast(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q.float(), q.float(), q.float()).to(q.dtype)
+
+
+def additive_mask(x: Tensor, m: Tensor) -> Tensor:
+    return x + (1.0 - m.to(x.dtype)) * -1e9
+
+
+def dtype_mask(x: Tensor) -> Tensor:
+    return x.masked_fill(MASK, torch.finfo(x.dtype).min)
+
+
+def normalised(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=-1)  # clamps the norm to 1e-12
+
+
+def guarded(eps: float) -> Function:
+    return Function(lambda x: x / (x.abs() + eps))
+
+
+def guarded_upcast(x: Tensor) -> Tensor:
+    return x / (x.float().abs() + 1e-12)
+
+
+def clamped(top: float) -> Function:
+    return Function(lambda x: torch.log1p(-x.clamp(max=top)))
+
+
+def clamped_upcast(x: Tensor) -> Tensor:
+    return torch.log1p(-x.float().clamp(max=1 - 1e-6))
+
+
+def entropy(x: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy(x.sigmoid(), y)
+
+
+def entropy_sum(x: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy(x.sigmoid(), y, reduction="sum")
+
+
+def entropy_with_logits(x: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, y)
+
+
+def classes(x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(x, y)
+
+
+def classes_upcast(x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), y)
+
+
+def difference(x: Tensor, y: Tensor) -> Tensor:
+    return (x - y).abs().mean()
+
+
+def on(function: object, *inputs: Tensor) -> tuple[object, tuple[Tensor, ...]]:
+    return (lambda: Function(function)), inputs  # type: ignore[arg-type]
+
+
+TARGET = torch.ones(2, 8)
+IDS = torch.tensor([1, 2])
+
+CASES = (
+    Case("scaled after", *on(scaled_after, QUERY), {"ATT001": {"matmul"}}, ("ATT002", "ATT003")),
+    Case("scaled after, masked", *on(scaled_after_masked, QUERY), {"ATT001": {"einsum"}}, ("ATT002", "CON001")),
+    # q.q sums eight squares of up to 300: 8 * 90000 > 65504
+    Case("scaled after, large", *on(scaled_after, QUERY * 300), {"ATT001": {"matmul"}, "ATT002": {"matmul"}}),
+    # an eighth of the sum of eight squares: the mean square of 309 to 400, still above 65504
+    Case("scaled before, large", *on(scaled_before, QUERY * 400), {"ATT002": {"matmul"}}, ("ATT001",)),
+    Case("scaled before", *on(scaled_before, QUERY), {}, ("ATT001", "ATT002", "ATT003")),
+    Case("scaled after, upcast", *on(scaled_after_upcast, QUERY * 300), {}, ("ATT001", "ATT002")),
+    Case("fused", *on(fused, QUERY), {"ATT003": {"scaled_dot_product_attention"}}, ("ATT001",)),
+    Case("fused, other input", *on(fused, QUERY * 300), {"ATT003": {"scaled_dot_product_attention"}}),
+    Case("fused, upcast", *on(fused_upcast, QUERY), {}, ("ATT003",)),
+    Case("masked fill", *on(lambda x: x.masked_fill(MASK, -1e9), ramp(2, 4)), {"CON001": {"masked_fill"}}),
+    Case("additive mask", *on(additive_mask, ramp(2, 4), MASK), {"CON001": {"mul"}}),
+    Case("mask by dtype", *on(dtype_mask, ramp(2, 4)), {}, ("CON001",)),
+    Case("mask that fits", *on(lambda x: x.masked_fill(MASK, -65504.0), ramp(2, 4)), {}, ("CON001",)),
+    Case("eps of normalize", *on(normalised, ramp(2, 4)), {"CON002": {"clamp_min"}}),
+    Case("eps 1e-8", lambda: guarded(1e-8), (ramp(2, 4),), {"CON002": {"add"}}),
+    Case("eps 1e-6", lambda: guarded(1e-6), (ramp(2, 4),), {}, ("CON002",)),
+    Case("eps in float32", *on(guarded_upcast, ramp(2, 4)), {}, ("CON002",)),
+    # FP16 has 1 - 2**-11 = 0.99951 below 1, BF16 1 - 2**-8 = 0.9961
+    Case("1 - 1e-6", lambda: clamped(1 - 1e-6), (ramp(2, 4),), {"CON003": {"clamp"}}, ("CON004",)),
+    Case("1 - 1e-4", lambda: clamped(1 - 1e-4), (ramp(2, 4),), {"CON003": {"clamp"}}, ("CON004",)),
+    Case("0.999", lambda: clamped(0.999), (ramp(2, 4),), {"CON004": {"clamp"}}, ("CON003",)),
+    Case("factor 0.9985", *on(lambda x: x * 0.9985, ramp(2, 4)), {"CON004": {"mul"}}, ("CON003",)),
+    Case("0.99", lambda: clamped(0.99), (ramp(2, 4),), {}, ("CON003", "CON004")),
+    Case("1 - 1e-6 in float32", *on(clamped_upcast, ramp(2, 4)), {}, ("CON003", "CON004")),
+    Case("binary cross entropy", *on(entropy, ramp(2, 8), TARGET), {"LOS001": {"binary_cross_entropy"}}, ("LOS002",)),
+    Case("its sum", *on(entropy_sum, ramp(2, 8), TARGET), {"LOS001": {"binary_cross_entropy"}}),
+    Case(
+        "with logits",
+        *on(entropy_with_logits, ramp(2, 8), TARGET),
+        {"LOS002": {"binary_cross_entropy_with_logits"}},
+        ("LOS001",),
+    ),
+    Case("cross entropy", *on(classes, ramp(2, 8), IDS), {"LOS002": {"cross_entropy_loss"}}, ("LOS001",)),
+    Case("cross entropy, upcast", *on(classes_upcast, ramp(2, 8), IDS), {}, ("LOS002",)),
+    Case("a mean difference", *on(difference, ramp(2, 8), TARGET), {}, ("LOS001", "LOS002")),
+)

@@ -1,0 +1,62 @@
+"""Every shipped rule fires where it must, node by node, and stays silent where it must not fire."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from auditor.classify import classify
+from auditor.rulebook import explain, load_rules
+from auditor.rulebook.rule import Match, Rule
+from tests.capturing import captured
+from tests.rules import cases_boundary, cases_linalg, cases_norms, cases_others, cases_recurrent, cases_softmax
+from tests.rules.case import Case
+
+RULES = load_rules()
+MODULES = (cases_norms, cases_softmax, cases_boundary, cases_linalg, cases_recurrent, cases_others)
+CASES = [case for module in MODULES for case in module.CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_findings_name_exactly_the_expected_nodes(case: Case) -> None:
+    toy = captured(case.model(), *case.inputs)
+    found: dict[str, set[str]] = {rule.code: set() for rule in RULES}
+    for finding in classify(toy.capture, toy.facts, RULES):
+        found[finding.rule].add(finding.node)
+    expected = dict(case.fires) | {code: set() for code in case.silent}
+    assert {code: found[code] for code in expected} == expected
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_rule_has_two_cases_of_each_kind(rule: Rule) -> None:
+    assert sum(rule.code in case.fires for case in CASES) >= 2
+    assert sum(rule.code in case.silent for case in CASES) >= 2
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_op_a_rule_names_exists(rule: Rule) -> None:
+    for op in _ops(rule.match):
+        if "*" not in op:
+            namespace, name, *overload = op.split(".")
+            packet = getattr(getattr(torch.ops, namespace), name)
+            assert not overload or overload[0] in packet.overloads()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_rule_cites_an_address_and_gives_code(rule: Rule) -> None:
+    assert all(re.search(r"https://\S+$", reference) for reference in rule.references)
+    assert "    " in rule.advice or rule.severity == "info"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_explain_says_what_the_file_says(rule: Rule) -> None:
+    text = explain(rule)
+    assert text.startswith(f"# {rule.code}: {rule.name}\n")
+    for part in (rule.why, rule.advice, *rule.references):
+        assert part in text
+
+
+def _ops(match: Match) -> list[str]:
+    return [*match.ops, *(op for chain in match.chains for node in chain.nodes.values() for op in node.ops)]

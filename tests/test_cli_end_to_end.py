@@ -1,0 +1,159 @@
+"""The command as a user runs it: real examples in, files and exit codes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted(path.stem for path in (Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
+FILES = {"report.html", "plan.json", "patched_model.py", "findings.sarif"}
+PLANS = {"autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"}
+
+BUILD_WITHOUT_AUDITOR = """
+import sys
+sys.modules["auditor"] = None
+import torch, patched_model
+model = patched_model.build()
+print(type(model).__name__, len(patched_model.PLANS), sum(p.numel() for p in model.parameters()))
+"""
+
+
+def auditor(*words: object, cwd: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "auditor", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+
+
+def audited(name: str, cwd: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    done = auditor(root / "examples" / f"{name}.py", cwd=cwd, root=root)
+    assert done.returncode in (0, 1), done.stderr
+    return done
+
+
+def check_plan(plan: dict) -> None:
+    assert plan["format_version"] == 1
+    assert set(plan["plans"]) == PLANS
+    assert set(plan["baselines"]) == PLANS
+    assert plan["recommended"] in PLANS
+    chosen = plan["plans"][plan["recommended"]]
+    assert chosen["verified"] is True
+    assert chosen["measured_error"] <= plan["budget"]["max_error"]
+    verdicts = {node[fmt]["verdict"] for node in plan["nodes"] for fmt in ("fp16", "bf16") if fmt in node}
+    assert verdicts <= {"safe", "sensitive", "unsafe", "untested"}
+    assert "safe" in verdicts
+
+
+@pytest.fixture(scope="module")
+def first(root, tmp_path_factory):
+    """The first example, audited once: where, and how the command ended."""
+    folder = tmp_path_factory.mktemp("first")
+    return folder, audited("01_digits_attention", folder, root)
+
+
+def test_four_files_and_nothing_else(first):
+    folder, _ = first
+    assert [path.name for path in (folder / "audits").iterdir()] == ["01_digits_attention"]
+    assert {path.name for path in (folder / "audits" / "01_digits_attention").iterdir()} == FILES
+
+
+def test_summary_fits_80_columns_and_progress_is_on_stderr(first):
+    _, done = first
+    assert done.stdout.strip()
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "\x1b" not in done.stdout
+    stages = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert stages[0] == "load"
+    assert "write" in stages
+    assert len(stages) >= 5
+    assert "load: " not in done.stdout
+
+
+def test_plan_is_verified(first):
+    folder, _ = first
+    check_plan(json.loads((folder / "audits" / "01_digits_attention" / "plan.json").read_text()))
+
+
+def test_exit_code_follows_the_findings(first):
+    folder, done = first
+    plan = json.loads((folder / "audits" / "01_digits_attention" / "plan.json").read_text())
+    assert done.returncode == any(finding["severity"] == "error" for finding in plan["findings"])
+
+
+def test_same_input_gives_the_same_plan(first, root, tmp_path):
+    folder, _ = first
+    audited("01_digits_attention", tmp_path, root)
+    here, there = (base / "audits" / "01_digits_attention" / "plan.json" for base in (folder, tmp_path))
+    assert here.read_bytes() == there.read_bytes()
+
+
+def test_patched_model_builds_elsewhere_without_auditor(first, tmp_path):
+    folder, _ = first
+    environment = {**os.environ, "PYTHONPATH": str(folder / "audits" / "01_digits_attention")}
+    command = [sys.executable, "-c", BUILD_WITHOUT_AUDITOR]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    name, plans, parameters = done.stdout.split()
+    assert (name, int(plans)) == ("DigitTransformer", len(PLANS))
+    assert int(parameters) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES[1:])
+def test_every_example(name, root, tmp_path):
+    audited(name, tmp_path, root)
+    folder = tmp_path / "audits" / name
+    assert {path.name for path in folder.iterdir()} == FILES
+    check_plan(json.loads((folder / "plan.json").read_text()))
+
+
+BAD = {
+    "syntax error": ("def f(:", [], "bad.py:1: syntax error"),
+    "no model": ("x = 1", [], "no model found in bad.py"),
+    "model that raises": ("def get_model(): raise OSError('gone')", [], "OSError: gone (bad.py:1)"),
+    "wrong input shape": (
+        "from torch import nn\nmodel = nn.Linear(3, 4)",
+        ["--inputs", "float32[2,5]"],
+        "(2x5 and 3x4)",
+    ),
+    "weights that are NaN": (
+        "import torch\nmodel = torch.nn.Linear(3, 4)\ntorch.nn.init.constant_(model.weight, float('nan'))",
+        [],
+        "weight holds 12 NaN",
+    ),
+    "no floating-point node": (
+        "import torch\nclass M(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
+        "def get_inputs(): return torch.arange(3)",
+        [],
+        "nothing to audit",
+    ),
+    "missing weights": ("from torch import nn\nmodel = nn.Linear(3, 4)", ["--weights", "w.pt"], "w.pt do not exist"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(case, root, tmp_path):
+    source, options, words = BAD[case]
+    (tmp_path / "bad.py").write_text(source)
+    done = auditor("bad.py", *options, cwd=tmp_path, root=root)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert words in line
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
+
+
+def test_missing_file_and_missing_cuda(root, tmp_path):
+    assert auditor("absent.py", cwd=tmp_path, root=root).returncode == 2
+    import torch
+
+    if not torch.cuda.is_available():
+        done = auditor(root / "examples" / "01_digits_attention.py", "--device", "cuda", cwd=tmp_path, root=root)
+        assert done.returncode == 2
+        assert "use --device cpu" in done.stderr

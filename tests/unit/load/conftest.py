@@ -1,0 +1,26 @@
+"""Writes a user's file into a fresh directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+HEADER = "import torch\nfrom torch import nn\n"
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """write(source, name="model.py") -> the path as text; torch and nn are imported already."""
+
+    def run(source: str, name: str = "model.py") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(HEADER + dedent(source))
+        return str(path)
+
+    return run

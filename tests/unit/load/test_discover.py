@@ -1,0 +1,236 @@
+"""Which model a TARGET means, by symbol and by each convention in turn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.errors import LoadError
+from auditor.load import load
+
+NET = """
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.head = nn.Linear(3, width)
+    def forward(self, x):
+        return self.head(x)
+"""
+
+
+def width(subject) -> int:
+    return subject.model.head.out_features
+
+
+@pytest.mark.parametrize("name", ["get_model", "build_model", "create_model", "load_model"])
+def test_factory_is_called(write, name):
+    subject = load(write(NET + f"def {name}():\n    return Net(7)\n"))
+    assert width(subject) == 7
+    assert (subject.origin.kind, subject.origin.symbol) == ("factory", name)
+
+
+def test_audit_spec_wins_over_everything_and_brings_inputs(write):
+    subject = load(
+        write(
+            NET
+            + """
+def get_model(): return Net(5)
+def audit_spec():
+    return {"model": Net(9), "inputs": torch.ones(2, 3), "held_out": [(torch.zeros(1, 3),)], "name": "nine"}
+"""
+        )
+    )
+    assert width(subject) == 9
+    assert subject.name == "nine"
+    assert subject.origin.kind == "spec"
+    assert subject.batches[0][0][0].shape == (2, 3)
+    assert subject.held_out[0][0][0].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("init", "args", "kwargs"),
+    [("[6]", (6,), {}), ("[[6], {}]", (6,), {}), ("[[], {'width': 6}]", (), {"width": 6})],
+)
+def test_class_model_with_init_inputs(write, init, args, kwargs):
+    source = NET.replace("class Net", "class Model").replace("width=4", "width")
+    tail = f"def get_init_inputs(): return {init}\ndef get_inputs(): return [torch.ones(2, 3)]\n"
+    subject = load(write(source + tail))
+    assert width(subject) == 6
+    assert (subject.origin.init_args, dict(subject.origin.init_kwargs)) == (args, kwargs)
+    assert subject.origin.kind == "class"
+
+
+def test_module_level_instance(write):
+    subject = load(write(NET + "model = Net(8)\n"))
+    assert width(subject) == 8
+    assert subject.origin.kind == "instance"
+
+
+def test_only_class_that_builds_without_arguments(write):
+    inner = "class Part(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+    subject = load(write(inner + NET))
+    assert (subject.origin.kind, subject.origin.symbol) == ("class", "Net")
+
+
+def test_root_of_the_composition_is_chosen(write):
+    outer = """
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def forward(self, x):
+        return self.net(x)
+"""
+    assert load(write(NET + outer)).origin.symbol == "Outer"
+
+
+def test_base_class_is_not_a_candidate(write):
+    assert load(write(NET + "class Wide(Net):\n    pass\n")).origin.symbol == "Wide"
+
+
+def test_unrelated_classes_are_ambiguous(write):
+    with pytest.raises(LoadError, match=r"model.py:Net or model.py:Other") as caught:
+        load(write(NET + NET.replace("Net", "Other")))
+    assert caught.value.slug == "ambiguous-model"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "kind", "size"),
+    [("Net", "class", 4), ("small", "instance", 2), ("make", "factory", 3), ("Net(width=11)", "class", 11)],
+)
+def test_symbol_names_class_instance_factory_or_call(write, symbol, kind, size):
+    subject = load(write(NET + "small = Net(2)\ndef make(width=3): return Net(width)\n") + f":{symbol}")
+    assert width(subject) == size
+    assert subject.origin.kind == kind
+
+
+def test_imported_factory_that_needs_arguments_is_passed_over(write):
+    write("def create_model(name):\n    raise AssertionError\n", "library.py")
+    assert load(write("from library import create_model\n" + NET)).origin.symbol == "Net"
+
+
+def test_module_target(write, monkeypatch, tmp_path):
+    write(NET + "def get_model(): return Net()\n", "parcel/nets.py")
+    (tmp_path / "parcel" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    subject = load("parcel.nets:get_model")
+    assert (subject.origin.path, subject.origin.module) == (None, "parcel.nets")
+
+
+def test_file_inside_a_package_may_import_relatively(write, tmp_path):
+    write("SIZE = 5\n", "bundle/sizes.py")
+    (tmp_path / "bundle" / "__init__.py").touch()
+    subject = load(write("from .sizes import SIZE\n" + NET + "def get_model(): return Net(SIZE)\n", "bundle/nets.py"))
+    assert width(subject) == 5
+    assert subject.origin.module == "bundle.nets"
+
+
+def test_sibling_import_works_while_building_and_path_is_restored(write, tmp_path):
+    write("def size(): return 6\n", "sizes_beside.py")
+    before = list(sys.path)
+    source = NET + "def get_model():\n    from sizes_beside import size\n    return Net(size())\n"
+    assert width(load(write(source))) == 6
+    assert sys.path == before
+
+
+def test_main_block_does_not_run_and_the_module_has_its_own_name(write):
+    source = NET + "assert __name__ == 'plain_name'\nif __name__ == '__main__':\n    raise SystemExit\n"
+    assert load(write(source, "plain_name.py")).name == "plain_name"
+
+
+def test_file_named_like_a_library_does_not_replace_it(write):
+    import json
+
+    load(write(NET, "json.py"))
+    assert sys.modules["json"] is json
+
+
+def test_second_file_of_the_same_name_is_loaded_afresh(write):
+    assert width(load(write(NET + "model = Net(2)\n", "a/net_twin.py"))) == 2
+    assert width(load(write(NET + "model = Net(3)\n", "b/net_twin.py"))) == 3
+
+
+def test_user_file_leaves_no_bytecode_behind(write, tmp_path):
+    load(write(NET))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(write):
+    target = write("torch.rand(5)\n" + NET)
+    torch.manual_seed(123)
+    expected = torch.rand(3)
+    torch.manual_seed(123)
+    first, second, other = load(target, seed=1), load(target, seed=1), load(target, seed=2)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first.model.head.weight, second.model.head.weight)
+    assert not torch.equal(first.model.head.weight, other.model.head.weight)
+    torch.manual_seed(1)
+    assert torch.equal(first.model.head.weight, nn.Linear(3, 4).weight)
+
+
+def test_default_dtype_set_by_the_file_does_not_stay(write):
+    load(write(NET + "def get_model():\n    torch.set_default_dtype(torch.float64)\n    return Net().float()\n"))
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("source", "slug", "words"),
+    [
+        ("def f(:\n", "syntax-error", "model.py:3: syntax error"),
+        ("import absent_package_xyz\n", "missing-package", "absent_package_xyz"),
+        ("1 / 0\n", "import-raises", "ZeroDivisionError: division by zero (model.py:3)"),
+        ("raise SystemExit(3)\n", "import-raises", "SystemExit"),
+        ("x = 1\n", "no-model", "get_model()"),
+        (NET.replace("width=4", "width"), "needs-arguments", "Net(width=...)"),
+        (NET + "def get_model(a, b): return Net()\n", "needs-arguments", "get_model(a=..., b=...)"),
+        (NET + "def get_model(): raise KeyError('k')\n", "model-raises", "KeyError: 'k' (model.py:10)"),
+        (NET.replace("super", "1/0; super"), "model-raises", "Net() in model.py raised ZeroDivisionError"),
+        (NET + "def get_model(): return Net(), 1\n", "not-a-model", "returned a tuple"),
+        (NET + "def audit_spec(): return {'model': Net()}\n", "bad-spec", "'inputs'"),
+        (NET + "def audit_spec(): return {'model': Net(), 'inputs': 0, 'loss': 0}\n", "bad-spec", "['loss']"),
+        (NET + "def get_model(): return torch.nn.DataParallel(Net())\n", "wrapped-model", ".module"),
+        (NET + "def get_model(): return Net().to('meta')\n", "meta-weights", "head.weight"),
+    ],
+)
+def test_bad_files_give_one_clear_line(write, source, slug, words):
+    with pytest.raises(LoadError) as caught:
+        load(write(source))
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "slug", "words"),
+    [
+        (":Absent", "no-symbol", "it defines Net"),
+        (":limit", "not-a-model", "limit in model.py is a int"),
+        (":Net(width=torch.pi)", "bad-target", "plain numbers"),
+    ],
+)
+def test_bad_symbols(write, suffix, slug, words):
+    with pytest.raises(LoadError) as caught:
+        load(write(NET + "limit = 3\n") + suffix)
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+
+
+def test_bad_targets(write, tmp_path: Path):
+    write(NET)
+    (tmp_path / "weights.pt").touch()
+    cases = {
+        str(tmp_path): ("directory-target", "model.py"),
+        str(tmp_path / "absent.py"): ("missing-target", "does not exist"),
+        "no_such_module_xyz": ("missing-target", "no_such_module_xyz"),
+        str(tmp_path / "weights.pt"): ("bad-target", "--weights"),
+        "not a module!": ("bad-target", "model.py[:symbol]"),
+    }
+    for target, (slug, words) in cases.items():
+        with pytest.raises(LoadError) as caught:
+            load(target)
+        assert caught.value.slug == slug, target
+        assert words in str(caught.value)

@@ -1,0 +1,199 @@
+"""Where inputs come from, and how each form is read."""
+
+from __future__ import annotations
+
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from auditor.errors import LoadError
+from auditor.load import load
+from auditor.load.inputs import MOST_BATCHES, as_batches
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+    def forward(self, x, scale=None):
+        return self.head(x) if scale is None else self.head(x) * scale
+model = Net()
+"""
+A, B = torch.ones(2, 3), torch.zeros(2, 3)
+
+
+def shapes(batches):
+    return [([tuple(a.shape) for a in args], sorted(kwargs)) for args, kwargs in batches]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (A, [([(2, 3)], [])]),
+        ((A, B), [([(2, 3), (2, 3)], [])]),
+        ([A, B], [([(2, 3), (2, 3)], [])]),
+        ({"x": A}, [([], ["x"])]),
+        (UserDict(x=A), [([], ["x"])]),
+        (((A,), {"scale": B}), [([(2, 3)], ["scale"])]),
+        ([(A,), (B,)], [([(2, 3)], []), ([(2, 3)], [])]),
+        ([{"x": A}, {"x": B}], [([], ["x"]), ([], ["x"])]),
+        (iter([A, B]), [([(2, 3)], []), ([(2, 3)], [])]),
+        (np.ones((2, 3), dtype=np.float32), [([(2, 3)], [])]),
+    ],
+)
+def test_forms(value, expected):
+    assert shapes(as_batches(value, "inputs")) == expected
+
+
+def test_endless_iterable_is_cut():
+    assert len(as_batches((A for _ in iter(int, 1)), "inputs")) == MOST_BATCHES
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [], iter([]), iter([3])])
+def test_what_is_no_input(value):
+    if value == []:
+        assert as_batches(value, "inputs") == (((), {}),)  # a call without arguments
+        return
+    with pytest.raises(LoadError, match="return a tensor") as caught:
+        as_batches(value, "get_inputs() in model.py")
+    assert caught.value.slug == "bad-inputs"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("def get_inputs(): return torch.ones(2, 3)\n", "get_inputs"),
+        ("example_inputs = (torch.ones(2, 3),)\n", "example_inputs"),
+        ("def example_inputs(): return {'x': torch.ones(2, 3)}\n", "example_inputs"),
+    ],
+)
+def test_inputs_of_the_file(write, source, name):
+    subject = load(write(NET + source))
+    assert subject.inputs_source == f"model.py:{name}"
+    assert not subject.synthetic_inputs
+
+
+def test_held_out_inputs_of_the_file(write):
+    source = "def get_eval_inputs(): return [(torch.ones(1, 3),), {'x': torch.ones(5, 3)}]\n"
+    assert shapes(load(write(NET + source)).held_out) == [([(1, 3)], []), ([], ["x"])]
+
+
+def test_example_input_array_of_the_model(write):
+    subject = load(write(NET + "model.example_input_array = torch.ones(6, 3)\n"))
+    assert shapes(subject.batches) == [([(6, 3)], [])]
+    assert (subject.inputs_source, subject.synthetic_inputs) == ("model.example_input_array", False)
+
+
+def test_dummy_inputs_of_the_model_are_flagged(write):
+    subject = load(write(NET + "model.dummy_inputs = {'x': torch.ones(6, 3)}\n"))
+    assert (subject.inputs_source, subject.synthetic_inputs) == ("model.dummy_inputs", True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        ("nn.Linear(3, 4)", (2, 3)),
+        ("nn.Conv1d(3, 4, 3)", (2, 3, 128)),
+        ("nn.Conv2d(3, 4, 3)", (2, 3, 32, 32)),
+        ("nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 26 * 26, 5))", (2, 1, 28, 28)),
+        ("nn.Embedding(10, 4)", (2, 16)),
+        ("nn.LSTM(3, 4)", (2, 3)),
+        ("nn.LayerNorm([5, 3])", (2, 5, 3)),
+        ("nn.Sequential(nn.ReLU(), nn.Linear(3, 4))", (2, 3)),
+    ],
+)
+def test_made_up_inputs_follow_the_first_weighted_layer(write, layer, shape):
+    subject = load(write(f"model = {layer}\n"))
+    (tensor,) = subject.batches[0][0]
+    assert tensor.shape == shape
+    assert subject.synthetic_inputs
+    assert any("made up" in warning for warning in subject.warnings)
+
+
+def test_no_inputs_to_be_found(write):
+    with pytest.raises(LoadError, match=r"forward\(x, y\)") as caught:
+        load(write(NET.replace("scale=None", "y")))
+    assert caught.value.slug == "no-inputs"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x:float32[2,3]", [([], ["x"])]),
+        ("float32[2,3]", [([(2, 3)], [])]),
+        ("x:float32[2,3] scale:float32[1]", [([], ["scale", "x"])]),
+        ("x:float32[2,3] scale:float32[]", [([], ["scale", "x"])]),
+    ],
+)
+def test_shapes_on_the_command_line(write, text, expected):
+    subject = load(write(NET), inputs=text)
+    assert shapes(subject.batches) == expected
+    assert subject.synthetic_inputs
+
+
+def test_integers_stay_below_the_limit_or_the_vocabulary(write):
+    target = write("model = nn.Embedding(7, 4)\n")
+    limited = load(target, inputs="int64[400]<3").batches[0][0][0]
+    assert set(limited.tolist()) == {0, 1, 2}
+    assert set(load(target, inputs="int64[400]").batches[0][0][0].tolist()) == set(range(7))
+
+
+def test_files_of_tensors(write, tmp_path):
+    target = write(NET)
+    torch.save((A, B), tmp_path / "pair.pt")
+    save_file({"x": A, "scale": torch.ones(1)}, tmp_path / "named.safetensors")
+    save_file({"whatever": A}, tmp_path / "single.safetensors")
+    np.savez(tmp_path / "ordered.npz", np.ones((2, 3)), np.ones(1))
+    expected = {
+        "named.safetensors": [([], ["scale", "x"])],
+        "single.safetensors": [([(2, 3)], [])],
+        "ordered.npz": [([(2, 3), (1,)], [])],
+    }
+    for name, forms in expected.items():
+        subject = load(target, inputs=str(tmp_path / name))
+        assert shapes(subject.batches) == forms, name
+        assert not subject.synthetic_inputs
+    with pytest.raises(LoadError, match=r"shape|size"):
+        load(target, inputs=str(tmp_path / "pair.pt"))  # forward multiplies [2, 4] by [2, 3]
+
+
+def test_function_in_another_file(write, tmp_path):
+    write("from helper_beside import rows\ndef five(): return torch.ones(rows(), 3)\n", "other/data.py")
+    write("def rows(): return 5\n", "other/helper_beside.py")
+    subject = load(write(NET), inputs=f"{tmp_path}/other/data.py:five")
+    assert shapes(subject.batches) == [([(5, 3)], [])]
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "words"),
+    [
+        ("absent.pt", "missing-inputs", "absent.pt do not exist"),
+        ("absent.py:f", "missing-target", "absent.py does not exist"),
+        ("y:float32[2,3] z:float32[1]", "bad-inputs", "forward takes x, scale"),
+        ("x:float32[2,3] float32[1]", "bad-inputs", "name all or none"),
+        ("x:floaty[2,3]", "bad-inputs", "floaty"),
+        ("nonsense", "bad-inputs", "float32[1,3,224,224]"),
+        ("x:float32[2,5]", "forward-raises", "(2x5 and 3x4)"),
+    ],
+)
+def test_bad_inputs_argument(write, text, slug, words):
+    with pytest.raises(LoadError) as caught:
+        load(write(NET), inputs=text)
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_failing_inputs_function(write):
+    with pytest.raises(LoadError, match=r"get_inputs\(\) in model.py raised ValueError: no data \(model.py:11\)"):
+        load(write(NET + "def get_inputs(): raise ValueError('no data')\n"))
+
+
+def test_lazy_layers_take_their_shape_from_the_inputs(write):
+    subject = load(write("model = nn.LazyLinear(4)\ndef get_inputs(): return torch.ones(2, 6)\n"))
+    assert isinstance(subject.model, nn.Linear)
+    assert subject.model.in_features == 6

@@ -1,0 +1,131 @@
+"""Models in hand, the first FP32 forward, and what it must leave alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from auditor.errors import LoadError
+from auditor.load import from_object, in_eval, load
+
+
+class Counter(nn.Module):
+    """Has everything a careless forward can disturb: dropout, running statistics, a buffer it writes and replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.5)
+        self.frozen = nn.Linear(3, 3).eval()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x, bias=0.0):
+        self.calls += 1
+        self.cache = x.detach().clone()
+        torch.rand(1)
+        return self.frozen(self.drop(self.norm(x))) + bias
+
+
+def test_caller_s_model_and_generators_stay_bit_for_bit():
+    model = Counter().train()
+    model.frozen.eval()
+    cache = model.cache
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [module.training for module in model.modules()]
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+
+    subject = from_object(model, torch.ones(4, 3), {"bias": 1.0})
+
+    assert subject.model is model
+    assert subject.batches[0][1] == {"bias": 1.0}
+    assert [module.training for module in model.modules()] == flags
+    assert model.cache is cache
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+
+
+def test_in_eval_restores_after_an_error():
+    class Fails(Counter):
+        def forward(self, x):
+            assert not self.training
+            raise KeyError
+
+    model = Fails().train()
+    with pytest.raises(KeyError), in_eval(model):
+        model(torch.ones(1))
+    assert model.training
+    assert model.norm.training
+
+
+def test_name_of_a_model_in_hand():
+    assert from_object(nn.Linear(3, 4), torch.ones(2, 3)).name == "Linear"
+    assert from_object(nn.Linear(3, 4), torch.ones(2, 3), name="mine").name == "mine"
+
+
+def test_keyword_arguments_alone():
+    subject = from_object(nn.Linear(3, 4), None, {"input": torch.ones(2, 3)})
+    assert [(args, list(kwargs)) for args, kwargs in subject.batches] == [((), ["input"])]
+
+
+class Integers(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+
+class Rounds(nn.Module):
+    def forward(self, x):
+        return (x / 2).round().long()
+
+
+class Nan(nn.Module):
+    def forward(self, x):
+        return {"y": x.log()}
+
+
+def test_integer_outputs_are_fine_where_floats_are_computed():
+    from_object(Rounds(), torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "slug", "words"),
+    [
+        (Integers(), torch.arange(4), "no-floating-point", "nothing to audit"),
+        (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
+        (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2,5] from example_inputs"),
+        (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
+        (nn.Linear(3, 4).half(), torch.ones(2, 3).half(), "low-precision-model", "model.float()"),
+        (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),
+        (nn.DataParallel(nn.Linear(3, 4)), torch.ones(2, 3), "wrapped-model", "`.module`"),
+        (torch.ones(2), torch.ones(2), "not-a-model", "got a Tensor"),
+    ],
+)
+def test_models_that_cannot_be_audited(model, value, slug, words):
+    with pytest.raises(LoadError) as caught:
+        from_object(model, value)
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_infinite_mask_buffer_is_no_error():
+    model = nn.Linear(3, 4)
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf))
+    from_object(model, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("number", ["01_digits_attention", "02_digits_recurrent"])
+def test_examples_load(root, number):
+    subject = load(str(root / "examples" / f"{number}.py"))
+    assert not subject.random_weights
+    assert not subject.synthetic_inputs
+    assert subject.warnings == ()
+    assert subject.held_out
+    assert not subject.model.training

@@ -1,0 +1,312 @@
+"""Synthetic audits: a transformer-shaped model of any size, with one overflow, hostile names on request, no torch run."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from auditor.audit import Audit, Environment
+from auditor.records import (
+    Baseline,
+    Contribution,
+    Finding,
+    Node,
+    NodeError,
+    NodeRange,
+    NodeReport,
+    Origin,
+    Plan,
+    ScopeChoice,
+    Subject,
+    Verdict,
+    Verification,
+)
+
+HOSTILE = "</script><script>alert(1)</script>\"'`|\n::error::pwned%<img src=x onerror=alert(2)>\x1b[31m"
+ADVICE = """
+Scale `fc2` down and fold the factor into the next norm, or keep the module
+in FP32:
+
+    with torch.autocast("cuda", enabled=False):
+        y = self.fc2(x.float())
+"""
+BLOCK = (
+    ("norm1", "LayerNorm", "aten.layer_norm.default", "x = self.norm1(x)"),
+    ("attn.qkv", "Linear", "aten.linear.default", "q, k, v = self.qkv(x).chunk(3, dim=-1)"),
+    ("attn", "Attention", "aten.split.Tensor", "q, k, v = self.qkv(x).chunk(3, dim=-1)"),
+    ("attn", "Attention", "aten.matmul.default", "scores = q @ k.transpose(-2, -1)"),
+    ("attn", "Attention", "aten.mul.Tensor", "scores = scores * self.scale"),
+    ("attn", "Attention", "aten.softmax.int", "weights = scores.softmax(dim=-1)"),
+    ("attn", "Attention", "aten.matmul.default", "x = weights @ v"),
+    ("attn.proj", "Linear", "aten.linear.default", "x = self.proj(x)"),
+    ("", "Block", "aten.add.Tensor", "x = residual + x"),
+    ("norm2", "LayerNorm", "aten.layer_norm.default", "x = self.norm2(x)"),
+    ("mlp.fc1", "Linear", "aten.linear.default", "x = self.fc1(x)"),
+    ("mlp", "Mlp", "aten.gelu.default", "x = F.gelu(x)"),
+    ("mlp.fc2", "Linear", "aten.linear.default", "x = self.fc2(x)"),
+    ("", "Block", "aten.add.Tensor", "x = residual + x"),
+)
+RULES = {
+    "aten.softmax.int": ("SFT001", "softmax-in-low-precision", "warning"),
+    "aten.layer_norm.default": ("NRM001", "norm-statistics-in-low-precision", "warning"),
+    "overflow": ("RNG001", "activation-over-fp16-range", "error"),
+}
+
+
+def _template(count: int) -> Iterator[tuple[str, str, str, str]]:
+    yield "embed", "Embedding", "aten.embedding.default", "x = self.embed(tokens)"
+    for i in range(max(count - 5, 0)):
+        block, position = divmod(i, len(BLOCK))
+        tail, kind, op, code = BLOCK[position]
+        yield ".".join(filter(None, (f"blocks.{block}", tail))), kind, op, code
+    yield "norm", "LayerNorm", "aten.layer_norm.default", "x = self.norm(x)"
+    yield "head", "Linear", "aten.linear.default", "return self.head(x)"
+
+
+def _histogram(center: float, rng: random.Random) -> Mapping[int, int]:
+    return {e: max(1, round(4e4 * math.exp(-((e - center) ** 2) / 9))) for e in range(int(center) - 9, int(center) + 4)}
+
+
+def _format_facts(
+    name: str, op: str, depth: float, overflows: bool, rng: random.Random
+) -> tuple[NodeError, Contribution, Verdict]:
+    fp16 = name == "fp16"
+    unit = 2.0 ** (-11 if fp16 else -8)
+    local = unit * rng.uniform(0.3, 0.7)
+    isolated = local * rng.uniform(0.02, 0.6) * (4 if "softmax" in op else 1)
+    contribution = Contribution(isolated, isolated * 0.7, isolated * 0.3)
+    if overflows and fp16:
+        error = NodeError(math.inf, math.inf, None, 12, 0, 0.0, 0.0, None, None, None, "overflow", born=True)
+        return (
+            error,
+            Contribution(math.inf, math.inf, 0.0, "re-run"),
+            Verdict("unsafe", "alone it turns 12 finite values into Inf", "range"),
+        )
+    propagated = math.inf if fp16 and depth > 0.6 else local * (1 + 12 * depth)
+    error = NodeError(
+        local,
+        propagated,
+        None,
+        0,
+        3 if math.isinf(propagated) else 0,
+        0.02,
+        0.1,
+        0.5,
+        -20 * math.log10(local),
+        None,
+        "rounding",
+    )
+    if isolated > 0.003:
+        return error, contribution, Verdict("unsafe", f"alone it costs {isolated:.1e}, over the budget", "precision")
+    if isolated > 0.001:
+        return error, contribution, Verdict("sensitive", f"alone it takes {isolated:.0%} of the budget", "precision")
+    return error, contribution, Verdict("safe", "its effect on the outputs is below a tenth of the budget")
+
+
+def _node(i: int, owner: str, kind: str, op: str, code: str) -> Node:
+    name = f"{op.split('.')[1]}_{i}"
+    inputs = (f"n{i - 1}",) if i else ()
+    return Node(
+        name,
+        op,
+        owner,
+        kind,
+        f"model.py:{20 + (i - 1) % len(BLOCK)}",
+        "/repo/model.py",
+        code,
+        inputs,
+        (8, 128, 256),
+        "float32",
+        True,
+    )
+
+
+def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Random) -> tuple[NodeReport, ...]:
+    reports: list[NodeReport] = []
+    for i, (owner, kind, op, code) in enumerate(_template(nodes)):
+        depth = i / nodes
+        if hostile and i % 5 == 0:
+            owner, code = f"{owner}.{HOSTILE}", HOSTILE
+        node = _node(i, owner, kind, op, code)
+        if reports:
+            node = replace(node, inputs=(reports[-1].node.name,))
+        overflows = i == int(nodes * 0.6)
+        facts = {f: _format_facts(f, op, depth, overflows, rng) for f in formats}
+        center = 15.5 if overflows else 6 * math.sin(depth * 5) - 2
+        fired = ("RNG001",) if overflows else (RULES[op][0],) if op in RULES else ()
+        reports.append(
+            NodeReport(
+                node,
+                fired,
+                {f: fact[0] for f, fact in facts.items()},
+                {f: fact[1] for f, fact in facts.items()},
+                {f: fact[2] for f, fact in facts.items()},
+                dict.fromkeys(formats, ("cast",)),
+                NodeRange(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 0.01, _histogram(center, rng)),
+                int(1e9) if "linear" in op or "matmul" in op else int(1e6),
+            )
+        )
+    reports += [_discrete(reports[-1].node.name, formats), _untested(reports[-1].node.name, formats)]
+    return tuple(reports)
+
+
+def _discrete(reads: str, formats: tuple[str, ...]) -> NodeReport:
+    """An argmax in the root: no range, no source line, an integer output compared by disagreement."""
+    node = Node("argmax", "aten.argmax.default", "", "Root", None, None, None, (reads,), (8,), "int64", False)
+    return NodeReport(
+        node,
+        (),
+        {f: NodeError(disagreement=0.125, cause="discrete") for f in formats},
+        {f: Contribution(0.125, 0.125, 0.0, "re-run") for f in formats},
+        {f: Verdict("unsafe", "1 of 8 results differs", "precision") for f in formats},
+        dict.fromkeys(formats, ("autocast", "cast")),
+        None,
+        0,
+    )
+
+
+def _untested(reads: str, formats: tuple[str, ...]) -> NodeReport:
+    """A custom operation that no format could run."""
+    node = Node("scan", "mylib.scan.default", "scan", "Scan", "lib.py:9", None, None, (reads,), (), "float32", True)
+    return NodeReport(
+        node,
+        (),
+        {f: NodeError(local_error=math.nan, unsupported="no kernel for Half") for f in formats},
+        {},
+        {f: Verdict("untested", "the operation does not run in this format") for f in formats},
+        dict.fromkeys(formats, ()),
+        NodeRange(0.0, 0.0, 1.0, {}),
+        0,
+    )
+
+
+def _findings(reports: tuple[NodeReport, ...], hostile: bool) -> tuple[Finding, ...]:
+    found = []
+    for report in reports:
+        for code in report.findings:
+            name, severity = next((n, s) for c, n, s in RULES.values() if c == code)
+            overflow = code == "RNG001"
+            found.append(
+                Finding(
+                    code,
+                    name,
+                    report.node.name,
+                    report.node.owner,
+                    report.node.op,
+                    report.node.source,
+                    severity,
+                    "high" if overflow else "medium",
+                    ("fp16",) if overflow else ("fp16", "bf16"),
+                    HOSTILE
+                    if hostile
+                    else "The largest activation is 9.9e5; FP16 ends at 65504."
+                    if overflow
+                    else "sums over 128 elements are accumulated\nand rounded in low precision",
+                    "FP16 has five exponent bits: nothing above 65504 can be stored, and the result becomes Inf.",
+                    ADVICE,
+                    {"max_abs": report.range.max_abs if report.range else None, "elements": 12}
+                    if overflow
+                    else {"reduction": 128},
+                    True if overflow else None,
+                )
+            )
+    return tuple(found)
+
+
+def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -> Plan:
+    scopes = {"": ScopeChoice(fmt)}
+    if island is not None:
+        scopes[island] = ScopeChoice("fp32", ("RNG001", "12 values overflow FP16"))
+        scopes["norm"] = ScopeChoice("fp32", ("NRM001",))
+    predicted = {"fp16": 0.0008, "bf16": 0.0061}[fmt]
+    finite = measured is not None
+    return Plan(
+        f"{strategy}_{fmt}",
+        strategy,
+        fmt,
+        scopes,
+        predicted,
+        0.93 if island else 0.981,
+        1.87,
+        measured,
+        finite,
+        Verification(
+            measured, finite, measured, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
+        ),
+        tuple(
+            (predicted * 2.0**k, (0.5 if strategy == "autocast" else 0.42) + 0.04 * (6 - k) ** 1.3)
+            for k in range(-3, 6)
+        ),
+    )
+
+
+def make_audit(
+    nodes: int = 120,
+    *,
+    hostile: bool = False,
+    formats: tuple[str, ...] = ("fp16", "bf16"),
+    recommended: str | None = "autocast_fp16",
+    synthetic: bool = False,
+    empty: bool = False,
+) -> Audit:
+    """A believable audit of `nodes` operations; `hostile` puts markup, quotes and control characters in every name."""
+    rng = random.Random(7)
+    reports = () if empty else _reports(nodes, formats, hostile, rng)
+    island = next((r.node.owner for r in reports if "RNG001" in r.findings), None)
+    plans = (
+        {}
+        if empty
+        else {
+            p.name: p
+            for p in (
+                _plan("autocast", "fp16", island, 0.00083),
+                _plan("autocast", "bf16", None, 0.0058),
+                _plan("cast", "fp16", island, 0.0011),
+                _plan("cast", "bf16", None, None),
+            )
+        }
+    )
+    baselines = (
+        {}
+        if empty
+        else {
+            "autocast_fp16": Baseline(None, False),
+            "autocast_bf16": Baseline(0.0058, True),
+            "cast_fp16": Baseline(None, False),
+            "cast_bf16": Baseline(0.021, True, None),
+        }
+    )
+    name = HOSTILE if hostile else "TinyGPT"
+    return Audit(
+        Subject(
+            nn.Identity(),
+            (),
+            name,
+            "model.py:get_model",
+            "get_inputs() in model.py",
+            "checkpoint weights.safetensors",
+            origin=Origin("/repo/model.py", None, "get_model", "factory"),
+            synthetic_inputs=synthetic,
+            random_weights=synthetic,
+        ),
+        124_439_808,
+        ("tokens: int64[8, 128]",),
+        Environment("0.1.0", "2.13.0+cpu", "cpu", "emulated", 0),
+        formats,
+        0.01,
+        "relative L2 of the outputs",
+        "export",
+        reports,
+        _findings(reports, hostile),
+        plans,
+        baselines,
+        None if empty else recommended,
+        "FP16 is three times as precise here as BF16 and 2 modules cover its overflow.",
+        {"capture": 1.2, "measure": 8.4, "solve": 0.3, "verify": 2.1},
+        ("Inputs were synthesised.",) if synthetic else (),
+        "python -m auditor model.py --max-error 0.01",
+    )

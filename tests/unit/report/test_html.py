@@ -1,0 +1,108 @@
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from auditor.report import html
+from tests.unit.report.factory import HOSTILE, make_audit
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.text, self.table = [], "", None
+        self._raw = None
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._raw = dict(attrs).get("id", tag)
+
+    def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self._raw = None
+
+    def handle_data(self, data):
+        if self._raw == "layer-data":
+            self.table = json.loads(data)
+        elif self._raw is None:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    return Page(html.render(make_audit(60, hostile=True, synthetic=True)))
+
+
+def test_names_from_the_model_add_no_markup(hostile):
+    tags = [tag for tag, _ in hostile.tags]
+    assert "img" not in tags
+    assert tags.count("script") == 4  # theme, data, table, page
+    assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
+    assert "<script>alert(1)</script>" in hostile.text
+
+
+def test_names_reach_the_table_unchanged(hostile):
+    assert any(HOSTILE in text for text in hostile.table["strings"])
+
+
+def test_nothing_is_fetched(hostile):
+    for _, attrs in hostile.tags:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), attrs
+    policy = next(attrs["content"] for _, attrs in hostile.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+
+
+def test_links_inside_the_page_lead_somewhere():
+    page = Page(html.render(make_audit()))
+    names = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    links = [attrs["href"][1:] for tag, attrs in page.tags if tag == "a"]
+    assert {link for link in links if not link.startswith("op=")} <= names
+    assert len(names) == sum("id" in attrs for _, attrs in page.tags), "an id is used twice"
+
+
+def test_essentials_are_there_without_script():
+    audit = make_audit()
+    text = Page(html.render(audit)).text
+    assert "Run it in FP16 under autocast, keeping 2 modules in FP32." in text
+    assert "Sums over 128 elements are accumulated and rounded in low precision." in text
+    assert "    y = self.fc2(x.float())" in text
+    assert "patched_model.build()" in text
+    assert audit.command in text
+    assert "model.get_submodule('blocks.5.attn.qkv')" in text
+    assert "past it by 3.5 bits" in text  # 2^19.5 * 0.97 against 65504: 19.456 - 15.999
+
+
+def test_empty_sections_say_why():
+    text = Page(html.render(make_audit(empty=True))).text
+    for reason in (
+        "No plan was made",
+        "No rule fired",
+        "No operation was measured",
+        "nothing to draw",
+        "No value ranges",
+    ):
+        assert reason in text
+
+
+def test_one_format_alone_is_enough():
+    assert "BF16" in html.render(make_audit(formats=("bf16",)))
+
+
+def test_three_thousand_nodes_fit_in_a_megabyte():
+    assert len(html.render(make_audit(3000)).encode()) <= 1_000_000
+
+
+def test_same_audit_same_bytes():
+    assert html.render(make_audit()) == html.render(make_audit())
+
+
+def test_assets_may_not_close_their_element(tmp_path):
+    bad = tmp_path / "bad.js"
+    bad.write_text("'</SCRIPT>'")
+    with pytest.raises(ValueError, match=r"bad\.js"):
+        html._asset(bad)

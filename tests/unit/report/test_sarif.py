@@ -1,0 +1,98 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Origin
+from auditor.report import sarif
+from auditor.report.paths import places
+from tests.unit.report.factory import make_audit
+
+
+def run(audit):
+    document = json.loads(sarif.render(audit))
+    assert document["version"] == "2.1.0"
+    assert document["$schema"]
+    return document["runs"][0]
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_everything_code_scanning_asks_for_is_there(hostile):
+    found = run(make_audit(60, hostile=hostile))
+    rules = found["tool"]["driver"]["rules"]
+    assert found["tool"]["driver"]["name"]
+    for rule in rules:
+        assert rule["id"]
+        for key in ("shortDescription", "fullDescription", "help"):
+            assert 0 < len(rule[key]["text"]) <= 1024
+        assert rule["help"]["markdown"]
+        assert rule["defaultConfiguration"]["level"] in ("note", "warning", "error")
+        assert rule["properties"]["precision"] in ("very-high", "high", "medium", "low")
+        assert rule["properties"]["problem.severity"] in ("error", "warning", "recommendation")
+        assert len(rule["properties"]["tags"]) <= 10
+    for result in found["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["message"]["text"]
+        place = result["locations"][0]["physicalLocation"]
+        assert place["region"]["startLine"] >= 1
+        uri = place["artifactLocation"]["uri"]
+        assert uri
+        assert not uri.startswith("/")
+        assert ":" not in uri
+        assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
+        assert result["partialFingerprints"]["primaryLocationLineHash"]
+
+
+def fingerprints(audit):
+    return [r["partialFingerprints"]["primaryLocationLineHash"] for r in run(audit)["results"]]
+
+
+def test_fingerprints_are_distinct_and_survive_new_numbers_lines_and_blocks():
+    audit = make_audit(60)
+    before = fingerprints(audit)
+    assert len(set(before)) == len(before)
+    moved = tuple(
+        replace(f, message="other 3.14", evidence={}, source=f"model.py:{500 + int(f.source.split(':')[1])}")
+        for f in audit.findings
+    )
+    assert sorted(fingerprints(replace(audit, findings=moved))) == sorted(before)
+    deeper = make_audit(60 + 14 * 3)
+    assert set(before) & set(fingerprints(deeper)) >= {
+        f for f, r in zip(before, run(audit)["results"], strict=True) if r["ruleId"] == "SFT001"
+    }
+
+
+def test_a_finding_over_many_blocks_is_one_result():
+    softmax = [r for r in run(make_audit())["results"] if r["ruleId"] == "SFT001"]
+    assert len(softmax) == 1
+    assert softmax[0]["occurrenceCount"] == 8
+    assert len(softmax[0]["locations"][0]["logicalLocations"]) == 8
+
+
+def test_files_are_named_from_their_repository(tmp_path):
+    (tmp_path / ".git").mkdir()
+    source = tmp_path / "src" / "my model.py"
+    audit = make_audit(20)
+    nodes = tuple(replace(r, node=replace(r.node, source_path=str(source))) for r in audit.nodes)
+    assert {p.file for p in places(replace(audit, nodes=nodes)).values()} == {"src/my model.py"}
+    first = run(replace(audit, nodes=nodes))["results"][0]
+    assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "src/my%20model.py"
+
+
+def test_findings_in_installed_packages_point_at_the_audited_file(tmp_path):
+    (tmp_path / ".git").mkdir()
+    library = tmp_path / "lib" / "site-packages" / "timm" / "vit.py"
+    audit = make_audit(20)
+    subject = replace(audit.subject, origin=Origin(str(tmp_path / "audit_me.py"), None, "get_model", "factory"))
+    nodes = tuple(replace(r, node=replace(r.node, source_path=str(library))) for r in audit.nodes)
+    found = places(replace(audit, nodes=nodes, subject=subject))
+    assert {(p.file, p.line) for p in found.values()} == {("audit_me.py", 1)}
+    region = run(replace(audit, nodes=nodes, subject=subject))["results"][0]["locations"][0]["physicalLocation"][
+        "region"
+    ]
+    assert "snippet" not in region
+    assert "snippet" in run(audit)["results"][0]["locations"][0]["physicalLocation"]["region"]
+
+
+def test_without_findings_the_run_is_still_whole():
+    assert run(make_audit(empty=True))["results"] == []

@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from auditor.report import terminal
+from auditor.report.terminal import shorten
+from tests.unit.report.factory import make_audit
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("hostile", [False, True])
+def test_no_line_is_wider_than_asked(width, hostile):
+    text = terminal.render(make_audit(60, hostile=hostile, synthetic=True), width=width)
+    assert max(map(cell_len, text.splitlines())) <= width
+
+
+@given(st.text(max_size=200), st.integers(2, 90))
+def test_shortened_text_fits_and_short_text_is_untouched(text, width):
+    short = shorten(text, width)
+    assert cell_len(short) <= width
+    assert short == text or cell_len(text) > width
+
+
+def test_wide_letters_count_as_two_cells():
+    audit = make_audit(20)
+    wide = tuple(replace(f, owner="層." * 40, message="長" * 200) for f in audit.findings)
+    text = terminal.render(replace(audit, findings=wide))
+    assert max(map(cell_len, text.splitlines())) <= 80
+
+
+def test_names_cannot_drive_the_terminal():
+    text = terminal.render(make_audit(60, hostile=True))
+    assert "\x1b" not in text
+    assert "\\x1b[31m" in text
+
+
+def test_color_changes_nothing_but_codes():
+    from rich.text import Text
+
+    audit = make_audit()
+    colored = terminal.render(audit, color=True)
+    assert "\x1b[" in colored
+    assert Text.from_ansi(colored).plain.rstrip() == terminal.render(audit).rstrip()
+
+
+def test_the_summary_answers_first():
+    lines = terminal.render(make_audit()).splitlines()
+    assert lines[3] == "Verdict   Run it in FP16 under autocast, keeping 2 modules in FP32."
+    assert any(line.split() == ["RNG001", "error", "blocks.5.attn.qkv", "model.py:21"] for line in lines)
+    assert any(line.startswith("*  FP16 under autocast") and "8.3e-4" in line for line in lines)

@@ -1,0 +1,101 @@
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Plan, ScopeChoice, Verification
+from auditor.report.findings import ranked
+from auditor.report.origins import origins
+from auditor.report.questions import questions
+from auditor.report.view import islands, pattern, precision_of, view
+from tests.unit.report.factory import make_audit
+
+
+def plan(**scopes):
+    choices = {path.replace("__", "."): ScopeChoice(low) for path, low in scopes.items()}
+    return Plan("autocast_fp16", "autocast", "fp16", {"": ScopeChoice("fp16"), **choices}, 0.001, 0.9, 1.5)
+
+
+def test_pattern_blanks_block_numbers_only():
+    assert pattern("blocks.3.conv2d.10") == "blocks.*.conv2d.*"
+
+
+def test_precision_is_inherited_from_the_nearest_scope():
+    given = plan(blocks="fp32", blocks__0__norm="fp16")
+    assert precision_of("blocks.0.attn", given) == "fp32"
+    assert precision_of("blocks.0.norm.inner", given) == "fp16"
+    assert precision_of("head", given) == "fp16"
+
+
+def test_islands_of_one_shape_and_reason_are_folded():
+    given = plan(blocks__0__norm="fp32", blocks__1__norm="fp32", head="fp32")
+    assert [(i.pattern, len(i.paths)) for i in islands(given)] == [("blocks.*.norm", 2), ("head", 1)]
+
+
+def test_headline_counts_what_is_kept_apart():
+    assert view(make_audit()).headline == "Run it in FP16 under autocast, keeping 2 modules in FP32."
+    assert view(make_audit(recommended="autocast_bf16")).headline.endswith("; nothing has to stay in FP32.")
+    assert "no plan met the error budget of 0.01" in view(make_audit(recommended=None)).headline
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "verified"),
+        ({"measured_error": None, "verification": None}, "not run"),
+        ({"measured_error": 0.02}, "over budget"),
+        ({"measured_error": float("nan")}, "non-finite"),
+        ({"verified": False}, "not verified"),
+        ({"verification": Verification(None, False, None, "audited", "native", "KeyError: x")}, "failed"),
+        ({"verification": Verification(0.001, False, 0.001, "audited", "native")}, "non-finite"),
+    ],
+)
+def test_plan_verdicts(change, verdict):
+    audit = make_audit()
+    plans = {**audit.plans, "autocast_fp16": replace(audit.plans["autocast_fp16"], **change)}
+    chosen = view(replace(audit, plans=plans)).chosen
+    assert chosen is not None
+    assert chosen.verdict == verdict
+
+
+def test_tallies_say_what_limits_each_format():
+    fp16, bf16 = view(make_audit()).tallies
+    assert fp16.limit == "range and precision"  # one overflow, and the argmax that flips
+    assert bf16.limit == "precision"
+    assert dict(fp16.counts)["untested"] == 1
+    assert fp16.total == sum(n for _, n in fp16.counts) == 120
+
+
+def test_findings_are_ranked_and_folded_over_blocks():
+    audit = make_audit()
+    groups = ranked(audit)
+    assert groups[0].worst.rule == "RNG001"  # the only error
+    assert sum(len(g.members) for g in groups) == len(audit.findings)
+    softmax = next(g for g in groups if g.worst.rule == "SFT001")
+    assert softmax.pattern == "blocks.*.attn"
+    assert len(softmax.members) == 8
+    effects = {r.node.name: r.contributions["bf16"].isolated for r in audit.nodes if "bf16" in r.contributions}
+    assert softmax.effect == max(effects[f.node] for f in softmax.members)
+
+
+def test_an_error_is_told_apart_from_what_inherits_it():
+    fp16 = origins(make_audit(25), "fp16")
+    # node 15 overflows; in the run that is low from the start nodes 16 to 22 carry Inf, the two after them are not floating
+    assert [b.heirs for b in fp16.births] == [7]
+    assert fp16.births[0].report.errors["fp16"].born
+    assert fp16.births[0].last_heir is not None
+    assert fp16.births[0].last_heir.node.owner == "head"
+    assert origins(make_audit(25), "bf16").births == ()
+
+
+def test_sources_are_shares_of_the_whole():
+    shares = [s.share for s in origins(make_audit(8), "bf16").sources]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1.0)  # 7 operations have a contribution, all are shown
+
+
+def test_every_question_is_answered_or_said_not_to_apply():
+    for audit in (make_audit(), make_audit(empty=True), make_audit(formats=("bf16",))):
+        assert all(a.answer.strip() for a in questions(audit))
+    birth = next(a for a in questions(make_audit()) if "NaN or Inf" in a.question)
+    assert birth.applies
+    assert "linear" in birth.answer

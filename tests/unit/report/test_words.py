@@ -1,0 +1,36 @@
+import math
+
+import pytest
+
+from auditor.report import words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not measured"),
+        (0.0, "0"),
+        (math.nan, "NaN"),
+        (math.inf, "non-finite"),
+        (0.00083, "8.3e-4"),
+        (0.0010, "0.0010"),
+        (0.31, "0.31"),
+        (12.4, "12"),
+        (123.4, "123"),
+    ],
+)
+def test_ratio(value, text):
+    assert words.ratio(value) == text
+
+
+def test_percent_says_all_only_when_it_is_all():
+    assert [words.percent(x) for x in (1.0, 0.9999, 0.5, 0.0001, 0.0)] == ["100%", ">99%", "50%", "<1%", "0%"]
+
+
+def test_magnitude_and_compact():
+    assert [words.magnitude(x) for x in (0.0, 0.5, 65504.0, 3.39e38)] == ["0", "0.5", "65,504", "3.39e38"]
+    assert [words.compact(n) for n in (7, 1500, 124_439_808, 3 * 10**12)] == ["7", "1.5k", "124M", "3T"]
+
+
+def test_printable_disarms_control_and_bidirectional_characters():
+    assert words.printable("a\x1b[31m\n\u202eb é") == "a\\x1b[31m\\n\\u202eb é"

@@ -1,0 +1,53 @@
+"""An audit's files appear together or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from auditor.errors import AuditorError
+from auditor.publish import check_directory, write
+
+
+class Saves:
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+
+    def save(self, directory: Path) -> None:
+        (directory / "plan.json").write_text("new")
+        if self.fails:
+            raise RuntimeError("disk full")
+        (directory / "report.html").write_text("new")
+
+
+def test_own_files_are_replaced_and_others_kept(tmp_path):
+    target = tmp_path / "deep" / "audit"
+    target.mkdir(parents=True)
+    (target / "plan.json").write_text("old")
+    (target / "notes.txt").write_text("mine")
+    files = write(Saves(), target)
+    assert files == (target / "plan.json", target / "report.html")
+    assert {p.name: p.read_text() for p in target.iterdir()} == {
+        "plan.json": "new",
+        "report.html": "new",
+        "notes.txt": "mine",
+    }
+
+
+def test_failure_leaves_the_old_files_and_nothing_else(tmp_path):
+    target = tmp_path / "audit"
+    target.mkdir()
+    (target / "plan.json").write_text("old")
+    with pytest.raises(RuntimeError):
+        write(Saves(fails=True), target)
+    assert [p.name for p in tmp_path.iterdir()] == ["audit"]
+    assert {p.name: p.read_text() for p in target.iterdir()} == {"plan.json": "old"}
+
+
+def test_a_file_in_the_way_is_found_beforehand(tmp_path):
+    (tmp_path / "taken").touch()
+    check_directory(tmp_path / "free" / "deeper")
+    with pytest.raises(AuditorError, match="taken is a file"):
+        check_directory(tmp_path / "taken" / "inside")
+    assert not (tmp_path / "free").exists()
