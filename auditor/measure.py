@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,7 +187,7 @@ def _node_error(
         return NodeError(disagreement=share, cause="discrete" if share else None)
     r, c = ours[0], theirs[0]
     hurt = damage(r, c, fmt)
-    error = relative_l2(r, c) if torch.isfinite(r).all() else _finite_error(r, c)
+    error = _finite_error(r, c)
     return NodeError(
         local_error=error,
         propagated_error=_finite_error(r, later[0]),
@@ -202,6 +203,9 @@ def _node_error(
 
 def _finite_error(r: torch.Tensor, c: torch.Tensor) -> float:
     """Relative error over the entries where the reference is finite: masks hold infinities on purpose."""
+    error = relative_l2(r, c)
+    if math.isfinite(error) or bool(torch.isfinite(r).all()):
+        return error
     finite = torch.isfinite(r)
     return relative_l2(r[finite], c[finite])
 
@@ -226,7 +230,7 @@ def _broken(reference: Any, low: Any) -> bool:
     for r, c in zip(_tensor_leaves(reference), _tensor_leaves(low), strict=False):
         if r.shape != c.shape or (not r.is_floating_point() and not torch.equal(r, c)):
             return True
-        if r.is_floating_point() and not bool(torch.isfinite(c[torch.isfinite(r)]).all()):
+        if r.is_floating_point() and not bool((torch.isfinite(c) | ~torch.isfinite(r)).all()):
             return True
     return False
 

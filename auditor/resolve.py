@@ -135,8 +135,8 @@ class _Walk:
         floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
         if not floats:
             return own
-        packet = op.removeprefix("aten.").split(".")[0].removesuffix("_")
-        if packet in _FIRST or op.split(".")[1].endswith("_"):
+        packet = op.removeprefix("aten.").split(".")[0]
+        if packet in _FIRST or (packet.endswith("_") and op.startswith("aten.")):
             return floats[0][1]
         shaped = [dtype for name, dtype in floats if not self.scalar[name]]
         found = {dtype for dtype in (shaped or [dtype for _, dtype in floats])}

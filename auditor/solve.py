@@ -82,8 +82,8 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     elements = output_elements(problem.capture)
     for name in _rounded_values(problem, resolution):
         squares += problem.contributions[name].cast ** 2
-    for name, consumers in resolution.lowered.items():
-        elapsed += cast_seconds(elements[name], problem.device) * bool(consumers)
+    for name in resolution.lowered.keys() & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
+        elapsed += cast_seconds(elements[name], problem.device)
     return Candidate(dict(precision), math.sqrt(squares), elapsed, low_flops / flops if flops else 0.0)
 
 
@@ -148,16 +148,16 @@ class _Energy:
         graph = nx.DiGraph()
         total = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         for owner, (low, high, error) in self.scopes.items():
-            graph.add_edge("high", ("scope", owner), capacity=min(low + multiplier * error, 1e9 * total) / total)
-            graph.add_edge(("scope", owner), "low", capacity=high / total)
+            graph.add_edge(("scope", owner), "high", capacity=min(low + multiplier * error, 1e9 * total) / total)
+            graph.add_edge("low", ("scope", owner), capacity=high / total)
         for (producer, consumer), (error, elapsed) in self.pairs.items():
             down = (elapsed + min(multiplier * error, 1e9 * total)) / total
-            _add_capacity(graph, ("scope", producer), ("scope", consumer), down)  # producer FP32, consumer low
-            _add_capacity(graph, ("scope", consumer), ("scope", producer), elapsed / total)
+            _add_capacity(graph, ("scope", consumer), ("scope", producer), down)  # producer FP32, consumer low
+            _add_capacity(graph, ("scope", producer), ("scope", consumer), elapsed / total)
         for a, b in self.tied:
             graph.add_edge(("scope", a), ("scope", b), capacity=1e12)
             graph.add_edge(("scope", b), ("scope", a), capacity=1e12)
-        _, (high_side, _) = nx.minimum_cut(graph, "high", "low")
+        _, (_, high_side) = nx.minimum_cut(graph, "low", "high")  # of equal cuts, the one with the fewest FP32 scopes
         return {node[1] for node in high_side if isinstance(node, tuple)}
 
 

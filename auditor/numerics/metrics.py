@@ -34,14 +34,26 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
             flipped = max(flipped, disagreement(r, c))
             continue
         r64, c64 = _as_float64(r), _as_float64(c)
-        finite = torch.isfinite(r64)
-        beyond = ~finite & ~torch.isnan(r64)
-        if not bool(torch.isfinite(c64[finite]).all()) or not torch.equal(r64[beyond], c64[beyond]):
-            return math.inf
-        squares += float((c64[finite] - r64[finite]).square().sum())
-        norm += float(r64[finite].square().sum())
+        square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
+        if not math.isfinite(square) or not math.isfinite(size):
+            square, size = _finite_part(r64, c64)
+        squares, norm = squares + square, norm + size
+    if not math.isfinite(squares):
+        return math.inf
     error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
     return max(error, flipped)
+
+
+def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """Squared error and squared size over the entries where the reference is finite; error inf where it must be."""
+    finite = torch.isfinite(r)
+    infinite = torch.isinf(r)
+    zero = torch.zeros_like(r)
+    kept = torch.where(finite, r, zero)
+    square = float(torch.where(finite, c - kept, zero).square().sum())
+    if not math.isfinite(square) or not torch.equal(torch.where(infinite, r, zero), torch.where(infinite, c, zero)):
+        square = math.inf
+    return square, float(kept.square().sum())
 
 
 def worst_output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
@@ -87,15 +99,12 @@ def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Dam
 
 def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
     """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0."""
-    r, c = _as_float64(reference).flatten(), _as_float64(candidate).flatten()
-    keep = torch.isfinite(r)
-    if not bool(keep.any()):
+    r, c = _as_float64(reference), _as_float64(candidate)
+    if r.numel() == 0:
         return 0.0
-    r, c = r[keep], c[keep]
     exponent = torch.frexp(r.abs().clamp_min(fmt.smallest_normal))[1] - 1
-    spacing = torch.ldexp(torch.ones_like(r), exponent - fmt.mantissa)
-    worst = float(((c - r).abs() / spacing).nan_to_num(nan=math.inf).max())
-    return worst
+    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf)
+    return float(torch.where(torch.isfinite(r), ulps, torch.zeros_like(ulps)).max())
 
 
 def sqnr_db(relative_error: float) -> float:
