@@ -16,21 +16,20 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import config, publish
+from . import config, publish, verbs
 from .errors import AuditorError, LoadError
 from .progress import reporter
+from .verbs import PROGRAM
 
 if TYPE_CHECKING:
     from .audit import Audit
     from .records import Finding
-    from .rulebook import Rule
 
-PROGRAM = "python -m auditor"
 LEVELS = ("info", "warning", "error")
 REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
-other verbs: explain CODE | rules (each with --help)
+other verbs: explain CODE | rules | apply PLAN TARGET (each with --help)
 exit code: 0 clean, 1 findings at or above --fail-on, 2 error
 """
 
@@ -67,7 +66,7 @@ def _failed(message: str, hint: str, debug: bool) -> int:
 
 
 def _audit_parser() -> argparse.ArgumentParser:
-    parser = _parser(
+    parser = verbs.parser(
         "audit",
         "Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs.",
         epilog=EPILOG,
@@ -124,7 +123,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
     from .load import load
 
     subject = load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
-    directory = args.out or Path("audits") / _folder_name(subject.name)
+    directory = args.out or publish.default_directory(subject.name)
     publish.check_directory(directory)
     for warning in subject.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -137,7 +136,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
         device=args.device,
         strategies=args.strategies,
         mode=args.mode,
-        rules=_rules(args.rules),
+        rules=verbs.rulebook(args.rules),
         seed=args.seed,
         progress=progress,
         command=args.command,
@@ -172,59 +171,6 @@ def _exit_code(findings: Iterable[Finding], fail_on: str) -> int:
     return int(any(LEVELS.index(finding.severity) >= LEVELS.index(fail_on) for finding in findings))
 
 
-def _explain_parser() -> argparse.ArgumentParser:
-    parser = _parser("explain", "What a rule looks for, why that hurts, and what to do.")
-    parser.add_argument("code", metavar="CODE", help="a rule's code, such as SFT001")
-    parser.add_argument("--rules", metavar="DIR", type=Path, help="a directory of your own rules")
-    return parser
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from .rulebook import explain
-
-    found = {rule.code: rule for rule in _rules(args.rules)}
-    if args.code.upper() not in found:
-        raise AuditorError(f"no rule is called {args.code}: `{PROGRAM} rules` lists them", slug="no-rule")
-    print(explain(found[args.code.upper()]), end="")
-    return 0
-
-
-def _rules_parser() -> argparse.ArgumentParser:
-    parser = _parser("rules", "Every rule, one per line.")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    parser.add_argument("--rules", metavar="DIR", type=Path, help="a directory of your own rules")
-    return parser
-
-
-def _list_rules(args: argparse.Namespace) -> int:
-    fields = ("code", "name", "family", "severity", "confidence", "status", "formats")
-    rows = [{name: getattr(rule, name) for name in fields} for rule in _rules(args.rules)]
-    if args.format == "json":
-        print(json.dumps(rows, indent=2))
-    else:
-        print("\n".join(f"{row['code']:<8} {row['severity']:<8} {row['family']:<12} {row['name']}" for row in rows))
-    return 0
-
-
-def _rules(directory: Path | None) -> tuple[Rule, ...]:
-    from .resources import resource_dir
-    from .rulebook import load_rules
-
-    return load_rules([resource_dir("rules"), *([directory] if directory else [])])
-
-
-def _parser(verb: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM if verb == "audit" else f"{PROGRAM} {verb}",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks and warnings")
-    return parser
-
-
 def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -245,12 +191,9 @@ def _budget(text: str) -> float:
     return value
 
 
-def _folder_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "model"
-
-
 VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
     "audit": (_audit_parser, _audit),
-    "explain": (_explain_parser, _explain),
-    "rules": (_rules_parser, _list_rules),
+    "explain": (verbs.explain_parser, verbs.explain),
+    "rules": (verbs.rules_parser, verbs.rules),
+    "apply": (verbs.apply_parser, verbs.apply),
 }

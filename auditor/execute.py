@@ -48,6 +48,7 @@ class PolicyInterpreter(fx.Interpreter):
         self._placeholders = placeholder_precision or {}
         self._literals = literals or {}
         self._observe = observe
+        self._inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
 
     def run_node(self, n: fx.Node) -> Any:
         """Result of one node, in the dtype its scope and autocast give it."""
@@ -85,18 +86,19 @@ class PolicyInterpreter(fx.Interpreter):
         self, n: fx.Node, setting: Setting, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Casts that a wrapped scope makes on what enters it from a scope of another precision."""
-        nodes = self._capture.nodes
-        crossing = {
-            source
-            for source in n.all_input_nodes
-            if source.name in nodes and self._setting(source.name).precision != setting.precision
-        }
+        crossing = {source for source in n.all_input_nodes if self._precision_at(source.name) not in (None, setting.precision)}
         if not crossing or (setting.autocast and setting.precision != "fp32"):
             return args, kwargs  # autocast casts by itself what must be low
         convert = raised if setting.precision == "fp32" else lambda x: lowered(x, DTYPES[setting.precision])
         picked = {id(self.env[source]) for source in crossing}
         leaf = lambda x: convert(x) if id(x) in picked else x  # noqa: E731
         return pytree.tree_map(leaf, args), pytree.tree_map(leaf, kwargs)
+
+    def _precision_at(self, name: str) -> str | None:
+        """Precision of the scope a value comes from; that of the root for an input; None for weights, which have none."""
+        if name in self._capture.nodes:
+            return self._setting(name).precision
+        return self._placeholders.get(name, "fp32") if name in self._inputs else None
 
 
 def autocast_arguments(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .errors import AuditorError
 from .execute import PolicyInterpreter
+from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
 from .records import Batch, Capture, Finding, Plan, ScopeChoice, Verdict
 from .solve import Candidate, Problem, candidates, must_stay_fp32
@@ -32,7 +32,7 @@ class Trial:
     distance: Distance
 
     def error(self, how: Running) -> float:
-        """Distance of a low run of the graph from the reference. Raises: AuditorError where an operation refuses."""
+        """Distance of a low run of the graph from the reference. Raises: UnsupportedInFormat where an operation refuses."""
         interpreter = PolicyInterpreter(
             self.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
         )
@@ -81,19 +81,19 @@ def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> flo
     precision: Callable[[str], str] = lambda owner: candidate.precision.get(owner, "fp32")  # noqa: E731
     try:
         return trial.error(running(problem.capture, problem.strategy, precision, problem.format))
-    except AuditorError:
+    except UnsupportedInFormat:
         return float("inf")
 
 
 def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> float:
-    """Error without a plan: everything under autocast, or everything cast. Raises: AuditorError where it cannot run."""
+    """Error without a plan: everything under autocast, or everything cast. Raises: UnsupportedInFormat where it cannot run."""
     return trial.error(running(capture, strategy, plain(fmt), fmt))
 
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
     reasons = _reasons(problem, findings)
-    root = chosen.precision.get("", _common(chosen.precision))
+    root = chosen.precision[""]
     scopes = {"": ScopeChoice(root, tuple(reasons.get("", ())) if root == "fp32" else ())}
     for owner in sorted(chosen.precision, key=lambda path: (path.count("."), path)):
         precision = chosen.precision[owner]
@@ -101,12 +101,6 @@ def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) 
             because = reasons.get(owner, ()) if precision == "fp32" else ()
             scopes[owner] = ScopeChoice(precision, tuple(because), _output(problem, owner, chosen.precision))
     return scopes
-
-
-def _common(precision: Mapping[str, str]) -> str:
-    """A root without operations of its own takes the precision most scopes have."""
-    values = list(precision.values())
-    return max(sorted(set(values)), key=values.count) if values else "fp32"
 
 
 def _inherited(path: str, scopes: Mapping[str, ScopeChoice]) -> str:

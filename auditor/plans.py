@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .costs import Cost
-from .errors import AuditorError
+from .numerics.kernels import UnsupportedInFormat
 from .numerics.metrics import worst_output_error
 from .outputs import tensor_outputs
 from .patch.emit import emit
@@ -74,8 +74,8 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
         for fmt in formats:
             try:
                 error = plain_error(bench.capture, strategy, fmt, trial)
-            except AuditorError as failure:
-                found[f"{strategy}_{fmt}"] = Baseline(None, False, str(failure))
+            except UnsupportedInFormat as failure:
+                found[f"{strategy}_{fmt}"] = Baseline(None, False, str(failure).splitlines()[0])
             else:
                 finite = math.isfinite(error)
                 found[f"{strategy}_{fmt}"] = Baseline(error if finite else None, finite)

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from .audit import Audit
 
 
+def default_directory(name: str) -> Path:
+    """Where the files about the model `name` go unless the user says otherwise."""
+    folder = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
+    return Path("audits") / (folder or "model")
+
+
 def check_directory(directory: Path) -> None:
     """Raises before any work is done: AuditorError(slug="bad-output")."""
     nearest = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
@@ -30,6 +36,15 @@ def write(audit: Audit, directory: Path) -> tuple[Path, ...]:
         audit.save(Path(scratch))
         directory.mkdir(exist_ok=True)
         return tuple(_move(entry, directory / entry.name) for entry in sorted(Path(scratch).iterdir()))
+
+
+def write_text(text: str, file: Path) -> Path:
+    """Puts one file in place, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as scratch:
+        draft = Path(scratch, file.name)
+        draft.write_text(text, encoding="utf-8")
+        return _move(draft, file)
 
 
 def _move(source: Path, target: Path) -> Path:

@@ -69,6 +69,7 @@ class _Walk:
         literals: Mapping[str, Mapping[int | str, Any]],
     ) -> None:
         self.capture, self.setting, self.placeholders, self.literals = capture, setting, placeholders, literals
+        self.inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
         self.dtypes: dict[str, str] = {}
         self.scalar: dict[str, bool] = {}
         self.lowered: dict[str, set[str]] = {}
@@ -112,12 +113,17 @@ class _Walk:
         if region is not None:
             return Setting(_REGION.get(region[1], setting.precision), region[0]), inputs
         for name, dtype in inputs.items():
-            outside = name in self.capture.nodes and self.setting(name).precision != setting.precision
+            outside = self._precision_at(name) not in (None, setting.precision)
             if outside and dtype in ("fp32", *LOW) and (setting.precision == "fp32" or not setting.autocast):
                 if setting.precision in LOW and dtype == "fp32":
                     self.lowered.setdefault(name, set()).add(node.name)
                 inputs[name] = setting.precision
         return setting, inputs
+
+    def _precision_at(self, name: str) -> str | None:
+        if name in self.capture.nodes:
+            return self.setting(name).precision
+        return self.placeholders.get(name, "fp32") if name in self.inputs else None
 
     def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
         for name, dtype in inputs.items():

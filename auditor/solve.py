@@ -16,6 +16,9 @@ from .strategies import plain, readers_of, running
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
 
+ISLAND_SHARE = 0.002
+"""Share of the FP32 time that one more FP32 scope must be worth: of plans that cost alike, people want the short one."""
+
 SWEEP = 24
 SPAN = 1e8
 
@@ -38,11 +41,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the Pareto curve. precision: {owner: precision}; seconds: roofline time of one forward."""
+    """One point of the Pareto curve. precision: {owner: precision}; seconds: roofline time of one forward.
+
+    price: seconds, plus what its islands must be worth; what the curve is ordered by.
+    """
 
     precision: Mapping[str, str]
     predicted_error: float
     seconds: float
+    price: float
     low_flops: float
 
 
@@ -60,7 +67,7 @@ def candidates(problem: Problem) -> list[Candidate]:
         labels = energy.cut(multiplier)
         labelings.add(tuple("fp32" if owner in labels else problem.format for owner in owners))
     points = [evaluate(problem, dict(zip(owners, labels, strict=True))) for labels in sorted(labelings)]
-    points.sort(key=lambda point: (point.seconds, point.predicted_error))
+    points.sort(key=lambda point: (point.price, point.predicted_error))
     front: list[Candidate] = []
     for point in points:
         if not front or point.predicted_error < front[-1].predicted_error:
@@ -69,14 +76,21 @@ def candidates(problem: Problem) -> list[Candidate]:
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
-    """Predicted error, time and share of low FLOPs of one choice of precisions, each rounding counted once."""
+    """Predicted error, time and share of low FLOPs of one choice of precisions, each rounding counted once.
+
+    A root without operations of its own takes the precision that most scopes have.
+    """
+    islands = sum(value == "fp32" for value in precision.values())
+    simplicity = islands if islands < len(precision) else 0
+    precision = {"": common(precision), **precision}
     resolution = _resolve(problem, lambda owner: precision.get(owner, "fp32"))
-    squares, elapsed, low_flops, flops = 0.0, 0.0, 0, 0
+    squares, elapsed, plainly, low_flops, flops = 0.0, 0.0, 0.0, 0, 0
     for name in problem.capture.nodes:
         squares += _node_square(problem, resolution, name)
         cost = problem.costs[name]
         dtype = _compute_dtype(resolution, name)
         elapsed += seconds(cost, dtype, problem.device)
+        plainly += seconds(cost, "fp32", problem.device)
         flops += cost.flops
         low_flops += cost.flops if dtype in LOW else 0
     elements = output_elements(problem.capture)
@@ -84,7 +98,14 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
         squares += problem.contributions[name].cast ** 2
     for name in resolution.lowered.keys() & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
         elapsed += cast_seconds(elements[name], problem.device)
-    return Candidate(dict(precision), math.sqrt(squares), elapsed, low_flops / flops if flops else 0.0)
+    price = elapsed + ISLAND_SHARE * plainly * simplicity
+    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, low_flops / flops if flops else 0.0)
+
+
+def common(precision: Mapping[str, str]) -> str:
+    """The precision that most owners have."""
+    values = list(precision.values())
+    return max(sorted(set(values)), key=values.count) if values else "fp32"
 
 
 def must_stay_fp32(problem: Problem) -> set[str]:
@@ -169,7 +190,8 @@ def _add_capacity(graph: nx.DiGraph, source: object, target: object, capacity: f
 def _energy_of(problem: Problem) -> _Energy:
     resolution = _resolve(problem, plain(problem.format))
     nodes, elements, users = problem.capture.nodes, output_elements(problem.capture), _users(problem.capture)
-    scopes = {node.owner: (0.0, 0.0, 0.0) for node in nodes.values()}
+    island = ISLAND_SHARE * sum(seconds(cost, "fp32", problem.device) for cost in problem.costs.values())
+    scopes = {node.owner: (0.0, island, 0.0) for node in nodes.values()}
 
     def charge(owner: str, low: float, high: float, error: float) -> None:
         a, b, c = scopes[owner]

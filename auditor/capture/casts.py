@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -16,6 +20,34 @@ def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @_cast.register_fake
 def _(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(x, dtype=dtype)
+
+
+class DistinctCasts(TorchFunctionMode):
+    """While tracing: a cast that changes nothing returns its own input, and the tracer would then take every later
+    reader of that input for a reader of the cast. Here such a cast works on an alias, so the input keeps its name."""
+
+    _casts = frozenset(
+        {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, torch.Tensor.half, torch.Tensor.bfloat16}
+    )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self._casts and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            args = (torch.ops.aten.alias.default(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def drop_aliases(graph_module: fx.GraphModule) -> dict[str, str]:
+    """Take the aliases out again: readers of an alias read what it names. Returns {alias: what it named}."""
+    renamed = {}
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten.alias.default:
+            node.replace_all_uses_with(node.args[0])
+            renamed[node.name] = node.args[0].name
+            graph_module.graph.erase_node(node)
+    graph_module.recompile()
+    return renamed
 
 
 def protect_casts(graph_module: fx.GraphModule) -> None:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
+from .casts import DistinctCasts, drop_aliases
 from .exported import quiet
 from .naming import describe_nodes
 from .regions import mark_entered_regions, recorded_regions
@@ -34,7 +35,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
 
     flat = [*state.values(), *(leaves[index] for index in inputs)]
-    with quiet(), _owners_recorded(model), torch.no_grad():
+    with quiet(), _owners_recorded(model), torch.no_grad(), DistinctCasts():
         traced = make_fx(
             call,
             tracing_mode="real",
@@ -43,6 +44,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
             record_stack_traces=True,
         )([tensor.detach().clone() for tensor in flat])
     mark_entered_regions(traced)
+    drop_aliases(traced)
     _drop_reads(traced)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"]
     kinds = ["parameter" if isinstance(value, nn.Parameter) else "buffer" for value in state.values()]

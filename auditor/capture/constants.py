@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..records import Batch, Capture
+from .concrete import trace_concrete
 from .exported import decompose, export_program
 from .naming import op_name
 
@@ -29,14 +30,15 @@ def dtype_constants(
     """{format: {node: {argument: value}}} for nodes whose literals change with the dtype of the model.
 
     The second trace is made only where the first holds a dtype or a limit of float32, since only then may Python
-    have looked at a dtype. It runs on shapes alone, so operations without a half kernel do not stop it.
+    have looked at a dtype. An exported trace runs on shapes alone, so operations without a half kernel do not stop it;
+    a concrete one needs them, and without it the FP32 literals stand.
     """
-    if captured.method != "export" or not _suspicious(captured.graph_module):
+    if not _suspicious(captured.graph_module):
         return {}
     found = {}
     for name in formats:
         dtype = _DTYPES.get(name)
-        graph_module = _trace_in(model, batch, dtype) if dtype is not None else None
+        graph_module = _trace_in(model, batch, dtype, captured.method) if dtype is not None else None
         if graph_module is not None:
             found[name] = _differences(captured.graph_module, graph_module)
     return found
@@ -51,10 +53,12 @@ def _is_telltale(value: float) -> bool:
     return any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
 
 
-def _trace_in(model: nn.Module, batch: Batch, dtype: torch.dtype) -> fx.GraphModule | None:
+def _trace_in(model: nn.Module, batch: Batch, dtype: torch.dtype, method: str) -> fx.GraphModule | None:
     lowered = copy.deepcopy(model).to(dtype)
     inputs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
     try:
+        if method == "concrete":
+            return trace_concrete(lowered, inputs).graph_module
         return decompose(export_program(lowered, inputs, ambient=False)).graph_module
     except Exception:  # a dtype mismatch: the measurements meet it and name it
         return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
-from .casts import protect_casts, restore_casts
+from .casts import DistinctCasts, drop_aliases, protect_casts, restore_casts
 from .naming import describe_nodes
 from .regions import inline_regions, recorded_regions
 
@@ -53,7 +55,7 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
     args, kwargs = batch
     outputs_only = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
     try:
-        with quiet(), _ambient_autocast() if ambient else nullcontext():
+        with quiet(), DistinctCasts(), _ambient_autocast() if ambient else nullcontext():
             return torch.export.export(model, args, kwargs, strict=False)
     finally:
         outputs_only.remove()
@@ -62,6 +64,9 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Functionalise; explicit casts stay (casts.py), autocast regions are flattened, and remembered (regions.py)."""
     inline_regions(program)
+    renamed = drop_aliases(program.graph_module)
+    for old, new in renamed.items():
+        program.graph_signature.replace_all_uses(old, new)
     protect_casts(program.graph_module)
     with quiet():
         functional = program.run_decompositions({})
@@ -71,10 +76,15 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the tracer's deprecation chatter; it says nothing about the user's model."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Silence the tracer, which warns, logs and prints whole graphs where it gives up; the caller reports the reason."""
+    threshold = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(threshold)
 
 
 @contextmanager

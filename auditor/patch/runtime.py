@@ -18,15 +18,19 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in movable else x, tree)
 
 
-def autocast_scope(module: nn.Module, inner: Any, precision: str, args: Any, kwargs: Any) -> Any:
-    """Run a scope under autocast in `precision`, or, for fp32, outside autocast on inputs raised to FP32."""
+def autocast_scope(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
+    """Run a scope under autocast in `precision`, or, for fp32, outside autocast on inputs raised to FP32.
+
+    output: "fp32" raises the result, for a low scope inside an FP32 one; autocast itself lowers what must be low.
+    """
     device = device_type(module, (args, kwargs))
     if precision == "fp32":
         args, kwargs = convert((args, kwargs), torch.float32)
         with torch.autocast(device, enabled=False):
             return call(module, inner, args, kwargs)
     with torch.autocast(device, dtype=DTYPES[precision]):
-        return call(module, inner, args, kwargs)
+        result = call(module, inner, args, kwargs)
+    return convert(result, torch.float32) if output == "fp32" else result
 
 
 def cast_scope(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
@@ -54,7 +58,7 @@ def device_type(module: nn.Module, inputs: Any) -> str:
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """A wrapped `forward`. It is bound by functools.partial, which pickles, deep-copies, exports and compiles."""
     if how["strategy"] == "autocast":
-        return autocast_scope(module, inner, how["precision"], args, kwargs)
+        return autocast_scope(module, inner, how["precision"], how["output"], args, kwargs)
     return cast_scope(module, inner, how["precision"], how["output"], args, kwargs)
 
 

@@ -4,6 +4,7 @@ from .conditions import evaluate, facts_used
 from .explain import explain
 from .load import load_rules
 from .patterns import Matcher
+from .reference import reference
 from .rule import Chain, ChainNode, Condition, Match, Rule
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "explain",
     "facts_used",
     "load_rules",
+    "reference",
 ]

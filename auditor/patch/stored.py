@@ -1,0 +1,68 @@
+"""A plan.json from an earlier audit and a model loaded today become a `patched_model.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import PlanError
+from ..records import Plan, ScopeChoice, Subject
+from .emit import emit
+from .live import apply, load_plan, select
+
+NUMBERS = ("predicted_error", "low_precision_flops", "predicted_speedup")
+
+
+def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, Plan], str]:
+    """The document, its plans as records, and the name of the one to use: `name`, or the recommended one.
+
+    What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
+    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan").
+    """
+    document = load_plan(file)
+    subject, recommended = document.get("subject", {}), document.get("recommended")
+    if not isinstance(subject, Mapping) or not document["plans"] or not isinstance(recommended, str | None):
+        raise _broken(file, "its subject, its plans or what it recommends")
+    plans = {key: _record(file, key, item) for key, item in document["plans"].items()}
+    select(document, name)
+    return document, plans, name or str(recommended)
+
+
+def patched_source(
+    subject: Subject, document: Mapping[str, Any], plans: Mapping[str, Plan], chosen: str, directory: Path
+) -> str:
+    """The text of `patched_model.py` for `subject`, to be saved in `directory`. `subject.model` is used up.
+
+    Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
+    """
+    for name in plans:
+        apply(subject.model, document, name)
+    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    return emit(subject.origin, parameters, plans, chosen, directory)
+
+
+def _record(file: Path, name: str, item: Mapping[str, Any]) -> Plan:
+    if item.get("format") not in ("fp16", "bf16"):
+        raise _broken(file, f"the format of {name!r}")
+    scopes = {path: _choice(file, name, path, choice) for path, choice in item["scopes"].items()}
+    numbers = {key: _number(item.get(key)) for key in NUMBERS}
+    return Plan(name=name, strategy=item["strategy"], format=item["format"], scopes=scopes, **numbers)
+
+
+def _choice(file: Path, name: str, path: str, choice: Mapping[str, Any]) -> ScopeChoice:
+    because, output = choice.get("because", []), choice.get("output", "cast")
+    if output not in ("keep", "cast") or not isinstance(because, list):
+        raise _broken(file, f"the scope {path!r} of {name!r}")
+    return ScopeChoice(choice["precision"], tuple(map(str, because)), output)
+
+
+def _number(value: Any) -> Any:
+    """A finite number, else None: JSON as Python reads it also has NaN and Infinity."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _broken(file: Path, what: str) -> PlanError:
+    hint = "Audit the model again to write a new one."
+    return PlanError(f"{file} is not a plan: {what} cannot be read. {hint}", slug="bad-plan")
