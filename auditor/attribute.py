@@ -95,7 +95,9 @@ class _Hook:
     def __init__(self, measurement: Measurement, estimates: _Estimates, name: str, index: int, batch: int | None) -> None:
         self.measurement, self.estimates, self.name, self.index, self.batch = measurement, estimates, name, index, batch
 
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # an output of a several-output operation that nothing reads
+            return
         with torch.no_grad():
             gradient = _finite(gradient.detach())
             for fmt, kind, error in self._errors():

@@ -71,8 +71,9 @@ class PolicyInterpreter(fx.Interpreter):
 
     def _call(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
         setting = self._setting(n.name)
+        if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
+            args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
         region = self._capture.regions.get(n.name)
         if region is not None:  # the author's own word
             setting = Setting(_NAMES.get(region[1], setting.precision), autocast=region[0])

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .execute import Setting
 from .policy import treatment
-from .records import Capture
+from .records import Capture, Node
 
 LOW = ("fp16", "bf16")
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -43,6 +43,10 @@ class Resolution:
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
         return self.dtypes.get(name, "") in LOW
+
+    def touches_low(self, node: Node) -> bool:
+        """Whether the node's result or anything it reads is low: an upcast cannot bring back lost bits."""
+        return self.low(node.name) or any(self.low(name) for name in node.inputs)
 
 
 def resolve(
@@ -131,7 +135,8 @@ class _Walk:
                 self.lowered.setdefault(name, set()).add(node.name)
 
     def _literal_dtype(self, node: fx.Node) -> str:
-        changed = self.literals.get(node.name, {})
+        low = self.setting(node.name).precision != "fp32"
+        changed = self.literals.get(node.name, {}) if low else {}
         for key, value in (*enumerate(node.args), *node.kwargs.items()):
             if isinstance(value, torch.dtype):
                 return _NAMES.get(changed.get(key, value), "")

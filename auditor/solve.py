@@ -125,23 +125,18 @@ def _compute_dtype(resolution: Resolution, name: str) -> str:
     return resolution.dtypes.get(name) or "fp32"
 
 
-def _low_somewhere(problem: Problem, resolution: Resolution, name: str) -> bool:
-    node = problem.capture.nodes[name]
-    return resolution.low(name) or (not node.floating and any(resolution.low(source) for source in node.inputs))
-
-
 def _forbidden(problem: Problem, resolution: Resolution, name: str) -> bool:
     verdict = problem.verdicts.get(name)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return name in resolution.conflicts
-    return _low_somewhere(problem, resolution, name)
+    return resolution.touches_low(problem.capture.nodes[name])
 
 
 def _node_square(problem: Problem, resolution: Resolution, name: str) -> float:
     if _forbidden(problem, resolution, name):
         return FORBIDDEN
     contribution = problem.contributions.get(name)
-    if contribution is None or not _low_somewhere(problem, resolution, name):
+    if contribution is None or not resolution.touches_low(problem.capture.nodes[name]):
         return 0.0
     return min(contribution.own**2, FORBIDDEN)
 

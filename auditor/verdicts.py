@@ -117,9 +117,5 @@ def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
 
 
 def _exposed(node: Node, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
-    """Strategies that run the node low; a discrete node is exposed where one of the values it decides on is low."""
-    return tuple(
-        strategy
-        for strategy, resolution in plainly.items()
-        if resolution.low(node.name) or (not node.floating and any(resolution.low(name) for name in node.inputs))
-    )
+    """Strategies under which the node, or something it reads, is low."""
+    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(node))

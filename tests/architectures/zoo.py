@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Kwargs = dict[str, Any]
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...], Kwargs]]
@@ -26,6 +27,19 @@ class Specimen:
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: Kwargs
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """Tensors that `model` returns for these arguments; caches are left out."""
+        with torch.no_grad():
+            return [x for x in pytree.tree_leaves(model(*self.args, **self.kwargs)) if isinstance(x, Tensor)]
+
+    def lowered(self, dtype: torch.dtype) -> Specimen:
+        """The same call with its floating-point inputs in `dtype`."""
+
+        def lower(tree: Any) -> Any:
+            return pytree.tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
+
+        return Specimen(self.model, lower(self.args), lower(self.kwargs))
 
 
 def specimen(name: str) -> Specimen:

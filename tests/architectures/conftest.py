@@ -1,0 +1,43 @@
+"""Every architecture of the zoo is audited once per session, with default options; the tests read what came out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from torch import Tensor, nn
+
+from auditor.api import audit as audit_model
+from auditor.audit import Audit
+from tests.architectures.zoo import ZOO, Specimen, specimen
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A specimen, its audit, and a copy of the model made before it."""
+
+    specimen: Specimen
+    audit: Audit
+    before: nn.Module
+
+    @property
+    def model(self) -> nn.Module:
+        return self.specimen.model
+
+    def fresh(self) -> nn.Module:
+        """A copy that no plan has touched."""
+        return copy.deepcopy(self.before)
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """What a model of this architecture answers to the audited inputs, on this machine's own kernels."""
+        return self.specimen.outputs(model)
+
+
+@pytest.fixture(scope="session", params=ZOO)
+def audited(request: pytest.FixtureRequest) -> Iterator[Audited]:
+    subject = specimen(request.param)
+    before = copy.deepcopy(subject.model)
+    audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
+    yield Audited(subject, audit, before)

@@ -1,0 +1,68 @@
+"""Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, left as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.architectures.conftest import Audited
+
+PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
+
+
+def test_capture_needs_no_fallback(audited: Audited) -> None:
+    assert audited.audit.capture_method == "export"
+    assert not [warning for warning in audited.audit.warnings if "could not" in warning]
+
+
+def test_every_floating_operation_has_an_owner_and_a_source_line(audited: Audited) -> None:
+    modules = dict(audited.model.named_modules())
+    nodes = [report.node for report in audited.audit.nodes if report.node.floating]
+    assert len(nodes) > 20
+    assert [node.name for node in nodes if node.owner not in modules] == []
+    assert [node.name for node in nodes if not node.source] == []
+    assert all(type(modules[node.owner]).__name__ == node.owner_type for node in nodes)
+    own = [node for node in nodes if node.owner]
+    assert len(own) > len(nodes) / 2  # most operations belong to a layer, not to the model as a whole
+
+
+def test_every_floating_operation_is_tested(audited: Audited) -> None:
+    untested = {
+        report.node.name: verdict.reason
+        for report in audited.audit.nodes
+        for verdict in report.verdicts.values()
+        if report.node.floating and verdict.verdict == "untested"
+    }
+    assert untested == {}
+
+
+def test_four_plans_say_whether_they_hold(audited: Audited) -> None:
+    audit = audited.audit
+    assert set(audit.plans) == set(PLANS)
+    for plan in audit.plans.values():
+        assert plan.verification is not None, plan.name
+        assert plan.verification.failure is None, plan.name
+        assert plan.measured_error is not None, plan.name
+        assert plan.verified == (plan.measured_error <= audit.max_error), plan.name
+
+
+def test_recommended_plan_holds_the_budget_and_lowers_something(audited: Audited) -> None:
+    audit = audited.audit
+    assert audit.recommended in PLANS
+    chosen = audit.plans[audit.recommended]
+    assert chosen.verified
+    assert chosen.measured_error <= audit.max_error
+    assert chosen.low_precision_flops > 0.5
+
+
+def test_nothing_stays_fp32_where_plain_low_precision_holds(audited: Audited) -> None:
+    """Random weights of ordinary size: where the whole model run low is well inside the budget, so is its plan."""
+    for name, baseline in audited.audit.baselines.items():
+        if baseline.measured_error is not None and baseline.measured_error < audited.audit.max_error / 2:
+            plan = audited.audit.plans[name]
+            assert plan.low_precision_flops == pytest.approx(1.0), name
+
+
+def test_prediction_is_near_the_measurement(audited: Audited) -> None:
+    for plan in audited.audit.plans.values():
+        if plan.low_precision_flops > 0.5:
+            assert plan.predicted_error / 8 < plan.measured_error < 8 * plan.predicted_error, plan.name

@@ -1,0 +1,222 @@
+"""One graph form whatever the tracer: it binds, computes what the model computes, and names its outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.concrete import trace_concrete
+from auditor.capture.exported import trace_exported
+from auditor.errors import CaptureError
+from auditor.outputs import tensor_outputs
+from auditor.records import Batch, Capture
+from tests.capturing import Function
+from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
+
+TRACERS = [trace_exported, trace_concrete]
+both = pytest.mark.parametrize("trace", TRACERS)
+
+
+def assert_computes(found: Capture, model: nn.Module, batch: Batch) -> None:
+    with torch.no_grad():
+        actual = tensor_outputs(found.graph_module(*found.bind(model, batch)))
+        expected = tensor_outputs(model(*batch[0], **batch[1]))
+    assert len(actual) == len(expected) == len(found.outputs)
+    for a, b in zip(actual, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+class Keywords(nn.Module):
+    """Asymmetric in everything it takes, so that a swap of two inputs shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+        self.register_buffer("shift", torch.tensor([1.0, 2.0]))
+        self.register_buffer("unsaved", torch.tensor(3.0), persistent=False)
+        self.table = torch.tensor([5.0, 7.0])
+
+    def forward(self, x: Tensor, y: Tensor, *, low: Tensor, high: Tensor) -> dict[str, Any]:
+        z = self.lin(x) - y / self.shift * self.unsaved + self.table
+        return {"z": z, "rest": [low - 2 * high, (z.argmax(-1), None)]}
+
+
+def keywords_batch(seed: int, *, swapped: bool = False) -> Batch:
+    kwargs = {"high": normal(2, seed=seed + 1), "low": normal(2, seed=seed + 2)}
+    if swapped:
+        kwargs = dict(reversed(kwargs.items()))
+    return (normal(3, 2, seed=seed + 3), normal(3, 2, seed=seed + 4)), kwargs
+
+
+@both
+def test_bound_inputs_reach_their_own_places(trace: Any) -> None:
+    model = seeded(Keywords)
+    found = trace(model, keywords_batch(0))
+    assert_computes(found, model, keywords_batch(0))
+    assert_computes(found, model, keywords_batch(10))
+    assert_computes(found, model, keywords_batch(10, swapped=True))  # the order of keywords means nothing
+
+
+@both
+def test_bind_gives_the_models_own_tensors(trace: Any) -> None:
+    model = seeded(Keywords)
+    found = trace(model, keywords_batch(0))
+    flat = dict(zip((p.name for p in found.placeholders), found.bind(model, keywords_batch(0)), strict=True))
+    by_name = {p.fqn: flat[p.name] for p in found.placeholders if p.fqn}
+    assert by_name["lin.weight"] is model.lin.weight
+    assert by_name["shift"] is model.shift
+
+
+@both
+def test_another_model_of_the_same_shape_binds(trace: Any) -> None:
+    found, other = trace(seeded(Keywords), keywords_batch(0)), seeded(Keywords, 1)
+    assert_computes(found, other, keywords_batch(0))
+
+
+@both
+def test_placeholders_know_what_they_are(trace: Any) -> None:
+    found = trace(seeded(Keywords), keywords_batch(0))
+    kinds = {p.fqn: p.kind for p in found.placeholders if p.kind != "constant" and p.fqn}
+    assert kinds == {"lin.weight": "parameter", "lin.bias": "parameter", "shift": "buffer", "unsaved": "buffer"}
+    assert sum(p.kind == "input" for p in found.placeholders) == 4
+
+
+@both
+def test_outputs_are_flattened_in_order(trace: Any) -> None:
+    found = trace(seeded(Keywords), keywords_batch(0))
+    operations = [found.nodes[name].op.split(".")[1] for name in found.outputs]
+    assert operations == ["add", "sub", "argmax"]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        y += 1
+        y.relu_().mul_(2)
+        y[:, 0] = 0
+        return y + x
+
+
+@both
+def test_in_place_operations_compute_the_same_twice(trace: Any) -> None:
+    model, x = seeded(InPlace), normal(2, 3)
+    found = trace(model, ((x,), {}))
+    kept = x.clone()
+    assert_computes(found, model, ((x,), {}))
+    assert_computes(found, model, ((x,), {}))
+    assert torch.equal(x, kept)
+
+
+def test_export_leaves_no_in_place_operation() -> None:
+    found = capture_of(seeded(InPlace), normal(2, 3))
+    assert found.method == "export"
+    assert not any(node.op.split(".")[1].endswith("_") for node in found.nodes.values())
+
+
+class Counting(nn.Module):
+    """Writes to a buffer in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_buffer_that_the_forward_writes_to() -> None:
+    model = Counting()
+    found = capture_of(model, torch.ones(2))
+    assert float(model.calls) in (0.0, 1.0)  # tracing may have run it; the audit puts buffers back (load/state.py)
+    model.calls.zero_()
+    with torch.no_grad():
+        results = tensor_outputs(found.graph_module(*found.bind(model, ((torch.ones(2),), {}))))
+    assert [found.nodes[name].op for name in found.outputs] == ["aten.mul.Tensor"]
+    assert any(torch.equal(result, torch.ones(2)) for result in results)  # 1 * (0 + 1)
+
+
+class Branching(nn.Module):
+    """Takes `up` or `down` by the sign of a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        y = x * scale
+        if float(y.sum()) > 0:
+            return self.up(y).exp()
+        return self.down(y).tanh()
+
+
+@pytest.mark.parametrize(("x", "owner", "operation"), [(torch.ones(1, 2), "up", "exp"), (-torch.ones(1, 2), "down", "tanh")])
+def test_the_concrete_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
+    model = seeded(Branching)
+    found = capture_of(model, x, scale=3.0)
+    assert found.method == "concrete"
+    assert [node.op.split(".")[1] for node in found.nodes.values()] == ["mul", "linear", operation]
+    assert only(found, "linear").owner == owner
+    assert only(found, operation).source is not None
+    assert "the path these inputs take" in found.warnings[0]
+    assert_computes(found, model, ((x,), {"scale": 3.0}))
+
+
+def test_the_reads_that_chose_the_path_are_not_operations_of_it() -> None:
+    found = capture_of(seeded(Branching), torch.ones(1, 2))
+    assert nodes_by_op(found, "sum") == []
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+@both
+def test_tied_weights_are_read_from_one_placeholder(trace: Any) -> None:
+    model, tokens = seeded(Tied), torch.tensor([[0, 3]])
+    found = trace(model, ((tokens,), {}))
+    embedding, linear = only(found, "embedding"), only(found, "linear")
+    assert set(embedding.inputs) & set(linear.inputs) & {p.name for p in found.placeholders}
+    assert_computes(found, model, ((tokens,), {}))
+
+
+def test_a_model_without_floating_operations_is_refused() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture_of(Function(lambda x: x.argmax(-1) + 1), torch.tensor([[1, 2]]))
+    assert caught.value.slug == "nothing-to-audit"
+
+
+def test_a_model_that_cannot_run_is_refused_with_its_own_reason() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise ValueError("no such luck")
+
+    with pytest.raises(CaptureError, match="no such luck") as caught:
+        capture_of(Function(broken), torch.ones(2))
+    assert caught.value.slug == "capture-failed"
+
+
+def test_capture_leaves_the_model_alone() -> None:
+    model = seeded(Keywords)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    args, kwargs = keywords_batch(0)
+    capture_of(model, *args, **kwargs)
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())

@@ -1,0 +1,109 @@
+"""Casts the author wrote stay in the graph, and take nobody else's readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.concrete import trace_concrete
+from auditor.capture.exported import trace_exported
+from auditor.records import Capture
+from tests.capturing import Function
+from tests.subjects import capture_of, nodes_by_op, only
+
+TRACERS = {"export": trace_exported, "concrete": trace_concrete}
+
+
+@pytest.fixture(params=sorted(TRACERS))
+def traced(request: pytest.FixtureRequest) -> Any:
+    """Captures a function by one of the two tracers."""
+
+    def trace(function: Any, *inputs: Tensor) -> Capture:
+        return TRACERS[request.param](Function(function).eval(), (inputs, {}))
+
+    return trace
+
+
+def test_a_cast_to_float32_is_a_node_of_an_fp32_graph(traced: Any) -> None:
+    found = traced(lambda x: x.float().exp(), torch.ones(2))
+    assert len(nodes_by_op(found, "to")) == 1
+    assert only(found, "exp").inputs == (only(found, "to").name,)
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda x, y: x.to(torch.float32),
+        lambda x, y: x.to(dtype=torch.float32),
+        lambda x, y: x.to("cpu", torch.float32),
+        lambda x, y: x.to(y),
+        lambda x, y: x.type_as(y),
+        lambda x, y: x.type(torch.float32),
+    ],
+    ids=["dtype", "keyword", "device", "other", "type_as", "type"],
+)
+def test_every_way_to_write_a_cast(cast: Any) -> None:
+    found = capture_of(Function(lambda x, y: cast(x, y).exp() + y), torch.ones(2), torch.ones(2))
+    assert only(found, "exp").inputs == (only(found, "to").name,)
+
+
+def test_a_cast_down_stays_and_computes_low(traced: Any) -> None:
+    found = traced(lambda x: x.half().exp().float(), torch.ones(2))
+    assert [node.dtype for node in nodes_by_op(found, "to")] == ["float16", "float32"]
+    assert only(found, "exp").dtype == "float16"
+
+
+def residual(x: Tensor) -> Tensor:
+    """An RMSNorm that raises its input, and a residual that does not."""
+    y = x * 2
+    raised = y.float()
+    normed = raised * raised.pow(2).mean(-1, keepdim=True).rsqrt()
+    return y + normed.to(y.dtype)
+
+
+def test_the_residual_still_reads_the_value_and_not_its_cast(traced: Any) -> None:
+    found = traced(residual, torch.ones(2, 3))
+    product, casts = nodes_by_op(found, "mul")[0].name, [node.name for node in nodes_by_op(found, "to")]
+    add = only(found, "add")
+    assert product in add.inputs
+    assert casts[0] not in add.inputs
+    assert only(found, "pow").inputs == (casts[0],)
+
+
+def test_a_reader_before_the_cast_and_one_after_it_read_the_same_value(traced: Any) -> None:
+    found = traced(lambda x: (x.exp(), x.float().tanh(), x.sigmoid()), torch.ones(2))
+    assert only(found, "exp").inputs == only(found, "sigmoid").inputs
+    assert only(found, "tanh").inputs == (only(found, "to").name,)
+
+
+def test_a_cast_that_is_returned_is_an_output_of_its_own(traced: Any) -> None:
+    found = traced(lambda x: (x.exp().float(), x.exp()), torch.ones(2))
+    assert found.outputs[0] == only(found, "to").name
+    assert found.outputs[1] == nodes_by_op(found, "exp")[1].name
+
+
+def test_integer_casts_are_no_concern(traced: Any) -> None:
+    found = traced(lambda x: (x > 0).float() * x.long(), torch.ones(2))
+    dtypes = {node.name: node.dtype for node in found.nodes.values()}
+    assert "float32" in dtypes.values()
+    assert "int64" in dtypes.values()
+
+
+class Mutating(nn.Module):
+    """The cast is a no-op in FP32, so writing to its result writes to `y` as well; in half it would not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y.to(torch.float32).add_(1)
+        return y
+
+
+def test_capture_agrees_with_the_model_where_a_cast_aliases_its_input() -> None:
+    x = torch.ones(2)
+    found = capture_of(Mutating(), x)
+    with torch.no_grad():
+        (result,) = found.graph_module(*found.bind(Mutating(), ((x,), {})))
+    assert torch.equal(result, Mutating()(x))

@@ -1,0 +1,75 @@
+"""Literals that Python derived from a dtype, in the dtype of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.capture import constants
+from tests.capturing import Function
+from tests.subjects import capture_of, nodes_by_op, only
+
+X = torch.tensor([[1.0, -1.0]])
+
+
+def masked(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)
+
+
+def test_the_smallest_number_of_the_dtype() -> None:
+    found = capture_of(Function(masked), X)
+    name = only(found, "masked_fill").name
+    assert found.constants["fp16"] == {name: {2: -65504.0}}
+    assert found.constants["bf16"] == {name: {2: torch.finfo(torch.bfloat16).min}}
+
+
+def test_epsilon_and_tiny() -> None:
+    found = capture_of(Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X)
+    assert found.constants["fp16"] == {
+        only(found, "add").name: {1: 2.0**-10},
+        only(found, "clamp").name: {1: 2.0**-14},
+    }
+
+
+def test_a_cast_back_to_the_dtype_of_the_input() -> None:
+    found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), X)
+    up, down = nodes_by_op(found, "to")
+    assert found.constants["fp16"] == {down.name: {1: torch.float16}}
+    assert found.constants["bf16"] == {down.name: {1: torch.bfloat16}}
+    assert up.name not in found.constants["fp16"]
+
+
+def test_literals_that_are_written_out_do_not_change() -> None:
+    found = capture_of(Function(lambda x: x.masked_fill(x > 0, torch.finfo(torch.float32).min) + 1e-6), X)
+    assert not any(found.constants.get(fmt) for fmt in ("fp16", "bf16"))
+
+
+def test_nothing_suspicious_no_second_trace(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(constants, "_trace_in", refused)
+    assert not capture_of(Function(lambda x: x.exp() + 1e-6), X).constants
+
+
+class Branching(nn.Module):
+    """Python that looks at a value: only a run can follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return masked(x) if float(x.sum()) < 5 else x
+
+
+def test_on_the_concrete_path_too() -> None:
+    found = capture_of(Branching(), X)
+    assert found.method == "concrete"
+    assert found.constants["fp16"] == {only(found, "masked_fill").name: {2: -65504.0}}
+
+
+def test_the_model_stays_in_fp32() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Function(masked))
+    weight = model[0].weight.detach().clone()
+    capture_of(model, X)
+    assert model[0].weight.dtype is torch.float32
+    assert torch.equal(model[0].weight, weight)

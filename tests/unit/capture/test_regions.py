@@ -1,0 +1,140 @@
+"""Autocast regions the author wrote, remembered node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.concrete import trace_concrete
+from auditor.capture.exported import trace_exported
+from tests.capturing import Function
+from tests.subjects import capture_of, nodes_by_op, only
+
+TRACERS = {"export": trace_exported, "concrete": trace_concrete}
+SQUARE = torch.eye(3)
+
+
+@pytest.fixture(params=sorted(TRACERS))
+def regions(request: pytest.FixtureRequest) -> Any:
+    """{operation: region} of a function, captured by one of the two tracers."""
+
+    def found(function: Any, *inputs: Tensor) -> dict[str, tuple[bool, str]]:
+        capture = TRACERS[request.param](Function(function).eval(), (inputs, {}))
+        return {capture.nodes[name].op.split(".")[1]: region for name, region in capture.regions.items()}
+
+    return found
+
+
+def disabled(x: Tensor) -> Tensor:
+    y = x.exp()
+    with torch.autocast("cpu", enabled=False):
+        y = y.matmul(y)
+    return y.tanh()
+
+
+def nested(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = x.exp()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = y.matmul(y)
+            with torch.autocast("cpu", enabled=False):
+                y = y.float().sigmoid()
+        y = y.tanh()
+    return y.sum()
+
+
+def test_a_region_covers_its_operations_and_no_others(regions: Any) -> None:
+    assert {name: on for name, (on, _) in regions(disabled, SQUARE).items()} == {"matmul": False}
+
+
+def test_the_innermost_region_counts(regions: Any) -> None:
+    found = regions(nested, SQUARE)
+    assert found["matmul"] == (True, "bfloat16")
+    assert {name: on for name, (on, _) in found.items() if name != "to"} == {
+        "exp": False,
+        "matmul": True,
+        "sigmoid": False,
+        "tanh": False,
+    }
+
+
+def test_no_region_no_mark(regions: Any) -> None:
+    assert regions(lambda x: x.exp(), SQUARE) == {}
+
+
+def for_cuda(x: Tensor) -> Tensor:
+    with torch.autocast("cuda", enabled=False):
+        y = x.matmul(x)
+    return y.tanh()
+
+
+def test_a_region_for_cuda_counts_on_a_machine_without_one(regions: Any) -> None:
+    assert {name: on for name, (on, _) in regions(for_cuda, SQUARE).items()} == {"matmul": False}
+
+
+def lowered_on_cuda(x: Tensor) -> Tensor:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return x.matmul(x)
+
+
+def test_a_region_that_lowers_on_cuda_is_not_mistaken_for_one_that_protects(regions: Any) -> None:
+    assert regions(lowered_on_cuda, SQUARE) == {"matmul": (True, "bfloat16")}
+
+
+class Asking(nn.Module):
+    """Switches autocast off only where it is on, as careful library code does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return x.float().matmul(x.float())
+        return x.matmul(x)
+
+
+def test_code_that_asks_whether_autocast_is_on_shows_what_it_protects() -> None:
+    found = capture_of(Asking(), SQUARE)
+    assert found.regions[only(found, "matmul").name][0] is False
+
+
+class Island(nn.Module):
+    """A region around calls of submodules, which keep their names inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            y = self.inside(x)
+            z = y.exp()
+        return self.outside(y), z
+
+
+def test_owners_lines_and_outputs_survive_inlining() -> None:
+    found = capture_of(Island(), torch.ones(2, 3))
+    inside, outside = nodes_by_op(found, "linear")
+    assert (inside.owner, outside.owner) == ("inside", "outside")
+    assert inside.source is not None
+    assert inside.source.startswith("test_regions.py:")
+    assert set(found.regions) == {inside.name, only(found, "exp").name}
+    assert found.outputs == (outside.name, only(found, "exp").name)
+
+
+def without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().max()
+    return x / scale
+
+
+def test_no_grad_blocks_are_flattened() -> None:
+    found = capture_of(Function(without_gradients), SQUARE)
+    assert [node.op.split(".")[1] for node in found.nodes.values()] == ["abs", "max", "div"]
+
+
+def test_tracing_leaves_autocast_as_it_was() -> None:
+    before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    capture_of(Asking(), SQUARE)
+    assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before

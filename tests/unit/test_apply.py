@@ -1,0 +1,184 @@
+"""The verb `apply`: a plan made earlier and a model of today become patched_model.py, or one line says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from auditor import cli
+
+HOSTILE = "\"\"\"'''\\\n); open('pwned', 'w'); raise SystemExit(7)  # {0}%s"
+MODEL = f"""
+import torch
+print("noise from the user's file")
+class Net(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.first = torch.nn.Linear(3, width)
+        self.add_module({HOSTILE!r}, torch.nn.Linear(width, 2))
+    def forward(self, x):
+        return self._modules[{HOSTILE!r}](self.first(x))
+def get_model(): return Net()
+def wide(): return Net(5)
+def get_inputs(): return torch.ones(2, 3)
+"""
+RUN_WITHOUT_AUDITOR = """
+import sys
+sys.modules["auditor"] = None
+import torch, patched_model
+model = patched_model.build()
+seen = []
+for part in model.children():
+    part.register_forward_hook(lambda module, args, result: seen.append(str(result.dtype)))
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    model(torch.ones(2, 3))
+print(patched_model.RECOMMENDED, *seen)
+"""
+
+
+def choice(precision: str, *because: str) -> dict:
+    return {"precision": precision, "because": list(because), "output": "cast"}
+
+
+def document() -> dict:
+    # 3 * 4 + 4 parameters in the first layer, 4 * 2 + 2 in the second: 26.
+    islands = {"": choice("bf16"), HOSTILE: choice("fp32", "NRM001", HOSTILE)}
+    plans = {
+        "autocast_bf16": {"strategy": "autocast", "format": "bf16", "scopes": islands, "predicted_error": 0.001},
+        "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}, "verified": True},
+    }
+    return {"format_version": 1, "subject": {"parameters": 26}, "recommended": "autocast_bf16", "plans": plans}
+
+
+@pytest.fixture
+def plan(monkeypatch, tmp_path):
+    """A folder with model.py and plan.json, made the current one; called with a document, it rewrites the plan."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+
+    def write(content: object) -> None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "plan.json").write_text(text)
+
+    write(document())
+    return write
+
+
+def run_patched(folder) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", RUN_WITHOUT_AUDITOR]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, tmp_path):
+    assert cli.main(["apply", "plan.json", "model.py"]) == 0
+    captured = capsys.readouterr()
+    folder = tmp_path / "audits" / "model"
+    assert captured.out.splitlines() == [
+        "Plan     autocast_bf16, 1 scope in FP32, not verified on this model: audit it for that",
+        "Patched  audits/model/patched_model.py",
+    ]
+    assert "noise" in captured.err
+    assert [path.name for path in folder.iterdir()] == ["patched_model.py"]
+    assert run_patched(folder) == ["autocast_bf16", "torch.bfloat16", "torch.float32"]
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_named_plan_and_directory(plan, tmp_path):
+    assert cli.main(["apply", "plan.json", "model.py", "--plan", "cast_fp16", "--out", "else where"]) == 0
+    text = (tmp_path / "else where" / "patched_model.py").read_text()
+    assert "RECOMMENDED = 'cast_fp16'\n" in text
+    assert not (tmp_path / "audits").exists()
+
+
+def test_what_was_verified_was_another_model(plan, tmp_path):
+    cli.main(["apply", "plan.json", "model.py", "--out", "."])
+    text = (tmp_path / "patched_model.py").read_text()
+    assert "'verified': False" in text
+    assert "'verified': True" not in text
+
+
+def test_numbers_that_are_none_do_not_break_the_file(plan, tmp_path):
+    changed = document()
+    changed["plans"]["autocast_bf16"]["predicted_error"] = float("nan")
+    changed["plans"]["cast_fp16"]["predicted_error"] = "__import__('os')"
+    plan(changed)
+    assert cli.main(["apply", "plan.json", "model.py", "--out", "."]) == 0
+    assert run_patched(tmp_path)[0] == "autocast_bf16"
+
+
+def edited(*path_and_value: object) -> dict:
+    """The document with one entry changed: edited("plans", "cast_fp16", "format", "fp8")."""
+    changed = document()
+    *path, key, value = path_and_value
+    place = changed
+    for part in path:
+        place = place[part]
+    place[key] = value
+    return changed
+
+
+BROKEN = {
+    "no JSON": ("{", "is not a plan"),
+    "not a mapping": ([], "format_version None"),
+    "another version": (edited("format_version", 2), "format_version 2, this auditor reads 1"),
+    "no plans": (edited("plans", {}), "is not a plan"),
+    "plans that are a list": (edited("plans", []), "lacks plans"),
+    "subject that is a list": (edited("subject", []), "is not a plan"),
+    "unknown strategy": (edited("plans", "cast_fp16", "strategy", "magic"), "lacks plans"),
+    "unknown format": (edited("plans", "cast_fp16", "format", "fp8"), "the format of 'cast_fp16'"),
+    "unknown precision": (edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}), "lacks plans"),
+    "reasons that are a number": (
+        edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "because": 5}}),
+        "the scope '' of 'cast_fp16'",
+    ),
+    "unknown output": (
+        edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "output": []}}),
+        "the scope '' of 'cast_fp16'",
+    ),
+    "nothing recommended": (edited("recommended", None), "no plan is recommended; choose one of autocast_bf16"),
+    "recommendation that is a list": (edited("recommended", []), "is not a plan"),
+    "recommendation that is not there": (edited("recommended", "gone"), "'gone' is not among the plans"),
+    "another model": (edited("subject", "parameters", 27), "made for a model of 27 parameters, this one has 26"),
+    "a layer the model lacks": (
+        edited("plans", "cast_fp16", "scopes", {"": choice("fp16"), "third": choice("fp32")}),
+        "the scope 'third', which this model does not have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_plan_that_cannot_be_followed_is_one_line_and_exit_code_2(case, plan, capsys, tmp_path):
+    content, words = BROKEN[case]
+    plan(content)
+    assert cli.main(["apply", "plan.json", "model.py"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert words in error
+    assert hint.startswith("hint: docs/errors.md#")
+    assert not (tmp_path / "audits").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["plan.json", "model.py:wide"], "made for a model of 26 parameters, this one has 32"),
+        (["plan.json", "model.py", "--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
+        (["absent.json", "model.py"], "absent.json cannot be read (No such file or directory)"),
+        ([".", "model.py"], "cannot be read (Is a directory)"),
+        (["model.py", "plan.json"], "model.py is not a plan"),
+        (["plan.json", "absent.py"], "absent.py does not exist"),
+        (["plan.json", "model.py", "--out", "model.py"], "model.py is a file"),
+        (["plan.json", "model.py", "--weights", "absent.pt"], "absent.pt do not exist"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(words, text, plan, capsys, tmp_path):
+    assert cli.main(["apply", *words]) == 2
+    assert text in capsys.readouterr().err.splitlines()[-2]
+    assert not (tmp_path / "audits").exists()
