@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
 PACKAGING := pyproject.toml setup.py constraints.txt
 
-.PHONY: help install demo lint format test test-slow clean
+.PHONY: help install demo docs samples lint format test test-slow clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,13 @@ install: $(VENV)/.installed ## Install the package, editable, into .venv
 
 demo: $(VENV)/.installed ## Audit an example and say where the report is
 	$(BIN)/python -m auditor $(EXAMPLE) --fail-on never
+
+docs: $(VENV)/.installed ## Rewrite the documents that are generated
+	$(BIN)/python -m auditor rules --format md > docs/rules.md.new
+	mv docs/rules.md.new docs/rules.md
+
+samples: $(VENV)/.tests ## Rewrite the sample report and its picture (needs Chromium)
+	$(BIN)/python -m tests.browser.sample
 
 lint: $(VENV)/.tests ## Run ruff and the type checker
 	$(BIN)/ruff check .

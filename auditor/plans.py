@@ -134,7 +134,7 @@ def _in_this_process(bench: Workbench, plan: Plan, batches: Sequence[Batch]) -> 
     """Models that were handed over as objects have no source to build them from again: a copy is patched."""
     try:
         model = apply_plan(copy.deepcopy(bench.subject.model), plan_table(plan))
-        return [run_patched(model, batch, bench.device) for batch in batches]
+        return run_patched(model, batches, bench.device)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0][:300]}"

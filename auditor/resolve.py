@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .execute import Setting
 from .policy import treatment
-from .records import Capture, Node
+from .records import Capture
 
 LOW = ("fp16", "bf16")
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -33,20 +33,22 @@ class Resolution:
     """dtypes: {node or placeholder: fp16 | bf16 | fp32 | fp64 | "" for discrete}.
 
     lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}.
+    reads_low: nodes whose kernel is handed a low tensor, once autocast and scope boundaries have cast.
     conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
     """
 
     dtypes: Mapping[str, str]
     lowered: Mapping[str, frozenset[str]]
+    reads_low: frozenset[str]
     conflicts: frozenset[str]
 
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
         return self.dtypes.get(name, "") in LOW
 
-    def touches_low(self, node: Node) -> bool:
-        """Whether the node's result or anything it reads is low: an upcast cannot bring back lost bits."""
-        return self.low(node.name) or any(self.low(name) for name in node.inputs)
+    def touches_low(self, name: str) -> bool:
+        """Whether the node's result or anything its kernel reads is low: an upcast cannot bring back lost bits."""
+        return self.low(name) or name in self.reads_low
 
 
 def resolve(
@@ -61,7 +63,7 @@ def resolve(
     for node in capture.graph_module.graph.nodes:
         walk.visit(node)
     lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
-    return Resolution(walk.dtypes, lowered, frozenset(walk.conflicts))
+    return Resolution(walk.dtypes, lowered, frozenset(walk.reads_low), frozenset(walk.conflicts))
 
 
 class _Walk:
@@ -77,6 +79,7 @@ class _Walk:
         self.dtypes: dict[str, str] = {}
         self.scalar: dict[str, bool] = {}
         self.lowered: dict[str, set[str]] = {}
+        self.reads_low: set[str] = set()
         self.conflicts: set[str] = set()
 
     def visit(self, node: fx.Node) -> None:
@@ -98,9 +101,12 @@ class _Walk:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
                 self._lower(node, inputs, setting.precision)
+                self.reads_low.add(node.name)
                 return setting.precision if own == "fp32" else own
             if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
                 return own
+        if any(dtype in LOW for dtype in inputs.values()):
+            self.reads_low.add(node.name)
         if literal and own:
             if literal in LOW:
                 self._lower(node, inputs, literal)

@@ -129,14 +129,15 @@ def _forbidden(problem: Problem, resolution: Resolution, name: str) -> bool:
     verdict = problem.verdicts.get(name)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return name in resolution.conflicts
-    return resolution.touches_low(problem.capture.nodes[name])
+    return resolution.touches_low(name)
 
 
 def _node_square(problem: Problem, resolution: Resolution, name: str) -> float:
     if _forbidden(problem, resolution, name):
         return FORBIDDEN
     contribution = problem.contributions.get(name)
-    if contribution is None or not resolution.touches_low(problem.capture.nodes[name]):
+    counts = resolution.low(name) or (not problem.capture.nodes[name].floating and resolution.touches_low(name))
+    if contribution is None or not counts:
         return 0.0
     return min(contribution.own**2, FORBIDDEN)
 

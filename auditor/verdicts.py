@@ -97,7 +97,7 @@ def judge(
     for fmt in formats:
         plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in STRATEGIES}
         for name, node in capture.nodes.items():
-            strategies = _exposed(node, plainly)
+            strategies = _exposed(name, plainly)
             exposed[name][fmt] = strategies
             verdicts[name][fmt] = verdict_of(
                 node,
@@ -116,6 +116,6 @@ def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
     return resolve(capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals)
 
 
-def _exposed(node: Node, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
-    """Strategies under which the node, or something it reads, is low."""
-    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(node))
+def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
+    """Strategies under which the node, or something its kernel reads, is low."""
+    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(name))

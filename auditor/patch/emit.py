@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import pprint
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -124,13 +123,12 @@ def emit(origin: Origin | None, parameters: int, plans: Mapping[str, Plan], reco
 
     recommended: None where no plan meets the budget; the file then needs `plan=` to be named.
     """
-    tables = {name: _table(plan) for name, plan in plans.items()}
     parts = [
         _HEADER,
         f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
         f"PARAMETERS = {parameters}\n\n",
         f"RECOMMENDED = {recommended!r}\n\n",
-        f"PLANS: dict[str, dict[str, Any]] = {_literal(tables)}\n",
+        f"PLANS: dict[str, dict[str, Any]] = {_tables(plans)}\n",
         _BUILD,
         "\n\n# How a scope runs. The functions below are the same in every patched model.\n\n",
         _runtime_source(),
@@ -138,9 +136,25 @@ def emit(origin: Origin | None, parameters: int, plans: Mapping[str, Plan], reco
     return "".join(parts)
 
 
-def _table(plan: Plan) -> dict[str, Any]:
-    numbers = {"predicted_error": plan.predicted_error, "measured_error": plan.measured_error, "verified": plan.verified}
-    return {**numbers, **plan_table(plan)}
+def _tables(plans: Mapping[str, Plan]) -> str:
+    """The plans as a Python literal, one scope a line. repr keeps every name a string, whatever it holds."""
+    lines = ["{"]
+    for name, plan in plans.items():
+        table = plan_table(plan)
+        lines.append(f"    {name!r}: {{")
+        for key in ("strategy", "format"):
+            lines.append(f"        {key!r}: {table[key]!r},")
+        for key in ("predicted_error", "measured_error", "verified"):
+            lines.append(f"        {key!r}: {getattr(plan, key)!r},")
+        lines.append("        'scopes': {")
+        lines.extend(f"            {path!r}: {_scope(choice)!r}," for path, choice in table["scopes"].items())
+        lines.extend(("        },", "    },"))
+    return "\n".join((*lines, "}"))
+
+
+def _scope(choice: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {"because": [], "output": "cast"}
+    return {key: value for key, value in choice.items() if defaults.get(key) != value}
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
@@ -165,7 +179,10 @@ def _place(path: str | None, directory: Path) -> dict[str, str] | None:
 
 
 def _literal(value: Any) -> str:
-    return pprint.pformat(value, width=116, sort_dicts=False)
+    """Indented as people write it: one key a line."""
+    if not isinstance(value, dict):
+        return repr(value)
+    return "{\n" + "".join(f"    {key!r}: {item!r},\n" for key, item in value.items()) + "}"
 
 
 def _runtime_source() -> str:

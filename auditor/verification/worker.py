@@ -34,7 +34,7 @@ def run_plan(patched: ModuleType, plan: str, batches: list[Any], device: str) ->
     """Outputs of one plan on every batch."""
     model = patched.build(plan=plan).eval().to(device)
     moved = pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), batches)
-    return [run_patched(model, batch, device) for batch in moved]
+    return run_patched(model, moved, device)
 
 
 def import_file(path: str) -> ModuleType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -36,8 +35,8 @@ class Audited:
 
 
 @pytest.fixture(scope="session", params=ZOO)
-def audited(request: pytest.FixtureRequest) -> Iterator[Audited]:
+def audited(request: pytest.FixtureRequest) -> Audited:
     subject = specimen(request.param)
     before = copy.deepcopy(subject.model)
     audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
-    yield Audited(subject, audit, before)
+    return Audited(subject, audit, before)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import auditor
+from auditor.api import audit
 from tests.unit.report.factory import make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -56,7 +56,7 @@ def real() -> dict:
             return scores, scores.argmax(-1)
 
     torch.manual_seed(0)
-    found = auditor.audit(Net(), torch.randn(16, 8))
+    found = audit(Net(), torch.randn(16, 8))
     return json.loads(json.dumps(found.to_json(), allow_nan=False))
 
 

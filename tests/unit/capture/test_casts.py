@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from auditor.capture.concrete import trace_concrete
 from auditor.capture.exported import trace_exported
@@ -105,5 +105,5 @@ def test_capture_agrees_with_the_model_where_a_cast_aliases_its_input() -> None:
     x = torch.ones(2)
     found = capture_of(Mutating(), x)
     with torch.no_grad():
-        (result,) = found.graph_module(*found.bind(Mutating(), ((x,), {})))
+        (result,) = fx.Interpreter(found.graph_module).run(*found.bind(Mutating(), ((x,), {})))
     assert torch.equal(result, Mutating()(x))

@@ -1,0 +1,108 @@
+"""Every `sh` and `python` block of the documents is run, and the numbers in the README are those of the sample report."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"(?m)^```(\w*)\n(.*?)^```$", re.DOTALL)
+BUILDS = re.compile(r"(make|pip|python -m (pip|venv)|git clone)\b")
+
+
+def blocks(document: str) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    return BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
+
+
+DOCUMENTS = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
+WITH_CODE = [name for name in DOCUMENTS if any(language in ("sh", "python") for language, _ in blocks(name))]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A directory that looks like the checkout to what reads, and keeps what is written."""
+    for name in ("examples", "docs", "rules"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a block that do more than build or install; a backslash joins lines."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not BUILDS.match(line)]
+
+
+def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "NO_COLOR": "1",
+    }
+    program = [sys.executable, "-"] if language == "python" else ["bash", "-euo", "pipefail"]
+    source = text if language == "python" else "\n".join(commands(text))
+    return subprocess.run(program, input=source, capture_output=True, text=True, cwd=folder, env=environment)
+
+
+@pytest.mark.parametrize("document", WITH_CODE)
+def test_blocks_run(document, checkout):
+    for language, text in blocks(document):
+        if language in ("sh", "python"):
+            done = run(language, text, checkout)
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+
+
+def test_readme_has_blocks_of_both_kinds_and_none_without_a_language():
+    languages = [language for language, _ in blocks("README.md")]
+    assert {"sh", "python"} <= set(languages)
+    assert all(languages)
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    named = {
+        target
+        for name in DOCUMENTS
+        for target in re.findall(r"(?m)(?:^|`)make ([a-z-]+)", (ROOT / name).read_text(encoding="utf-8"))
+    }
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_links_lead_somewhere():
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in link:
+                assert (ROOT / name).parent.joinpath(link).exists(), f"{name}: {link}"
+
+
+def test_numbers_are_those_of_the_sample_report():
+    sample = html.unescape((ROOT / "reports/samples/03_handwritten_transformer.html").read_text(encoding="utf-8"))
+    cards = re.findall(r'<article class="card plan.*?</article>', sample, re.DOTALL)
+    rows = re.findall(r"(?m)^\| ((?:FP16|BF16) [^|]*?) \|(.*)\|$", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == len(cards) == 4
+    for (name, cells), card in zip(rows, cards, strict=True):
+        assert name.removesuffix(" (recommended)") in card
+        assert ("recommended" in card) == name.endswith("(recommended)")
+        for number in cells.split("|"):
+            assert f">{number.strip()}<" in card, f"{name}: {number}"
+
+
+def test_sample_names_no_folder_of_the_machine_it_was_made_on():
+    sample = (ROOT / "reports/samples/03_handwritten_transformer.html").read_text(encoding="utf-8")
+    assert "03_handwritten_transformer.py:78" in sample
+    assert not re.findall(r"(?:/tmp|/home|/root|/work|/Users|/var)/\S*", sample)
+
+
+def test_samples_are_small():
+    sizes = {path.suffix: path.stat().st_size for path in (ROOT / "reports/samples").iterdir()}
+    assert sizes[".png"] < 300_000
+    assert sizes[".html"] < 400_000
