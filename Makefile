@@ -30,7 +30,7 @@ docs: $(VENV)/.installed ## Rewrite the documents that are generated
 	$(BIN)/python -m auditor rules --format md > docs/rules.md.new
 	mv docs/rules.md.new docs/rules.md
 
-samples: $(VENV)/.tests ## Rewrite the sample report and its picture (needs Chromium)
+samples: $(VENV)/.tests ## Rewrite the sample report, its picture and its numbers in the README (needs Chromium)
 	$(BIN)/python -m tests.browser.sample
 
 lint: $(VENV)/.tests ## Run ruff and the type checker

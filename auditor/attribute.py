@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -11,13 +11,13 @@ import torch
 from torch import fx
 
 from .execute import DTYPES
-from .measure import Measurement
+from .measure import Measurement, is_view
 from .numerics.kernels import lowered, raised
 from .numerics.metrics import output_error
 from .records import Contribution
 
 MAX_PROBES = 8
-WANTED_ESTIMATES = 16
+WANTED_ESTIMATES = 8
 MAX_RERUNS = 96
 _KINDS = ("isolated", "own", "cast")
 
@@ -67,9 +67,11 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
     batch = _batch_size(outputs)
     probes = min(MAX_PROBES, max(2, math.ceil(WANTED_ESTIMATES / (batch or 1)))) if outputs else 0
     estimates = _Estimates(norm, probes)
+    viewed = _lone_views(measurement)
     handles = [
         leaf.register_hook(_Hook(measurement, estimates, name, index, batch))
         for name, leaves in measurement.live.items()
+        if name not in viewed
         for index, leaf in enumerate(leaves)
         if leaf.is_floating_point() and leaf.requires_grad
     ]
@@ -78,7 +80,10 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
         for probe in range(probes):
             signs = [torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1 for x in outputs]
             # Masked entries hold infinities on purpose; nothing can move them.
-            weights = [torch.where(torch.isfinite(x.detach()), s, torch.zeros_like(s)) for x, s in zip(outputs, signs, strict=True)]
+            weights = [
+                torch.where(torch.isfinite(x.detach()), s, torch.zeros_like(s))
+                for x, s in zip(outputs, signs, strict=True)
+            ]
             torch.autograd.backward(outputs, weights, retain_graph=probe < probes - 1)
     finally:
         for handle in handles:
@@ -86,39 +91,64 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
         for value in measurement.flat_inputs:
             if isinstance(value, torch.Tensor):
                 value.grad = None
+    for name, source in viewed.items():
+        for fmt in measurement.formats:
+            square = estimates.squares.get((source, fmt, "cast"), 0.0)
+            estimates.squares |= {(name, fmt, "cast"): square, (name, fmt, "isolated"): square}
     return estimates
+
+
+def _lone_views(measurement: Measurement) -> dict[str, str]:
+    """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
+    found = {}
+    for node in measurement.capture.graph_module.graph.nodes:
+        if is_view(node) and len(node.args[0].users) == 1 and len(measurement.live[node.args[0].name]) == 1:
+            found[node.name] = node.args[0].name
+    return found
 
 
 class _Hook:
     """Turns the gradient at one value into squared inner products with its errors."""
 
-    def __init__(self, measurement: Measurement, estimates: _Estimates, name: str, index: int, batch: int | None) -> None:
+    def __init__(
+        self, measurement: Measurement, estimates: _Estimates, name: str, index: int, batch: int | None
+    ) -> None:
         self.measurement, self.estimates, self.name, self.index, self.batch = measurement, estimates, name, index, batch
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an output of a several-output operation that nothing reads
             return
         with torch.no_grad():
-            gradient = _finite(gradient.detach())
-            for fmt, kind, error in self._errors():
-                if error.shape != gradient.shape:
-                    continue
-                product = gradient * error.to(gradient.dtype)
-                samples = product.dim() > 0 and self.batch is not None and product.shape[0] == self.batch
-                inner = product.flatten(1).sum(1) if samples and product.dim() > 1 else product if samples else product.sum()
-                key = (self.name, fmt, kind)
-                self.estimates.squares[key] = self.estimates.squares.get(key, 0.0) + float(inner.double().square().sum())
+            gradient = gradient.detach()
+            for fmt in self.measurement.formats:
+                self._add(fmt, gradient)
 
-    def _errors(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+    def _add(self, fmt: str, gradient: torch.Tensor) -> None:
         value = self.measurement.live[self.name][self.index].detach()
-        traces = self.measurement.traces.get(self.name, {})
-        for fmt in self.measurement.formats:
-            yield fmt, "cast", _finite(value.to(DTYPES[fmt]).float() - value.float())
-            trace = traces.get(fmt)
-            if trace is not None and self.index < len(trace.isolated):
-                yield fmt, "isolated", trace.isolated[self.index]
-            if trace is not None and self.index < len(trace.own):
-                yield fmt, "own", trace.own[self.index]
+        cast = self._square(gradient, value.to(DTYPES[fmt]) - value)
+        trace = self.measurement.traces.get(self.name, {}).get(fmt)
+        found = {"cast": cast, "isolated": cast, "own": cast}
+        if trace is not None:
+            for kind, gaps in (("isolated", trace.isolated), ("own", trace.own)):
+                if gaps is not None:
+                    gap = gaps[self.index] if self.index < len(gaps) else None
+                    found[kind] = self._square(gradient, gap.to(gradient.dtype)) if gap is not None else 0.0
+        for kind, square in found.items():
+            key = (self.name, fmt, kind)
+            self.estimates.squares[key] = self.estimates.squares.get(key, 0.0) + square
+
+    def _square(self, gradient: torch.Tensor, gap: torch.Tensor) -> float:
+        """Sum over the samples of <gradient, gap>^2; over the whole tensor where it holds no samples."""
+        if gap.shape != gradient.shape or not gap.numel():
+            return 0.0
+        rows = self.batch if self.batch is not None and gap.dim() and gap.shape[0] == self.batch else 1
+        # [b, 1, n] @ [b, n, 1]: one fused pass
+        inner = torch.bmm(gradient.reshape(rows, 1, -1), gap.reshape(rows, -1, 1))
+        square = float(inner.double().square().sum())
+        if not math.isfinite(square):
+            inner = (_finite(gradient) * _finite(gap)).reshape(rows, -1).sum(1)
+            square = float(inner.double().square().sum())
+        return square
 
 
 class _Replay:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from .execute import DTYPES, with_literals
 from .numerics.causes import cause_of
-from .numerics.formats import FORMATS, Format
+from .numerics.formats import FORMATS
 from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, packet_name, raised, run_op
-from .numerics.metrics import damage, disagreement, max_ulp, relative_l2, sqnr_db
-from .numerics.ranges import range_of
+from .numerics.metrics import disagreement, sqnr_db
+from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
 
 Leaves = list[torch.Tensor]
@@ -25,13 +24,24 @@ Leaves = list[torch.Tensor]
 # the operation's own error.
 _UNDIFFERENTIABLE = frozenset({"_native_batch_norm_legit_no_training"})
 
+# The same entries under another shape: rounding them is all a format can do.
+VIEWS = frozenset(
+    "view reshape _unsafe_view transpose permute t unsqueeze squeeze alias detach flatten unflatten clone contiguous "
+    "numpy_T movedim dropout".split()
+)
+
 
 @dataclass
 class Trace:
-    """What attribution needs of one node in one format. isolated, own: low minus reference, as bfloat16, per leaf."""
+    """What attribution needs of one node in one format.
 
-    isolated: Leaves
-    own: Leaves
+    isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
+    is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
+    low: the node's low result where it must be re-run. broken: it turned non-finite.
+    """
+
+    isolated: Leaves | None
+    own: Leaves | None
     low: Any
     broken: bool
 
@@ -65,39 +75,51 @@ def measure(
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
     """
-    copied = any(_mutates(node.target) for node in capture.graph_module.graph.nodes)
-    flat = [_leaf(value, copied) for value in capture.bind(model, batch)]
+    mutating = any(_mutates(node.target) for node in capture.graph_module.graph.nodes)
+    flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
     with torch.enable_grad():
-        _Measuring(result, copied, tick).run(*flat)
+        _Measuring(result, mutating, tick).run(*flat)
     result.outputs = [leaf for name in capture.outputs for leaf in result.live.get(name, [])]
     return result
 
 
+@dataclass
+class _Low:
+    """The state of one format's runs: dtype, rounded reference values, and the run that is low from the start."""
+
+    dtype: torch.dtype
+    rounded: dict[fx.Node, Any] = field(default_factory=dict)
+    env: dict[fx.Node, Any] = field(default_factory=dict)
+    spoilt: set[fx.Node] = field(default_factory=set)
+
+
 class _Measuring(fx.Interpreter):
-    def __init__(self, result: Measurement, copied: bool, tick: Callable[[str], None]) -> None:
+    def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None]) -> None:
         super().__init__(result.capture.graph_module)
-        self.result, self.copied, self.tick = result, copied, tick
-        self.low: dict[str, dict[fx.Node, Any]] = {name: {} for name in result.formats}
+        self.result, self.mutating, self.tick = result, mutating, tick
+        self.profiles: dict[fx.Node, Profile] = {}
+        self.low = {name: _Low(DTYPES[name]) for name in result.formats}
 
     def run_node(self, n: fx.Node) -> Any:
+        """The FP32 result; what the formats do to the node is recorded on the way."""
         if n.op == "output":
             return super().run_node(n)
         if n.op != "call_function":
             reference = super().run_node(n)
-            for name in self.result.formats:
-                self.low[name][n] = lowered(_detached(reference), DTYPES[name])
             self._keep(n, reference)
+            for low in self.low.values():
+                low.env[n] = low.rounded[n] = lowered(_detached(reference), low.dtype)
             return reference
         self.tick(n.name)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self.fetch_args_kwargs_from_env(n))
-        # Lowered before the reference runs: an in-place operation would change them under our feet.
-        low_inputs = {name: (lowered(args, DTYPES[name]), lowered(kwargs, DTYPES[name])) for name in self.result.formats}
+        # Rounded before the reference runs: an in-place operation would change the inputs under our feet.
+        inputs = {name: self._rounded_inputs(n, low) for name, low in self.low.items()}
         reference = _connected(self._reference(n))
         self._keep(n, reference)
         with torch.no_grad():
-            for name in self.result.formats:
-                self._measure(n, name, _detached(reference), (args, kwargs), low_inputs[name])
+            for name, low in self.low.items():
+                self._measure(n, name, low, inputs[name])
+            self._forget(n)
         return reference
 
     def _reference(self, n: fx.Node) -> Any:
@@ -105,117 +127,169 @@ class _Measuring(fx.Interpreter):
             return torch.ops.aten.alias.default(self.env[n.args[0]])
         if packet_name(n.target) in _UNDIFFERENTIABLE:
             x, weight, bias, *statistics = n.args
-            args = (*(self.env.get(node) for node in (x, weight, bias)), *_detached(fx.node.map_arg(statistics, self.env.get)))
-            return n.target(*args, **n.kwargs)
+            args = [self.env.get(node) for node in (x, weight, bias)]
+            return n.target(*args, *_detached(fx.node.map_arg(statistics, self.env.__getitem__)), **n.kwargs)
         return super().run_node(n)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = _tensor_leaves(reference)
         detached = _detached(reference)
-        self.result.values[n.name] = (
-            pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, detached) if self.copied else detached
-        )
-        floats = [leaf for leaf in _tensor_leaves(detached) if leaf.is_floating_point()]
-        if floats and n.op == "call_function":
-            self.result.ranges[n.name] = range_of(floats[0])
+        if self.mutating:
+            detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, detached)
+        self.result.values[n.name] = detached
+        real = next((_as_real(leaf) for leaf in _tensor_leaves(detached) if _is_float(leaf)), None)
+        if real is None:
+            return
+        seen = self.profiles.get(n.args[0]) if is_view(n) else None
+        self.profiles[n] = seen or Profile(real)
+        self.result.ranges[n.name] = self.profiles[n].range
 
-    def _measure(self, n: fx.Node, name: str, reference: Any, inputs: Any, low_inputs: Any) -> None:
+    def _rounded_inputs(self, n: fx.Node, low: _Low) -> tuple[Any, Any]:
+        def rounded(source: fx.Node) -> Any:
+            if self.mutating:
+                return lowered(_detached(self.env[source]), low.dtype)
+            if source not in low.rounded:
+                low.rounded[source] = lowered(self.result.values[source.name], low.dtype)
+            return low.rounded[source]
+
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), rounded)
+        return args, kwargs
+
+    def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
+        reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
-        local, own, unsupported = _local(n, low_inputs, literals, DTYPES[name])
-        propagated, inherited = self._propagate(n, name, reference, literals)
-        error = _node_error(n, FORMATS[name], reference, local, propagated, unsupported, inputs)
-        broke = bool(error.overflow or error.nan or unsupported or error.disagreement)
-        self.result.errors.setdefault(n.name, {})[name] = _with_birth(error, broke and not inherited)
-        self.result.traces.setdefault(n.name, {})[name] = Trace(
-            isolated=_difference(reference, local) if local is not None else [],
-            own=_difference(reference, local) if packet_name(n.target) in _UNDIFFERENTIABLE and own else own,
-            low=local,
-            broken=bool(error.overflow or error.nan),
-        )
+        local, exact, unsupported = _local(n, inputs, literals, low.dtype)
+        self._propagate(n, low, reference, literals)
+        inherited = any(source in low.spoilt for source in n.all_input_nodes)
+        error, gap = self._error(n, name, low, reference, local, unsupported)
+        if unsupported or error.disagreement or _turned(error):
+            error = replace(error, born=not inherited)
+        self.result.errors.setdefault(n.name, {})[name] = error
+        self.result.traces.setdefault(n.name, {})[name] = _trace(n, reference, local, exact, gap, error)
 
-    def _propagate(
-        self, n: fx.Node, name: str, reference: Any, literals: Mapping[int | str, Any] | None
-    ) -> tuple[Any, bool]:
-        """The node in a run that is low from the start, and whether one of its inputs was already broken there."""
-        env = self.low[name]
-        args, kwargs = with_literals(*fx.node.map_arg((n.args, n.kwargs), env.__getitem__), literals)
-        inherited = any(_broken(self.result.values[source.name], env[source]) for source in n.all_input_nodes)
+    def _error(
+        self, n: fx.Node, name: str, low: _Low, reference: Any, local: Any, unsupported: str | None
+    ) -> tuple[NodeError, torch.Tensor | None]:
+        ours = _tensor_leaves(reference)
+        if not ours:
+            return NodeError(unsupported=unsupported), None
+        propagated = _tensor_leaves(low.env[n])
+        if not _is_float(ours[0]):
+            return self._discrete_error(n, low, ours, local, propagated, unsupported), None
+        profile, fmt = self.profiles[n], FORMATS[name]
+        later = self._propagated_error(n, name, propagated[0])
+        if not later < float("inf"):
+            low.spoilt.add(n)
+        if unsupported is not None or not _same_shapes(reference, local):
+            reason = unsupported or "its shape depends on the precision"
+            return NodeError(propagated_error=later, unsupported=reason, cause="unsupported"), None
+        if is_view(n):
+            found, gap = profile.rounding(fmt), None
+        else:
+            found, gap = profile.deviation(_as_real(_tensor_leaves(local)[0]), fmt)
+        inputs = [self.profiles[source] for source in n.all_input_nodes if source in self.profiles]
+        return NodeError(
+            local_error=found.error,
+            propagated_error=later,
+            overflow=found.damage.overflow,
+            nan=found.damage.nan,
+            underflow=found.damage.underflow,
+            subnormal=found.damage.subnormal,
+            max_ulp=found.max_ulp,
+            sqnr_db=sqnr_db(found.error),
+            cause=cause_of(packet_name(n.target), found.damage, found.error, fmt, profile, inputs),
+        ), gap
+
+    def _propagated_error(self, n: fx.Node, name: str, low: torch.Tensor) -> float:
+        profile = self.profiles[n]
+        if is_view(n):
+            earlier = self.result.errors.get(n.args[0].name, {}).get(name)
+            known = earlier.propagated_error if earlier is not None else profile.rounding(FORMATS[name]).error
+            if known is not None:
+                return known
+        return profile.error(_as_real(low), FORMATS[name])
+
+    def _discrete_error(
+        self, n: fx.Node, low: _Low, ours: Leaves, local: Any, propagated: Leaves, unsupported: str | None
+    ) -> NodeError:
+        if _disagreement(ours, propagated):
+            low.spoilt.add(n)
+        if unsupported is not None or not _same_shapes(ours, local):
+            return NodeError(unsupported=unsupported or "its shape depends on the precision", cause="unsupported")
+        share = _disagreement(ours, _tensor_leaves(local))
+        return NodeError(disagreement=share, cause="discrete" if share else None)
+
+    def _propagate(self, n: fx.Node, low: _Low, reference: Any, literals: Mapping[int | str, Any] | None) -> None:
+        """The node in the run that is low from the start; where it cannot run, that run goes on from the reference."""
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), low.env.__getitem__)
+        args, kwargs = with_literals(args, kwargs, literals)
         try:
             result = run_op(n.target, args, kwargs)
         except (UnsupportedInFormat, RuntimeError):
             result = None
         if result is None or not _same_shapes(reference, result):
-            result = lowered(reference, DTYPES[name])  # the run goes on from the reference
-        env[n] = result
+            result = lowered(reference, low.dtype)
+        low.env[n] = result
+
+    def _forget(self, n: fx.Node) -> None:
         for source in self.user_to_last_uses.get(n, ()):
-            env.pop(source, None)
-        return result, inherited
+            self.profiles.pop(source, None)
+            for low in self.low.values():
+                low.env.pop(source, None)
+                low.rounded.pop(source, None)
 
 
 def _local(
-    n: fx.Node, low_inputs: Any, literals: Mapping[int | str, Any] | None, dtype: torch.dtype
-) -> tuple[Any, Leaves, str | None]:
-    """The node alone in the format: its result, what the operation itself added, and why it cannot run."""
-    args, kwargs = low_inputs
+    n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
+) -> tuple[Any, Any, str | None]:
+    """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run."""
+    args, kwargs = inputs
+    if _mutates(n.target):
+        args, kwargs = _fresh(args), _fresh(kwargs)
     try:
-        exact = n.target(*_fresh(raised(args)), **_fresh(raised(kwargs)))
+        exact = n.target(*raised(args), **raised(kwargs))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return None, [], f"{packet_name(n.target)}: {str(error).splitlines()[0][:160]}"
+        return None, None, f"{packet_name(n.target)}: {str(error).splitlines()[0][:160]}"
     try:
         if is_tensor_core(n.target) and _on_cpu(args):
-            local = lowered(exact, dtype)  # what run_op would compute a second time
-        else:
-            local = run_op(n.target, *with_literals(_fresh(args), _fresh(kwargs), literals))
+            return lowered(exact, dtype), exact, None  # what run_op would compute a second time
+        return run_op(n.target, *with_literals(args, kwargs, literals)), exact, None
     except UnsupportedInFormat as error:
-        return None, [], str(error)
+        return None, None, str(error)
     except RuntimeError as error:
-        return None, [], str(error).splitlines()[0][:160]
-    return local, _difference(exact, local), None
+        return None, None, str(error).splitlines()[0][:160]
 
 
-def _node_error(
-    n: fx.Node, fmt: Format, reference: Any, local: Any, propagated: Any, unsupported: str | None, inputs: Any
-) -> NodeError:
-    ours = _tensor_leaves(reference)
-    if not ours:
-        return NodeError(unsupported=unsupported)
-    if unsupported is not None or not _same_shapes(reference, local):
-        return NodeError(unsupported=unsupported or "its shape depends on the precision", cause="unsupported")
-    theirs, later = _tensor_leaves(local), _tensor_leaves(propagated)
-    if not ours[0].is_floating_point():
-        share = max((disagreement(a, b) for a, b in zip(ours, theirs, strict=True) if not a.is_floating_point()), default=0.0)
-        return NodeError(disagreement=share, cause="discrete" if share else None)
-    r, c = ours[0], theirs[0]
-    hurt = damage(r, c, fmt)
-    error = _finite_error(r, c)
-    return NodeError(
-        local_error=error,
-        propagated_error=_finite_error(r, later[0]),
-        overflow=hurt.overflow,
-        nan=hurt.nan,
-        underflow=hurt.underflow,
-        subnormal=hurt.subnormal,
-        max_ulp=max_ulp(r, c, fmt),
-        sqnr_db=sqnr_db(error),
-        cause=cause_of(packet_name(n.target), hurt, error, fmt, r, _tensor_leaves(inputs)),
-    )
+def _trace(
+    n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError
+) -> Trace:
+    if local is None:
+        return Trace([], [], None, broken=False)
+    broken = _turned(error)
+    if is_view(n):
+        return Trace(None, [], local if broken else None, broken)
+    isolated = _gaps(reference, local) if gap is None or len(_tensor_leaves(local)) > 1 else [gap.bfloat16()]
+    if packet_name(n.target) in _UNDIFFERENTIABLE:
+        own: Leaves | None = isolated
+    elif is_tensor_core(n.target) or _is_rounding(exact, local):
+        own = None
+    else:
+        own = _gaps(exact, local)
+    return Trace(isolated, own, local, broken)
 
 
-def _finite_error(r: torch.Tensor, c: torch.Tensor) -> float:
-    """Relative error over the entries where the reference is finite: masks hold infinities on purpose."""
-    error = relative_l2(r, c)
-    if math.isfinite(error) or bool(torch.isfinite(r).all()):
-        return error
-    finite = torch.isfinite(r)
-    return relative_l2(r[finite], c[finite])
+def _is_rounding(exact: Any, local: Any) -> bool:
+    """Whether the low result is the exact one, rounded once: no half-precision intermediate showed."""
+    pairs = list(zip(_tensor_leaves(exact), _tensor_leaves(local), strict=True))
+    return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and any(a.dtype != b.dtype for a, b in pairs)
 
 
-def _with_birth(error: NodeError, born: bool) -> NodeError:
-    return NodeError(**{**error.__dict__, "born": born})
+def _turned(error: NodeError) -> bool:
+    return bool(error.overflow or error.nan)
 
 
-def _difference(reference: Any, candidate: Any) -> Leaves:
-    """candidate - reference per floating leaf; zero where either is not finite. bfloat16: it enters inner products only."""
+def _gaps(reference: Any, candidate: Any) -> Leaves:
+    """candidate - reference per leaf; zero where either is not finite, and for leaves that are not real numbers."""
     result = []
     for r, c in zip(_tensor_leaves(reference), _tensor_leaves(candidate), strict=False):
         if not r.is_floating_point() or r.shape != c.shape:
@@ -226,19 +300,15 @@ def _difference(reference: Any, candidate: Any) -> Leaves:
     return result
 
 
-def _broken(reference: Any, low: Any) -> bool:
-    for r, c in zip(_tensor_leaves(reference), _tensor_leaves(low), strict=False):
-        if r.shape != c.shape or (not r.is_floating_point() and not torch.equal(r, c)):
-            return True
-        if r.is_floating_point() and not bool((torch.isfinite(c) | ~torch.isfinite(r)).all()):
-            return True
-    return False
+def _disagreement(ours: Leaves, theirs: Leaves) -> float:
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if not _is_float(a)]
+    return max((disagreement(a, b) if a.shape == b.shape else 1.0 for a, b in pairs), default=0.0)
 
 
-def _leaf(value: Any, copied: bool) -> Any:
+def _leaf(value: Any, mutating: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    value = value.detach().clone() if copied else value.detach()
+    value = value.detach().clone() if mutating else value.detach()
     return value.requires_grad_() if value.is_floating_point() else value
 
 
@@ -251,6 +321,21 @@ def _connected(reference: Any) -> Any:
         return x
 
     return pytree.tree_map_only(torch.Tensor, connect, reference)
+
+
+def is_view(n: fx.Node) -> bool:
+    """Whether the node gives the entries of its first argument another shape, and does nothing else."""
+    if n.op != "call_function":
+        return False
+    return packet_name(n.target) in VIEWS and bool(n.args) and isinstance(n.args[0], fx.Node)
+
+
+def _is_float(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _as_real(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def _fresh(tree: Any) -> Any:

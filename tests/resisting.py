@@ -74,6 +74,25 @@ class OverwritesItsInput(nn.Module):
         return self.first(x).relu_().add_(x)
 
 
+@resisting(floats(4, 16))
+class OverwritesOnItsPath(nn.Module):
+    """Branches on values, so it is recorded as it runs, and writes into its input and a buffer on the way."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.register_buffer("seen", torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(0.5)
+        self.seen.add_(x.abs().mean(0))
+        if x.sum().item() > 0:
+            x[:, :8] = 0.25
+        return self.first(x) / self.seen
+
+
 @resisting(integers(20, 2, 6))
 class TiesAndRepeats(nn.Module):
     """One block called twice, and an output layer whose weight is that of the embedding."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.browser.sample import rows_of, with_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?m)^```(\w*)\n(.*?)^```$", re.DOTALL)
@@ -85,15 +86,12 @@ def test_links_lead_somewhere():
 
 
 def test_numbers_are_those_of_the_sample_report():
-    sample = html.unescape((ROOT / "reports/samples/03_handwritten_transformer.html").read_text(encoding="utf-8"))
-    cards = re.findall(r'<article class="card plan.*?</article>', sample, re.DOTALL)
-    rows = re.findall(r"(?m)^\| ((?:FP16|BF16) [^|]*?) \|(.*)\|$", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(rows) == len(cards) == 4
-    for (name, cells), card in zip(rows, cards, strict=True):
-        assert name.removesuffix(" (recommended)") in card
-        assert ("recommended" in card) == name.endswith("(recommended)")
-        for number in cells.split("|"):
-            assert f">{number.strip()}<" in card, f"{name}: {number}"
+    report = (ROOT / "reports/samples/03_handwritten_transformer.html").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = rows_of(report)
+    assert len(rows) == 4
+    assert sum("(recommended)" in row for row in rows) == 1
+    assert with_rows(readme, rows) == readme, "run `make samples`"
 
 
 def test_sample_names_no_folder_of_the_machine_it_was_made_on():

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from .formats import Format
 from .metrics import Damage
+from .profile import Profile
 
 _SUBTRACTIONS = frozenset({"sub", "rsub", "add", "sum", "mean", "var"})
 
 
 def cause_of(
-    op: str, hurt: Damage, error: float, fmt: Format, reference: torch.Tensor, inputs: Sequence[torch.Tensor]
+    op: str, hurt: Damage, error: float, fmt: Format, result: Profile, inputs: Sequence[Profile]
 ) -> str | None:
     """overflow | nan | underflow | cancellation | rounding | None for an exact result.
 
@@ -28,14 +27,11 @@ def cause_of(
         return None
     if hurt.underflow and error > fmt.epsilon and hurt.underflow >= 0.01:
         return "underflow"
-    if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(reference, inputs):
+    if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
         return "cancellation"
     return "rounding"
 
 
-def _shrinks(reference: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
-    operands = [x for x in inputs if x.is_floating_point() and x.numel()]
-    if not operands or not reference.numel():
-        return False
-    largest = max(float(x.float().square().mean().sqrt()) for x in operands)
-    return largest > 8 * float(reference.float().square().mean().sqrt())
+def _shrinks(result: Profile, inputs: Sequence[Profile]) -> bool:
+    largest = max((profile.rms for profile in inputs), default=0.0)
+    return largest > 8 * result.rms

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
 from auditor.audit import Audit
+from auditor.capture import capture
+from auditor.records import Capture
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
 
 @dataclass(frozen=True)
 class Audited:
-    """A specimen, its audit, and a copy of the model made before it."""
+    """A specimen, its audit, the graph that was audited, and a copy of the model made before it."""
 
     specimen: Specimen
     audit: Audit
+    capture: Capture
     before: nn.Module
 
     @property
@@ -38,5 +43,13 @@ class Audited:
 def audited(request: pytest.FixtureRequest) -> Audited:
     subject = specimen(request.param)
     before = copy.deepcopy(subject.model)
-    audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
-    return Audited(subject, audit, before)
+    captures: list[Capture] = []
+
+    def recorded(*args: Any) -> Capture:
+        captures.append(capture(*args))
+        return captures[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("auditor.audit"), "capture", recorded)
+        audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
+    return Audited(subject, audit, captures[0], before)

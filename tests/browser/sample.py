@@ -1,8 +1,10 @@
-"""Makes the committed sample report and its picture: `python -m tests.browser.sample`."""
+"""Makes the committed sample report, its picture and its numbers in the README: `python -m tests.browser.sample`."""
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,25 +17,49 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reports" / "samples"
 NAME = "03_handwritten_transformer"
 WIDTH, HEIGHT = 1280, 1130
+COLUMNS = ("Without it", "Predicted error", "Measured error", "Predicted speed-up")
 
 
 def main() -> None:
-    """Audit the example in a copy of it, so that the report names no folder of this machine, and open the report."""
+    """Audit the example, then write what the README shows of it."""
     SAMPLES.mkdir(exist_ok=True)
     page = SAMPLES / f"{NAME}.html"
-    with tempfile.TemporaryDirectory() as scratch:
-        shutil.copytree(ROOT / "examples", Path(scratch, "examples"))
-        command = [sys.executable, "-m", "auditor", f"examples/{NAME}.py", "--fail-on", "never", "-q"]
-        subprocess.run(command, cwd=scratch, env=_environment(), check=True)
-        text = Path(scratch, "audits", NAME, "report.html").read_text(encoding="utf-8")
-        page.write_text(text.replace(f"{Path(scratch).resolve()}/", ""), encoding="utf-8")
+    text = audited()
+    page.write_text(text, encoding="utf-8")
     with browser() as opened:
         opened.open(page, width=WIDTH, height=HEIGHT, scheme="light")
         page.with_suffix(".png").write_bytes(opened.screenshot())
+    readme = ROOT / "README.md"
+    readme.write_text(with_rows(readme.read_text(encoding="utf-8"), rows_of(text)), encoding="utf-8")
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+def audited() -> str:
+    """The report, made in a copy of the examples so that it names no folder of this machine."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(ROOT / "examples", Path(scratch, "examples"))
+        command = [sys.executable, "-m", "auditor", f"examples/{NAME}.py", "--fail-on", "never", "-q"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=scratch, env=environment, check=True, stdout=subprocess.DEVNULL)
+        text = Path(scratch, "audits", NAME, "report.html").read_text(encoding="utf-8")
+        return text.replace(f"{Path(scratch).resolve()}/", "")
+
+
+def rows_of(report: str) -> list[str]:
+    """One Markdown row per plan of a report: its name, then COLUMNS."""
+    rows = []
+    for card in re.findall(r'<article class="card plan.*?</article>', html.unescape(report), re.DOTALL):
+        title = re.search(r"<h3>(.*?)</h3>", card)
+        assert title is not None
+        name = title[1] + (" (recommended)" if ">recommended<" in card else "")
+        values = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", card))
+        rows.append(f"| {' | '.join([name, *(values[column] for column in COLUMNS)])} |")
+    return rows
+
+
+def with_rows(readme: str, rows: list[str]) -> str:
+    """The README with the rows of its first table replaced."""
+    head, rule, rest = readme.partition("|---|---|---|---|---|\n")
+    return head + rule + "\n".join(rows) + rest[rest.index("\n\n") :]
 
 
 if __name__ == "__main__":

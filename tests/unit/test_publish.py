@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.publish import check_directory, write
+from auditor.publish import check_directory, default_directory, write, write_text
 
 
 class Saves:
@@ -51,3 +51,19 @@ def test_a_file_in_the_way_is_found_beforehand(tmp_path):
     with pytest.raises(AuditorError, match="taken is a file"):
         check_directory(tmp_path / "taken" / "inside")
     assert not (tmp_path / "free").exists()
+
+
+def test_one_file_is_replaced_whole(tmp_path):
+    file = tmp_path / "deep" / "patched_model.py"
+    assert write_text("old", file) == file
+    write_text("néw", file)
+    assert file.read_text(encoding="utf-8") == "néw"
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("net-Net", "net-Net"), ("../../etc", "_.._etc"), ("a/b c\n", "a_b_c_"), ("..", "model"), ("", "model")],
+)
+def test_default_directory_stays_under_audits(name, folder):
+    assert default_directory(name) == Path("audits") / folder

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from auditor.numerics.ranges import range_of
+from auditor.numerics.profile import range_of
 from auditor.records import NodeRange
 
 

@@ -1,0 +1,82 @@
+"""Small problems for the solver, and the slow truth: every labelling there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from auditor.costs import Cost
+from auditor.records import Capture, Contribution, Verdict
+from auditor.solve import Candidate, Problem, evaluate
+from tests.subjects import capture_of
+
+NOTHING = Contribution(0.0, 0.0, 0.0)
+
+
+class Branches(nn.Module):
+    """Values with several readers, a container, and operations of the root's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.c = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return self.act(self.c(y) + self.b(y) + y)
+
+
+class Tied(nn.Module):
+    """Two of three layers share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(4, 4) for _ in range(3))
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+@cache
+def captured(kind: str) -> Capture:
+    """The capture of `chain`, `branches` or `tied`, made once."""
+    chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+    models = {"chain": chain, "branches": Branches(), "tied": Tied()}
+    return capture_of(models[kind], torch.ones(2, 4))
+
+
+def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1) -> Problem:
+    """A problem whose costs and errors spread over decades; rounding the model's input is free."""
+    capture = captured(kind)
+
+    def contribution() -> Contribution:
+        isolated = 10 ** rnd.uniform(-5, -1)
+        return Contribution(isolated, isolated * rnd.random(), isolated * rnd.random())
+
+    errors = {name: contribution() for name in capture.nodes}
+    errors |= {p.name: NOTHING if p.kind == "input" else contribution() for p in capture.placeholders}
+    verdicts = {name: Verdict("unsafe" if rnd.random() < unsafe else "safe", "drawn") for name in capture.nodes}
+    costs = {name: Cost(int(10 ** rnd.uniform(6, 12)), int(10 ** rnd.uniform(3, 7)), False) for name in capture.nodes}
+    return Problem(capture, costs, errors, verdicts, strategy, "fp16", "A100")
+
+
+def owners_of(capture: Capture) -> list[str]:
+    return sorted({node.owner for node in capture.nodes.values()})
+
+
+def labellings(owners: list[str]) -> Iterator[dict[str, str]]:
+    """Every choice of precisions."""
+    for labels in itertools.product(("fp16", "fp32"), repeat=len(owners)):
+        yield dict(zip(owners, labels, strict=True))
+
+
+def every_candidate(problem: Problem) -> list[Candidate]:
+    """The value of every choice of precisions."""
+    return [evaluate(problem, labels) for labels in labellings(owners_of(problem.capture))]

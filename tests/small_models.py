@@ -1,0 +1,122 @@
+"""Small models that between them hold most of what decides a dtype; shared by the tests of resolve, solve and patch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.subjects import normal
+
+
+class RmsNorm(nn.Module):
+    """Raised by hand, and handed back in the dtype that came in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raised = x.float()
+        normed = raised * torch.rsqrt(raised.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * normed.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """By hand, with a causal mask and a rotary table as buffers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        angles = torch.arange(8)[:, None] / torch.tensor([1.0, 10.0])
+        self.register_buffer("cos", torch.cat([angles.cos()] * (width // 2), -1)[:, :width])
+        self.register_buffer("mask", torch.ones(8, 8).triu(1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q = q * self.cos[:length]
+        scores = q @ k.transpose(-1, -2) / 4
+        scores = scores.masked_fill(self.mask[:length, :length], -1e4)
+        return self.out(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention, self.mlp_norm = RmsNorm(width), Attention(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.down(F.silu(self.up(self.mlp_norm(x))))
+
+
+class Transformer(nn.Module):
+    """Tokens in; the head shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList([Block(8), Block(8)])
+        self.norm = RmsNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.GELU())
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.cat([x, self.body(x)], dim=1)
+        return self.head(F.interpolate(x, scale_factor=0.5).mean((2, 3)))
+
+
+class Mixture(nn.Module):
+    """A router that picks experts, an FP32 region of the author's own, and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            weights = self.router(x.float()).softmax(-1)
+        chosen = weights.topk(2, -1)
+        mixed = sum(expert(x) * weights[:, i : i + 1] for i, expert in enumerate(self.experts))
+        total = mixed.cumsum(0) / (mixed.norm(dim=-1, keepdim=True) + 1)
+        return torch.exp(-total.abs()) * self.scale + x, chosen.indices
+
+
+class Mlp(nn.Module):
+    """Plain, with a nested container and a loss-like tail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 6)))
+        self.gate = nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gate(self.layers(x)) + x
+        return F.log_softmax(y, dim=-1) - y.logsumexp(-1, keepdim=True)
+
+
+MODELS: dict[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
+    "transformer": (Transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
+    "convnet": (ConvNet, (normal(2, 3, 8, 8),)),
+    "mixture": (Mixture, (normal(4, 6),)),
+    "mlp": (Mlp, (normal(4, 6),)),
+}
