@@ -7,7 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = {"audit": "api", "Audit": "audit", "apply": "patch.live", "load_plan": "patch.live"}
+_API = {"audit": "api", "Audit": "pipeline", "apply": "patch.live", "load_plan": "patch.live"}
 __all__ = ["Audit", "__version__", "apply", "audit", "load_plan"]
 
 
@@ -16,5 +16,5 @@ def __getattr__(name: str) -> Any:
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
-    globals()[name] = value  # the submodule `auditor.audit` would otherwise shadow the function
+    globals()[name] = value
     return value

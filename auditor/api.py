@@ -1,4 +1,4 @@
-"""The public entry for a model in hand; the command line comes in through `audit.run`."""
+"""The public entry for a model in hand; the command line comes in through `pipeline.run`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from .audit import Audit, run
 from .load import from_object
+from .pipeline import Audit, run
 from .planning import Distance
 from .records import Progress
-from .rulebook import load_rules
 from .resources import resource_dir
+from .rulebook import load_rules
 
 
 def audit(

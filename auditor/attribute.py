@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from .execute import DTYPES
-from .measure import Measurement, is_view
+from .fxnodes import viewed
+from .measure import Measurement
 from .numerics.kernels import lowered, raised
 from .numerics.metrics import output_error
 from .records import Contribution
@@ -19,7 +20,6 @@ from .records import Contribution
 MAX_PROBES = 8
 WANTED_ESTIMATES = 8
 MAX_RERUNS = 96
-_KINDS = ("isolated", "own", "cast")
 
 
 def attribute(
@@ -54,11 +54,12 @@ class _Estimates:
     squares: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        parts = {}
-        for kind in _KINDS:
-            square = self.squares.get((name, fmt, kind), 0.0) / max(self.probes, 1)
-            parts[kind] = math.sqrt(square) / self.outputs_norm if self.outputs_norm else 0.0
-        return Contribution(**parts)
+        isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
+        return Contribution(isolated, own, cast)
+
+    def _relative(self, name: str, fmt: str, kind: str) -> float:
+        square = self.squares.get((name, fmt, kind), 0.0) / max(self.probes, 1)
+        return math.sqrt(square) / self.outputs_norm if self.outputs_norm else 0.0
 
 
 def _first_order(measurement: Measurement, seed: int) -> _Estimates:
@@ -69,7 +70,9 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
     estimates = _Estimates(norm, probes)
     viewed = _lone_views(measurement)
     handles = [
-        leaf.register_hook(_Hook(measurement, estimates, name, index, batch))
+        leaf.register_hook(  # type: ignore[no-untyped-call]
+            _Hook(measurement, estimates, name, index, batch)
+        )
         for name, leaves in measurement.live.items()
         if name not in viewed
         for index, leaf in enumerate(leaves)
@@ -102,8 +105,9 @@ def _lone_views(measurement: Measurement) -> dict[str, str]:
     """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
     found = {}
     for node in measurement.capture.graph_module.graph.nodes:
-        if is_view(node) and len(node.args[0].users) == 1 and len(measurement.live[node.args[0].name]) == 1:
-            found[node.name] = node.args[0].name
+        source = viewed(node)
+        if source is not None and len(source.users) == 1 and len(measurement.live[source.name]) == 1:
+            found[node.name] = source.name
     return found
 
 
@@ -202,7 +206,9 @@ def _deciding(measurement: Measurement) -> set[str]:
     nodes = measurement.capture.nodes
     if not any(x.is_floating_point() for x in measurement.outputs):
         return {name for name, node in nodes.items() if node.floating}
-    frontier = {name for name, node in nodes.items() if not node.floating and any(_is_float(nodes, i) for i in node.inputs)}
+    frontier = {
+        name for name, node in nodes.items() if not node.floating and any(_is_float(nodes, i) for i in node.inputs)
+    }
     frontier = {name for name in frontier if nodes[name].op.removeprefix("aten.").split(".")[0] not in _SHAPE_QUESTIONS}
     found: set[str] = set()
     for _ in range(3):
@@ -212,7 +218,6 @@ def _deciding(measurement: Measurement) -> set[str]:
 
 
 _SHAPE_QUESTIONS = frozenset({"isnan", "isinf", "isfinite", "sym_size", "zeros_like", "ones_like"})
-
 
 
 def _is_float(nodes: Mapping[str, object], name: str) -> bool:

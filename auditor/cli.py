@@ -22,7 +22,7 @@ from .progress import reporter
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
-    from .audit import Audit
+    from .pipeline import Audit
     from .records import Finding
 
 LEVELS = ("info", "warning", "error")
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
     publish.check_directory(directory)
     for warning in subject.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    from .audit import run
+    from .pipeline import run
 
     audit = run(
         subject,

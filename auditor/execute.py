@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .fxnodes import target_of
 from .numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from .policy import treatment
 from .records import Capture
@@ -81,13 +82,15 @@ class PolicyInterpreter(fx.Interpreter):
             args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
         if setting.autocast:
             args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
-        return run_op(n.target, args, kwargs)
+        return run_op(target_of(n), args, kwargs)
 
     def _cross_boundaries(
         self, n: fx.Node, setting: Setting, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Casts that a wrapped scope makes on what enters it from a scope of another precision."""
-        crossing = {source for source in n.all_input_nodes if self._precision_at(source.name) not in (None, setting.precision)}
+        crossing = {
+            source for source in n.all_input_nodes if self._precision_at(source.name) not in (None, setting.precision)
+        }
         if not crossing or (setting.autocast and setting.precision != "fp32"):
             return args, kwargs  # autocast casts by itself what must be low
         convert = raised if setting.precision == "fp32" else lambda x: lowered(x, DTYPES[setting.precision])
@@ -133,7 +136,7 @@ def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    dtypes = [x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    dtypes = [
+        x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()
+    ]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)
-
-

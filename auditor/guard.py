@@ -14,7 +14,7 @@ import torch
 def untouched(seed: int) -> Iterator[None]:
     """Run the body from `seed`; every generator and global setting of torch, numpy and random is restored after it."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
     random.seed(seed)
     np.random.seed(seed)

@@ -11,9 +11,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from .execute import DTYPES, with_literals
+from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
 from .numerics.causes import cause_of
 from .numerics.formats import FORMATS
-from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, packet_name, raised, run_op
+from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, raised, run_op
 from .numerics.metrics import disagreement, sqnr_db
 from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
@@ -23,12 +24,6 @@ Leaves = list[torch.Tensor]
 # Normalisation by running statistics: autograd has no derivative for those, so what rounding them does is counted as
 # the operation's own error.
 _UNDIFFERENTIABLE = frozenset({"_native_batch_norm_legit_no_training"})
-
-# The same entries under another shape: rounding them is all a format can do.
-VIEWS = frozenset(
-    "view reshape _unsafe_view transpose permute t unsqueeze squeeze alias detach flatten unflatten clone contiguous "
-    "numpy_T movedim dropout".split()
-)
 
 
 @dataclass
@@ -75,7 +70,7 @@ def measure(
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
     """
-    mutating = any(_mutates(node.target) for node in capture.graph_module.graph.nodes)
+    mutating = any(mutates(node.target) for node in capture.graph_module.graph.nodes)
     flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
     with torch.enable_grad():
@@ -123,24 +118,24 @@ class _Measuring(fx.Interpreter):
         return reference
 
     def _reference(self, n: fx.Node) -> Any:
-        if packet_name(n.target) == "detach":  # its value reaches the outputs, so its error must be attributed
-            return torch.ops.aten.alias.default(self.env[n.args[0]])
-        if packet_name(n.target) in _UNDIFFERENTIABLE:
-            x, weight, bias, *statistics = n.args
-            args = [self.env.get(node) for node in (x, weight, bias)]
-            return n.target(*args, *_detached(fx.node.map_arg(statistics, self.env.__getitem__)), **n.kwargs)
+        if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
+            return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
+        if packet_name(target_of(n)) in _UNDIFFERENTIABLE:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return target_of(n)(*args[:3], *_detached(args[3:]), **kwargs)
         return super().run_node(n)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
-        self.result.live[n.name] = _tensor_leaves(reference)
+        self.result.live[n.name] = tensors_of(reference)
         detached = _detached(reference)
         if self.mutating:
             detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, detached)
         self.result.values[n.name] = detached
-        real = next((_as_real(leaf) for leaf in _tensor_leaves(detached) if _is_float(leaf)), None)
+        real = next((_as_real(leaf) for leaf in tensors_of(detached) if _is_float(leaf)), None)
         if real is None:
             return
-        seen = self.profiles.get(n.args[0]) if is_view(n) else None
+        source = viewed(n)
+        seen = self.profiles.get(source) if source is not None else None
         self.profiles[n] = seen or Profile(real)
         self.result.ranges[n.name] = self.profiles[n].range
 
@@ -170,10 +165,10 @@ class _Measuring(fx.Interpreter):
     def _error(
         self, n: fx.Node, name: str, low: _Low, reference: Any, local: Any, unsupported: str | None
     ) -> tuple[NodeError, torch.Tensor | None]:
-        ours = _tensor_leaves(reference)
+        ours = tensors_of(reference)
         if not ours:
             return NodeError(unsupported=unsupported), None
-        propagated = _tensor_leaves(low.env[n])
+        propagated = tensors_of(low.env[n])
         if not _is_float(ours[0]):
             return self._discrete_error(n, low, ours, local, propagated, unsupported), None
         profile, fmt = self.profiles[n], FORMATS[name]
@@ -183,10 +178,10 @@ class _Measuring(fx.Interpreter):
         if unsupported is not None or not _same_shapes(reference, local):
             reason = unsupported or "its shape depends on the precision"
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported"), None
-        if is_view(n):
+        if viewed(n) is not None:
             found, gap = profile.rounding(fmt), None
         else:
-            found, gap = profile.deviation(_as_real(_tensor_leaves(local)[0]), fmt)
+            found, gap = profile.deviation(_as_real(tensors_of(local)[0]), fmt)
         inputs = [self.profiles[source] for source in n.all_input_nodes if source in self.profiles]
         return NodeError(
             local_error=found.error,
@@ -197,13 +192,14 @@ class _Measuring(fx.Interpreter):
             subnormal=found.damage.subnormal,
             max_ulp=found.max_ulp,
             sqnr_db=sqnr_db(found.error),
-            cause=cause_of(packet_name(n.target), found.damage, found.error, fmt, profile, inputs),
+            cause=cause_of(packet_name(target_of(n)), found.damage, found.error, fmt, profile, inputs),
         ), gap
 
     def _propagated_error(self, n: fx.Node, name: str, low: torch.Tensor) -> float:
         profile = self.profiles[n]
-        if is_view(n):
-            earlier = self.result.errors.get(n.args[0].name, {}).get(name)
+        source = viewed(n)
+        if source is not None:
+            earlier = self.result.errors.get(source.name, {}).get(name)
             known = earlier.propagated_error if earlier is not None else profile.rounding(FORMATS[name]).error
             if known is not None:
                 return known
@@ -216,7 +212,7 @@ class _Measuring(fx.Interpreter):
             low.spoilt.add(n)
         if unsupported is not None or not _same_shapes(ours, local):
             return NodeError(unsupported=unsupported or "its shape depends on the precision", cause="unsupported")
-        share = _disagreement(ours, _tensor_leaves(local))
+        share = _disagreement(ours, tensors_of(local))
         return NodeError(disagreement=share, cause="discrete" if share else None)
 
     def _propagate(self, n: fx.Node, low: _Low, reference: Any, literals: Mapping[int | str, Any] | None) -> None:
@@ -224,7 +220,7 @@ class _Measuring(fx.Interpreter):
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), low.env.__getitem__)
         args, kwargs = with_literals(args, kwargs, literals)
         try:
-            result = run_op(n.target, args, kwargs)
+            result = run_op(target_of(n), args, kwargs)
         except (UnsupportedInFormat, RuntimeError):
             result = None
         if result is None or not _same_shapes(reference, result):
@@ -244,34 +240,32 @@ def _local(
 ) -> tuple[Any, Any, str | None]:
     """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run."""
     args, kwargs = inputs
-    if _mutates(n.target):
+    if mutates(n.target):
         args, kwargs = _fresh(args), _fresh(kwargs)
     try:
-        exact = n.target(*raised(args), **raised(kwargs))
+        exact = target_of(n)(*raised(args), **raised(kwargs))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return None, None, f"{packet_name(n.target)}: {str(error).splitlines()[0][:160]}"
+        return None, None, f"{packet_name(target_of(n))}: {str(error).splitlines()[0][:160]}"
     try:
-        if is_tensor_core(n.target) and _on_cpu(args):
+        if is_tensor_core(target_of(n)) and _on_cpu(args):
             return lowered(exact, dtype), exact, None  # what run_op would compute a second time
-        return run_op(n.target, *with_literals(args, kwargs, literals)), exact, None
+        return run_op(target_of(n), *with_literals(args, kwargs, literals)), exact, None
     except UnsupportedInFormat as error:
         return None, None, str(error)
     except RuntimeError as error:
         return None, None, str(error).splitlines()[0][:160]
 
 
-def _trace(
-    n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError
-) -> Trace:
+def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError) -> Trace:
     if local is None:
         return Trace([], [], None, broken=False)
     broken = _turned(error)
-    if is_view(n):
+    if viewed(n) is not None:
         return Trace(None, [], local if broken else None, broken)
-    isolated = _gaps(reference, local) if gap is None or len(_tensor_leaves(local)) > 1 else [gap.bfloat16()]
-    if packet_name(n.target) in _UNDIFFERENTIABLE:
+    isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap.bfloat16()]
+    if packet_name(target_of(n)) in _UNDIFFERENTIABLE:
         own: Leaves | None = isolated
-    elif is_tensor_core(n.target) or _is_rounding(exact, local):
+    elif is_tensor_core(target_of(n)) or _is_rounding(exact, local):
         own = None
     else:
         own = _gaps(exact, local)
@@ -280,7 +274,7 @@ def _trace(
 
 def _is_rounding(exact: Any, local: Any) -> bool:
     """Whether the low result is the exact one, rounded once: no half-precision intermediate showed."""
-    pairs = list(zip(_tensor_leaves(exact), _tensor_leaves(local), strict=True))
+    pairs = list(zip(tensors_of(exact), tensors_of(local), strict=True))
     return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and any(a.dtype != b.dtype for a, b in pairs)
 
 
@@ -291,7 +285,7 @@ def _turned(error: NodeError) -> bool:
 def _gaps(reference: Any, candidate: Any) -> Leaves:
     """candidate - reference per leaf; zero where either is not finite, and for leaves that are not real numbers."""
     result = []
-    for r, c in zip(_tensor_leaves(reference), _tensor_leaves(candidate), strict=False):
+    for r, c in zip(tensors_of(reference), tensors_of(candidate), strict=False):
         if not r.is_floating_point() or r.shape != c.shape:
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
@@ -323,13 +317,6 @@ def _connected(reference: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, connect, reference)
 
 
-def is_view(n: fx.Node) -> bool:
-    """Whether the node gives the entries of its first argument another shape, and does nothing else."""
-    if n.op != "call_function":
-        return False
-    return packet_name(n.target) in VIEWS and bool(n.args) and isinstance(n.args[0], fx.Node)
-
-
 def _is_float(x: torch.Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
@@ -346,17 +333,9 @@ def _detached(tree: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tree)
 
 
-def _tensor_leaves(tree: Any) -> Leaves:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _same_shapes(a: Any, b: Any) -> bool:
-    return [x.shape for x in _tensor_leaves(a)] == [x.shape for x in _tensor_leaves(b)]
+    return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
 
 
 def _on_cpu(tree: Any) -> bool:
-    return all(leaf.device.type == "cpu" for leaf in _tensor_leaves(tree))
-
-
-def _mutates(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return all(leaf.device.type == "cpu" for leaf in tensors_of(tree))

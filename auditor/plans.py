@@ -125,7 +125,9 @@ def _problem(bench: Workbench, strategy: str, fmt: str) -> Problem:
 def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan], batches: Sequence[Batch]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "patched_model.py")
-        file.write_text(emit(bench.subject.origin, parameters_of(bench.subject), plans, None, file.parent), encoding="utf-8")
+        file.write_text(
+            emit(bench.subject.origin, parameters_of(bench.subject), plans, None, file.parent), encoding="utf-8"
+        )
         moved = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
         return verify_emitted(file, list(plans), moved, bench.seed, bench.device)
 
@@ -174,10 +176,16 @@ def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, 
     """The plan to use, and why, in one sentence. autocast before cast, since it also trains; then speed, then error."""
     good = [plan for plan in plans.values() if plan.verified and plan.low_precision_flops > 0]
     if not good:
-        best = min((p for p in plans.values() if p.measured_error is not None), key=lambda p: p.measured_error or 0, default=None)
+        best = min(
+            (p for p in plans.values() if p.measured_error is not None),
+            key=lambda p: p.measured_error or 0,
+            default=None,
+        )
         reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
         return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
-    chosen = min(good, key=lambda p: (p.strategy != "autocast", round(1 / p.predicted_speedup, 2), p.measured_error or 0.0))
+    chosen = min(
+        good, key=lambda p: (p.strategy != "autocast", round(1 / p.predicted_speedup, 2), p.measured_error or 0.0)
+    )
     islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
     kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
     return chosen.name, (
@@ -193,6 +201,4 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     rival = rivals[0]
     if not rival.verified or rival.low_precision_flops == 0:
         return f"; {rival.format.upper()} does not hold the budget"
-    return (
-        f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"
-    )
+    return f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .errors import AuditorError
 
 if TYPE_CHECKING:
-    from .audit import Audit
+    from .pipeline import Audit
 
 
 def default_directory(name: str) -> Path:

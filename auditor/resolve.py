@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .execute import Setting
+from .fxnodes import tensors_of
 from .policy import treatment
 from .records import Capture
 
@@ -83,7 +84,7 @@ class _Walk:
         self.conflicts: set[str] = set()
 
     def visit(self, node: fx.Node) -> None:
-        value = _first_tensor(node.meta.get("val"))
+        value = next(iter(tensors_of(node.meta.get("val"))), None)
         self.scalar[node.name] = value is not None and value.dim() == 0
         own = _NAMES.get(value.dtype, "") if value is not None else ""
         if node.op == "call_function":
@@ -143,7 +144,8 @@ class _Walk:
     def _literal_dtype(self, node: fx.Node) -> str:
         low = self.setting(node.name).precision != "fp32"
         changed = self.literals.get(node.name, {}) if low else {}
-        for key, value in (*enumerate(node.args), *node.kwargs.items()):
+        literals: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        for key, value in literals:
             if isinstance(value, torch.dtype):
                 return _NAMES.get(changed.get(key, value), "")
         return ""
@@ -156,14 +158,10 @@ class _Walk:
         if packet in _FIRST or (packet.endswith("_") and op.startswith("aten.")):
             return floats[0][1]
         shaped = [dtype for name, dtype in floats if not self.scalar[name]]
-        found = {dtype for dtype in (shaped or [dtype for _, dtype in floats])}
+        found = set(shaped or [dtype for _, dtype in floats])
         if len(found) > 1 and treatment(op) == "lower":
             self.conflicts.add(node.name)
         return max(sorted(found), key=_WIDTH.__getitem__)
-
-
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    return next((leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
 
 
 def _tensor_arguments(node: fx.Node) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .records import Finding, NodeReport, Plan
 
 if TYPE_CHECKING:
-    from .audit import Audit
+    from .pipeline import Audit
 
 FORMAT_VERSION = 1
 

@@ -111,14 +111,14 @@ def common(precision: Mapping[str, str]) -> str:
 def must_stay_fp32(problem: Problem) -> set[str]:
     """Owners of nodes that are unsafe in the format and that the strategy would lower."""
     resolution = _resolve(problem, plain(problem.format))
-    return {problem.capture.nodes[name].owner for name in problem.capture.nodes if _forbidden(problem, resolution, name)}
+    return {
+        problem.capture.nodes[name].owner for name in problem.capture.nodes if _forbidden(problem, resolution, name)
+    }
 
 
 def _resolve(problem: Problem, precision: Callable[[str], str]) -> Resolution:
     how = running(problem.capture, problem.strategy, precision, problem.format)
-    return resolve(
-        problem.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
-    )
+    return resolve(problem.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals)
 
 
 def _compute_dtype(resolution: Resolution, name: str) -> str:
@@ -210,7 +210,13 @@ def _energy_of(problem: Problem) -> _Energy:
                 time = cast_seconds(elements[name], problem.device)
                 pairs[node.owner, consumer] = (error + square, elapsed + time)
     for name in _rounded_values(problem, resolution):
-        readers = {nodes[user].owner for user in resolution.lowered.get(name) or users.get(name, ())}
+        readers = {
+            nodes[user].owner
+            for user in (
+                *resolution.lowered.get(name, ()),
+                *(users.get(name, ()) if name not in resolution.lowered else ()),
+            )
+        }
         for owner in readers:
             charge(owner, 0.0, 0.0, problem.contributions[name].cast ** 2 / len(readers))
     return _Energy(scopes, pairs, _tied(problem))

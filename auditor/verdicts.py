@@ -36,7 +36,7 @@ def verdict_of(
     if not exposed:
         return Verdict("safe", "the author keeps it in FP32 under both strategies")
     if error.unsupported:
-        return Verdict("unsafe", error.unsupported)
+        return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if not contribution.isolated <= max_error:
         return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
     if not contribution.isolated <= SENSITIVE_SHARE * max_error:
@@ -55,7 +55,9 @@ def _unsafe_reason(
     )
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest
-        magnitude = f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+        magnitude = (
+            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+        )
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of its discrete results flip; {effect}"

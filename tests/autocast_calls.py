@@ -33,7 +33,20 @@ def _cell(t: Make) -> tuple[Any, ...]:
 
 LOWER: dict[str, Arguments] = {
     "_convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1, False, False, True, True),
-    "_convolution.deprecated": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1, False, False, True),
+    "_convolution.deprecated": lambda t: (
+        t(1, 2, 8),
+        t(2, 2, 3),
+        None,
+        [1],
+        [0],
+        [1],
+        False,
+        [0],
+        1,
+        False,
+        False,
+        True,
+    ),
     "convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1),
     "conv1d": lambda t: (t(1, 2, 8), t(2, 2, 3)),
     "conv2d": lambda t: (t(1, 2, 8, 8), t(2, 2, 3, 3)),
@@ -85,7 +98,9 @@ FP32: dict[str, Arguments] = {
     "cosine_embedding_loss": lambda t: (t(2, 3), t(2, 3), t(2)),
     "nll_loss": lambda t: (t(2, 3), index(2)),
     "nll_loss2d": lambda t: (t(2, 3, 4, 4), index(2, 4, 4)),
-    **dict.fromkeys("hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss".split(), _pair),
+    **dict.fromkeys(
+        "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss".split(), _pair
+    ),
     "margin_ranking_loss": lambda t: (t(2), t(2), t(2)),
     "multilabel_margin_loss": lambda t: (t(2, 3), index(2, 3)),
     "triplet_margin_loss": lambda t: (t(2, 3), t(2, 3), t(2, 3)),

@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from auditor import apply
 from auditor.api import audit as audit_model
-from auditor.audit import Audit
 from auditor.errors import LoadError
 from auditor.numerics.metrics import output_error
+from auditor.pipeline import Audit
 from auditor.records import NodeReport
 from tests.resisting import MODELS, Call
 

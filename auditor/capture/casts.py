@@ -67,7 +67,7 @@ def restore_casts(graph_module: fx.GraphModule) -> None:
     graph_module.recompile()
 
 
-def _target_dtype(node: fx.Node) -> torch.dtype | None:
+def _target_dtype(node: fx.Node) -> Any:
     aten = torch.ops.aten
     if node.target is aten.to.dtype:
         return node.args[1]
@@ -76,5 +76,5 @@ def _target_dtype(node: fx.Node) -> torch.dtype | None:
     if node.target is aten.to.dtype_layout or node.target is aten._to_copy.default:
         return node.kwargs.get("dtype")
     if node.target is aten.to.other or node.target is aten.type_as.default:
-        return node.args[1].meta["val"].dtype
+        return node.all_input_nodes[-1].meta["val"].dtype
     return None

@@ -59,7 +59,8 @@ def _trace_in(model: nn.Module, batch: Batch, dtype: torch.dtype, method: str) -
     try:
         if method == "concrete":
             return trace_concrete(lowered, inputs).graph_module
-        return decompose(export_program(lowered, inputs, ambient=False)).graph_module
+        graph_module: fx.GraphModule = decompose(export_program(lowered, inputs, ambient=False)).graph_module
+        return graph_module
     except Exception:  # a dtype mismatch: the measurements meet it and name it
         return None
 

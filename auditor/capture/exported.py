@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
     outputs_only = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
     try:
         with quiet(), DistinctCasts(), _ambient_autocast() if ambient else nullcontext():
-            return torch.export.export(model, args, kwargs, strict=False)
+            program: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
+            return program
     finally:
         outputs_only.remove()
 
@@ -69,7 +71,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         program.graph_signature.replace_all_uses(old, new)
     protect_casts(program.graph_module)
     with quiet():
-        functional = program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions({})
     restore_casts(functional.graph_module)
     return functional
 
@@ -80,7 +82,12 @@ def quiet() -> Iterator[None]:
     threshold = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with (
+            warnings.catch_warnings(),
+            Path(os.devnull).open("w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -135,10 +142,15 @@ class _Binder:
         """Tensors in placeholder order; parameters and buffers are the model's own, not copies."""
         args, kwargs = batch
         user = iter(pytree.tree_leaves((args, reorder_kwargs(kwargs, self._in_spec))))
-        state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        state = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
         return [
             next(user)
             if spec.kind == InputKind.USER_INPUT
-            else state[spec.target] if spec.target in state else self._constants[spec.target]
+            else state[spec.target]
+            if spec.target in state
+            else self._constants[spec.target]
             for spec in self._specs
         ]

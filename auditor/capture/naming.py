@@ -15,7 +15,9 @@ from ..records import Node
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
-_INSTALLED = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]})
+_INSTALLED = tuple(
+    {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]}
+)
 
 
 def describe_nodes(graph_module: fx.GraphModule, model: nn.Module) -> dict[str, Node]:

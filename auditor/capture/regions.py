@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -78,7 +80,7 @@ def _splice(
     results = [mapping[item] for item in next(iter(reversed(inner.graph.nodes))).args[0]]
     renamed = {}
     for user in list(call.users):
-        result = results[user.args[1]]
+        result = results[operator.index(user.args[1])]  # type: ignore[arg-type]
         renamed[user.name] = result.name
         user.replace_all_uses_with(result)
         graph_module.graph.erase_node(user)

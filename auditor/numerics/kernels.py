@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
+from ..fxnodes import packet_name
 from ..tables import table
 from .formats import LOW_DTYPES
 
@@ -20,7 +21,9 @@ _TENSOR_CORE = frozenset(
     "matmul mm bmm addmm baddbmm addbmm mv addmv dot vdot einsum bilinear chain_matmul linalg_multi_dot linalg_vecdot "
     "tensordot inner scaled_dot_product_attention _native_multi_head_attention".split()
 )
-_NO_KERNEL = re.compile(r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I)
+_NO_KERNEL = re.compile(
+    r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
+)
 
 
 class UnsupportedInFormat(MeasureError):
@@ -75,13 +78,6 @@ def lowered(tree: Any, dtype: torch.dtype) -> Any:
 def is_tensor_core(target: Callable[..., Any]) -> bool:
     """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
     return packet_name(target) in _TENSOR_CORE
-
-
-def packet_name(target: Callable[..., Any]) -> str:
-    """`softmax` for `aten.softmax.int`; in-place variants keep their underscore."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[1]
-    return str(getattr(target, "__name__", target))
 
 
 def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +41,7 @@ class Profile:
     @property
     def rms(self) -> float:
         """Root mean square; 0 for an empty tensor and for one with non-finite entries."""
-        return self.norm / max(self._float.numel(), 1) ** 0.5
+        return self.norm / math.sqrt(max(self._float.numel(), 1))
 
     @cached_property
     def _powers(self) -> torch.Tensor:

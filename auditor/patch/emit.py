@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +119,9 @@ def strip(name: str, prefixes: tuple[str, ...]) -> str:
 '''
 
 
-def emit(origin: Origin | None, parameters: int, plans: Mapping[str, Plan], recommended: str | None, directory: Path) -> str:
+def emit(
+    origin: Origin | None, parameters: int, plans: Mapping[str, Plan], recommended: str | None, directory: Path
+) -> str:
     """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
 
     recommended: None where no plan meets the budget; the file then needs `plan=` to be named.
@@ -145,11 +148,15 @@ def _tables(plans: Mapping[str, Plan]) -> str:
         for key in ("strategy", "format"):
             lines.append(f"        {key!r}: {table[key]!r},")
         for key in ("predicted_error", "measured_error", "verified"):
-            lines.append(f"        {key!r}: {getattr(plan, key)!r},")
+            lines.append(f"        {key!r}: {_finite(getattr(plan, key))!r},")
         lines.append("        'scopes': {")
         lines.extend(f"            {path!r}: {_scope(choice)!r}," for path, choice in table["scopes"].items())
         lines.extend(("        },", "    },"))
     return "\n".join((*lines, "}"))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scope(choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,13 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"{file} cannot be read ({error.strerror}). Give the path of a plan.json.", slug="missing-plan") from error
+        raise PlanError(
+            f"{file} cannot be read ({error.strerror}). Give the path of a plan.json.", slug="missing-plan"
+        ) from error
     except ValueError as error:
-        raise PlanError(f"{file} is not a plan: {error}. Audit the model again to write a new one.", slug="bad-plan") from error
+        raise PlanError(
+            f"{file} is not a plan: {error}. Audit the model again to write a new one.", slug="bad-plan"
+        ) from error
     return _checked(document, str(file))
 
 
@@ -84,11 +88,14 @@ def _checked(document: Any, where: str) -> dict[str, Any]:
     version = document.get("format_version") if isinstance(document, Mapping) else None
     if version != FORMAT_VERSION:
         raise PlanError(
-            f"{where} has format_version {version!r}, this auditor reads {FORMAT_VERSION}. Audit the model again.", slug="bad-plan"
+            f"{where} has format_version {version!r}, this auditor reads {FORMAT_VERSION}. Audit the model again.",
+            slug="bad-plan",
         )
     plans = document.get("plans")
     if not isinstance(plans, Mapping) or not all(_is_plan(item) for item in plans.values()):
-        raise PlanError(f"{where} lacks plans with strategy, format and scopes. Audit the model again.", slug="bad-plan")
+        raise PlanError(
+            f"{where} lacks plans with strategy, format and scopes. Audit the model again.", slug="bad-plan"
+        )
     return dict(document)
 
 
@@ -97,7 +104,8 @@ def _is_plan(item: Any) -> bool:
         return False
     scopes = item.get("scopes")
     return isinstance(scopes, Mapping) and all(
-        isinstance(choice, Mapping) and choice.get("precision") in ("fp32", "fp16", "bf16") for choice in scopes.values()
+        isinstance(choice, Mapping) and choice.get("precision") in ("fp32", "fp16", "bf16")
+        for choice in scopes.values()
     )
 
 

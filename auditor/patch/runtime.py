@@ -116,12 +116,9 @@ def store_weights(model: nn.Module, scopes: dict[str, Any]) -> None:
         precision = precision_of(name.rpartition(".")[0], scopes)
         if wanted.get(id(tensor)) != "fp32":
             wanted[id(tensor)] = precision
+    for parameter in model.parameters():
+        parameter.data = convert(parameter.data, DTYPES[wanted[id(parameter)]])
     for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for key, tensor in store.items():
-                if tensor is not None and tensor.dtype in DTYPES.values():
-                    lowered = tensor.data.to(DTYPES[wanted[id(tensor)]])
-                    if isinstance(tensor, nn.Parameter):
-                        tensor.data = lowered
-                    else:
-                        store[key] = lowered
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = convert(buffer, DTYPES[wanted[id(buffer)]])

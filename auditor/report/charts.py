@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import NodeReport, Plan
 from .words import STRATEGIES, label, power, ratio
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..audit import Audit
 from ..numerics.formats import FORMATS
+from ..pipeline import Audit
 from ..records import NodeRange
 from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, scale
 from .words import label, percent, power

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import Finding, NodeReport
 from .use import keep_by_hand
 from .view import pattern, precision_of

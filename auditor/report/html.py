@@ -9,8 +9,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..audit import Audit
 from ..numerics.formats import FORMATS
+from ..pipeline import Audit
 from ..resources import resource_dir
 from . import words
 from .charts import FRAME, depth_chart, tradeoff

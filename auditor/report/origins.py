@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import NodeError, NodeReport
 from .words import label
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import Finding, Node
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..audit import Audit
 from ..numerics.formats import FORMATS
+from ..pipeline import Audit
 from ..records import NodeReport
 from .exponents import narrowest
 from .origins import origins

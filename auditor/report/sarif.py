@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import Finding
 from .findings import FindingGroup, ranked
 from .paths import Place, places

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..audit import Audit
 from ..numerics.formats import FORMATS
+from ..pipeline import Audit
 from ..records import NodeRange, NodeReport
 from .view import precision_of
 from .words import VERDICTS, label

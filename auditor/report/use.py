@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..audit import Audit
+from ..pipeline import Audit
 
 
 @dataclass(frozen=True)

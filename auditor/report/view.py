@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..audit import Audit
+from ..pipeline import Audit
 from ..records import Baseline, Plan
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
 

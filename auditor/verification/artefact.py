@@ -29,7 +29,13 @@ def verify_emitted(
     """
     with tempfile.TemporaryDirectory() as scratch:
         job, answer = Path(scratch, "job.pt"), Path(scratch, "answer.pt")
-        content = {"file": str(patched_file), "plans": list(plans), "batches": list(batches), "seed": seed, "device": device}
+        content = {
+            "file": str(patched_file),
+            "plans": list(plans),
+            "batches": list(batches),
+            "seed": seed,
+            "device": device,
+        }
         torch.save(content, job)
         done = subprocess.run(
             [sys.executable, "-m", f"{__package__}.worker", str(job), str(answer)],

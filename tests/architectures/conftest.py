@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
-from auditor.audit import Audit
 from auditor.capture import capture
+from auditor.pipeline import Audit
 from auditor.records import Capture
 from tests.architectures.zoo import ZOO, Specimen, specimen
 

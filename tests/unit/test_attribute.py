@@ -112,7 +112,9 @@ def test_against_brute_force(name: str, fmt: str) -> None:
     ratios = [first_order[node] / truth[node] for node in kept]
     rho = spearman([first_order[node] for node in kept], [truth[node] for node in kept])
     low, median, high = min(ratios), statistics.median(ratios), max(ratios)
-    print(f"\n{name} {fmt}: {len(kept)} nodes, Spearman {rho:.3f}, predicted / true {low:.2f} .. {median:.2f} .. {high:.2f}")
+    print(
+        f"\n{name} {fmt}: {len(kept)} nodes, Spearman {rho:.3f}, predicted / true {low:.2f} .. {median:.2f} .. {high:.2f}"
+    )
     assert len(kept) >= 10
     assert rho > 0.9
     assert 0.8 < median < 1.25

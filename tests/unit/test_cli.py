@@ -39,7 +39,7 @@ class FakeAudit:
 
 
 class Stages:
-    """Stands in for `audit.run`: keeps what it was called with, answers or raises what a test says."""
+    """Stands in for `pipeline.run`: keeps what it was called with, answers or raises what a test says."""
 
     def __init__(self) -> None:
         self.severities: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
-    monkeypatch.setattr(importlib.import_module("auditor.audit"), "run", fake.run, raising=False)
+    monkeypatch.setattr(importlib.import_module("auditor.pipeline"), "run", fake.run, raising=False)
     for name in set(cli.REPORTERS.values()):
         reporter = ModuleType(name)
         reporter.render = lambda audit, name=name: f"rendered by {name}"

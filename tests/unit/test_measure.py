@@ -83,7 +83,9 @@ def test_a_literal_that_does_not_fit_one_format() -> None:
 
 
 def test_a_literal_derived_from_the_dtype_fits() -> None:
-    fp16, _ = errors_of(lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), torch.tensor([1.0, -1.0]), packet="masked_fill")
+    fp16, _ = errors_of(
+        lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), torch.tensor([1.0, -1.0]), packet="masked_fill"
+    )
     assert fp16.unsupported is None
 
 

@@ -140,7 +140,13 @@ def test_every_fp32_scope_says_why() -> None:
     bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
     verdicts = {**problem.verdicts, bad: Verdict("unsafe", "it overflows")}
     problem = Problem(
-        problem.capture, problem.costs, problem.contributions, verdicts, problem.strategy, problem.format, problem.device
+        problem.capture,
+        problem.costs,
+        problem.contributions,
+        verdicts,
+        problem.strategy,
+        problem.format,
+        problem.device,
     )
     labels = {**dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"}
     found = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
@@ -177,7 +183,9 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     model, inputs = Function(factored), (torch.eye(3),)
     capture = capture_of(model, *inputs)
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), dict.fromkeys(capture.nodes, NOTHING), verdicts, "cast", "fp16", "A100")
+    problem = Problem(
+        capture, costs_of(capture), dict.fromkeys(capture.nodes, NOTHING), verdicts, "cast", "fp16", "A100"
+    )
     trial = trial_of(model, capture, inputs)
     assert simulated_error(problem, evaluate(problem, {"": "fp16"}), trial) == math.inf
     assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
@@ -217,5 +225,3 @@ def test_the_simulation_computes_what_the_patched_model_computes(name: str, stra
     assert [x.dtype for x in actual] == [x.dtype for x in simulated]
     for a, b in zip(actual, simulated, strict=True):
         assert torch.equal(a, b)
-
-

@@ -10,8 +10,8 @@ import pytest
 ORDERS = (
     "from auditor import Audit, audit",
     "from auditor import audit, Audit",
-    "import auditor.audit; from auditor import audit",
-    "from auditor.audit import Audit; import auditor; audit = auditor.audit",
+    "import auditor.pipeline; from auditor import audit",
+    "from auditor.pipeline import Audit; import auditor; audit = auditor.audit",
 )
 
 

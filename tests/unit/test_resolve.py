@@ -53,7 +53,9 @@ def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
     flat = capture.bind(model_of(name), (MODELS[name][1], {}))
     truth = recorded_dtypes(capture, flat, DTYPES[fmt])
     found = resolved(capture, running(capture, "autocast", plain(fmt), fmt)).dtypes
-    wrong = {f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]}
+    wrong = {
+        f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]
+    }
     assert wrong == {}
 
 
@@ -158,7 +160,9 @@ def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObje
         assert found.conflicts == frozenset()
     else:
         assert found.conflicts, observed.refusal
-    wrong = {node: (found.dtypes[node], dtype) for node, dtype in observed.dtypes.items() if found.dtypes[node] != dtype}
+    wrong = {
+        node: (found.dtypes[node], dtype) for node, dtype in observed.dtypes.items() if found.dtypes[node] != dtype
+    }
     assert wrong == {}
 
 

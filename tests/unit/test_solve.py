@@ -70,7 +70,9 @@ def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
             found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
             gaps.append(found / min(point.price + multiplier * point.predicted_error**2 for point in everything) - 1)
     gaps.sort()
-    print(f"\n{strategy}: median {gaps[len(gaps) // 2]:.4f}, 99th percentile {gaps[int(0.99 * len(gaps))]:.4f}, worst {gaps[-1]:.4f}")
+    print(
+        f"\n{strategy}: median {gaps[len(gaps) // 2]:.4f}, 99th percentile {gaps[int(0.99 * len(gaps))]:.4f}, worst {gaps[-1]:.4f}"
+    )
     assert gaps[len(gaps) // 2] == pytest.approx(0.0, abs=1e-9)
     assert gaps[int(0.99 * len(gaps))] < 0.05
 
@@ -169,7 +171,9 @@ def test_under_cast_an_fp32_island_at_the_start_can_save_the_input() -> None:
     problem = blank("chain", "cast")
     (x,) = (placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input")
     problem = with_errors(problem, {x: Contribution(1.0, 1.0, 1.0)})
-    best = min((point for point in every_candidate(problem) if point.predicted_error == 0.0), key=lambda point: point.price)
+    best = min(
+        (point for point in every_candidate(problem) if point.predicted_error == 0.0), key=lambda point: point.price
+    )
     found = min((point for point in candidates(problem) if point.predicted_error == 0.0), key=lambda point: point.price)
     assert best.low_flops > 0
     assert found.price == pytest.approx(best.price)

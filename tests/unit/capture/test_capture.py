@@ -157,7 +157,9 @@ class Branching(nn.Module):
         return self.down(y).tanh()
 
 
-@pytest.mark.parametrize(("x", "owner", "operation"), [(torch.ones(1, 2), "up", "exp"), (-torch.ones(1, 2), "down", "tanh")])
+@pytest.mark.parametrize(
+    ("x", "owner", "operation"), [(torch.ones(1, 2), "up", "exp"), (-torch.ones(1, 2), "down", "tanh")]
+)
 def test_the_concrete_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
     model = seeded(Branching)
     found = capture_of(model, x, scale=3.0)

@@ -26,7 +26,9 @@ def test_the_smallest_number_of_the_dtype() -> None:
 
 
 def test_epsilon_and_tiny() -> None:
-    found = capture_of(Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X)
+    found = capture_of(
+        Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X
+    )
     assert found.constants["fp16"] == {
         only(found, "add").name: {1: 2.0**-10},
         only(found, "clamp").name: {1: 2.0**-14},

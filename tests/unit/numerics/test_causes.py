@@ -15,7 +15,9 @@ UNHURT = Damage(0, 0, 0.0, 0.0)
 ONES = torch.ones(4)
 
 
-def cause(op: str, error: float, hurt: Damage = UNHURT, result: Tensor = ONES, inputs: tuple[Tensor, ...] = (ONES,)) -> str | None:
+def cause(
+    op: str, error: float, hurt: Damage = UNHURT, result: Tensor = ONES, inputs: tuple[Tensor, ...] = (ONES,)
+) -> str | None:
     return cause_of(op, hurt, error, FP16, result, inputs)
 
 

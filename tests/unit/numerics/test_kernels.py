@@ -170,7 +170,11 @@ def test_raising_and_lowering_leave_other_types_alone() -> None:
     tree = {"half": torch.ones(1).half(), "double": torch.ones(1).double(), "index": [torch.tensor([1])], "literal": 2}
     up, down = raised(tree), lowered({**tree, "full": torch.ones(1)}, torch.bfloat16)
     assert (up["half"].dtype, up["double"].dtype, up["index"][0].dtype) == (torch.float32, torch.float64, torch.int64)
-    assert (down["half"].dtype, down["full"].dtype, down["double"].dtype) == (torch.bfloat16, torch.bfloat16, torch.float64)
+    assert (down["half"].dtype, down["full"].dtype, down["double"].dtype) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.float64,
+    )
     assert up["literal"] == down["literal"] == 2
 
 

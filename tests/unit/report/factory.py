@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from auditor.audit import Audit, Environment
+from auditor.pipeline import Audit, Environment
 from auditor.records import (
     Baseline,
     Contribution,

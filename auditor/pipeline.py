@@ -152,7 +152,9 @@ def run(
         max_error=max_error,
         metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
         capture_method=captured.method,
-        nodes=tuple(_report(captured, measured, judged, contributions, by_node, costs, name) for name in captured.nodes),
+        nodes=tuple(
+            _report(captured, measured, judged, contributions, by_node, costs, name) for name in captured.nodes
+        ),
         findings=findings,
         plans=plans,
         baselines=baselines,
@@ -204,7 +206,8 @@ def _check_options(
         raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
     if mode != "inference" or loss_fn is not None:
         raise AuditorError(
-            "this version audits the forward pass; use mode inference (its autocast plans also train)", slug="no-training"
+            "this version audits the forward pass; use mode inference (its autocast plans also train)",
+            slug="no-training",
         )
 
 

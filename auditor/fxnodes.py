@@ -1,0 +1,45 @@
+"""What the stages ask of a torch.fx node, with the types that they rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+# The same entries under another shape: rounding them is all a format can do.
+VIEWS = frozenset(
+    "view reshape _unsafe_view transpose permute t unsqueeze squeeze alias detach flatten unflatten clone contiguous "
+    "numpy_T movedim dropout".split()
+)
+
+
+def target_of(n: fx.Node) -> Callable[..., Any]:
+    """The operation of a call_function node."""
+    assert callable(n.target)
+    return n.target
+
+
+def packet_name(target: Callable[..., Any]) -> str:
+    """`softmax` for `aten.softmax.int`; in-place variants keep their underscore."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[1]
+    return str(getattr(target, "__name__", target))
+
+
+def viewed(n: fx.Node) -> fx.Node | None:
+    """The node whose entries `n` gives another shape, if that is all it does."""
+    source = n.args[0] if n.op == "call_function" and n.args else None
+    return source if isinstance(source, fx.Node) and packet_name(target_of(n)) in VIEWS else None
+
+
+def mutates(target: object) -> bool:
+    """Whether the operation writes to one of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of a node's value."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
