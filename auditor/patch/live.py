@@ -1,36 +1,17 @@
-"""Applying a plan to a model in hand, and reading plans back from disk."""
+"""Applying a plan, in whichever form it comes, to a model in hand."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ..errors import PlanError
 from ..records import Plan
+from .document import checked, load_plan, plan_problem
 from .runtime import apply_plan
-
-FORMAT_VERSION = 1
-
-
-def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
-    """The contents of a `plan.json`. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
-    file = Path(path)
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(
-            f"{file} cannot be read ({error.strerror}). Give the path of a plan.json.", slug="missing-plan"
-        ) from error
-    except ValueError as error:
-        raise PlanError(
-            f"{file} is not a plan: {error}. Audit the model again to write a new one.", slug="bad-plan"
-        ) from error
-    return _checked(document, str(file))
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -57,10 +38,13 @@ def select(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, Plan):
         return plan_table(plan)
     if isinstance(plan, Mapping) and "plans" in plan:
-        document = _checked(plan, "the plan")
+        document = checked(plan, "the plan")
         expected = {"parameters": document.get("subject", {}).get("parameters")}
         return {**expected, **_pick(document["plans"], name or document.get("recommended"))}
     if isinstance(plan, Mapping) and "scopes" in plan:
+        problem = plan_problem("the plan", plan)
+        if problem:
+            raise PlanError(f"{problem} cannot be read: pass a plan as plan.json holds it.", slug="bad-plan")
         return dict(plan)
     if isinstance(plan, Mapping) and plan:
         return _pick(plan, name)
@@ -82,31 +66,6 @@ def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
         raise PlanError(f"{wanted}; choose one of {', '.join(sorted(plans))}.", slug="no-such-plan")
     found = plans[name]
     return plan_table(found) if isinstance(found, Plan) else dict(found)
-
-
-def _checked(document: Any, where: str) -> dict[str, Any]:
-    version = document.get("format_version") if isinstance(document, Mapping) else None
-    if version != FORMAT_VERSION:
-        raise PlanError(
-            f"{where} has format_version {version!r}, this auditor reads {FORMAT_VERSION}. Audit the model again.",
-            slug="bad-plan",
-        )
-    plans = document.get("plans")
-    if not isinstance(plans, Mapping) or not all(_is_plan(item) for item in plans.values()):
-        raise PlanError(
-            f"{where} lacks plans with strategy, format and scopes. Audit the model again.", slug="bad-plan"
-        )
-    return dict(document)
-
-
-def _is_plan(item: Any) -> bool:
-    if not isinstance(item, Mapping) or item.get("strategy") not in ("autocast", "cast"):
-        return False
-    scopes = item.get("scopes")
-    return isinstance(scopes, Mapping) and all(
-        isinstance(choice, Mapping) and choice.get("precision") in ("fp32", "fp16", "bf16")
-        for choice in scopes.values()
-    )
 
 
 def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError
 from ..records import Plan, ScopeChoice, Subject
+from .document import load_plan
 from .emit import emit
-from .live import apply, load_plan, select
+from .live import apply, select
 
 NUMBERS = ("predicted_error", "low_precision_flops", "predicted_speedup")
 
@@ -22,12 +22,9 @@ def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, 
     Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan").
     """
     document = load_plan(file)
-    subject, recommended = document.get("subject", {}), document.get("recommended")
-    if not isinstance(subject, Mapping) or not document["plans"] or not isinstance(recommended, str | None):
-        raise _broken(file, "its subject, its plans or what it recommends")
-    plans = {key: _record(file, key, item) for key, item in document["plans"].items()}
     select(document, name)
-    return document, plans, name or str(recommended)
+    plans = {key: _record(key, item) for key, item in document["plans"].items()}
+    return document, plans, name or str(document["recommended"])
 
 
 def patched_source(
@@ -43,26 +40,15 @@ def patched_source(
     return emit(subject.origin, parameters, plans, chosen, directory)
 
 
-def _record(file: Path, name: str, item: Mapping[str, Any]) -> Plan:
-    if item.get("format") not in ("fp16", "bf16"):
-        raise _broken(file, f"the format of {name!r}")
-    scopes = {path: _choice(file, name, path, choice) for path, choice in item["scopes"].items()}
+def _record(name: str, item: Mapping[str, Any]) -> Plan:
+    scopes = {
+        path: ScopeChoice(choice["precision"], tuple(map(str, choice.get("because", []))), choice.get("output", "cast"))
+        for path, choice in item["scopes"].items()
+    }
     numbers = {key: _number(item.get(key)) for key in NUMBERS}
     return Plan(name=name, strategy=item["strategy"], format=item["format"], scopes=scopes, **numbers)
-
-
-def _choice(file: Path, name: str, path: str, choice: Mapping[str, Any]) -> ScopeChoice:
-    because, output = choice.get("because", []), choice.get("output", "cast")
-    if output not in ("keep", "cast") or not isinstance(because, list):
-        raise _broken(file, f"the scope {path!r} of {name!r}")
-    return ScopeChoice(choice["precision"], tuple(map(str, because)), output)
 
 
 def _number(value: Any) -> Any:
     """A finite number, else None: JSON as Python reads it also has NaN and Infinity."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _broken(file: Path, what: str) -> PlanError:
-    hint = "Audit the model again to write a new one."
-    return PlanError(f"{file} is not a plan: {what} cannot be read. {hint}", slug="bad-plan")
