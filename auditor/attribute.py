@@ -19,6 +19,9 @@ from .records import Contribution
 
 MAX_PROBES = 8
 WANTED_ESTIMATES = 8
+LIGHT = 10_000_000
+"""Elements of all results together up to which a backward pass costs next to nothing, and twice as many are made."""
+
 MAX_RERUNS = 96
 
 
@@ -66,7 +69,7 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
     outputs = [x for x in measurement.outputs if x.is_floating_point() and x.requires_grad]
     norm = math.sqrt(sum(float(_finite(x.detach()).double().square().sum()) for x in outputs))
     batch = _batch_size(outputs)
-    probes = min(MAX_PROBES, max(2, math.ceil(WANTED_ESTIMATES / (batch or 1)))) if outputs else 0
+    probes = _probes(measurement, batch) if outputs else 0
     estimates = _Estimates(norm, probes)
     viewed = _lone_views(measurement)
     handles = [
@@ -99,6 +102,12 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
             square = estimates.squares.get((source, fmt, "cast"), 0.0)
             estimates.squares |= {(name, fmt, "cast"): square, (name, fmt, "isolated"): square}
     return estimates
+
+
+def _probes(measurement: Measurement, batch: int | None) -> int:
+    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
+    least = 4 if elements < LIGHT else 2
+    return min(MAX_PROBES, max(least, math.ceil(WANTED_ESTIMATES / (batch or 1))))
 
 
 def _lone_views(measurement: Measurement) -> dict[str, str]:

@@ -267,6 +267,8 @@ def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor
         own: Leaves | None = isolated
     elif is_tensor_core(target_of(n)) or _is_rounding(exact, local):
         own = None
+    elif _is_exact(exact, local):
+        own = []
     else:
         own = _gaps(exact, local)
     return Trace(isolated, own, local, broken)
@@ -275,7 +277,12 @@ def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor
 def _is_rounding(exact: Any, local: Any) -> bool:
     """Whether the low result is the exact one, rounded once: no half-precision intermediate showed."""
     pairs = list(zip(tensors_of(exact), tensors_of(local), strict=True))
-    return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and any(a.dtype != b.dtype for a, b in pairs)
+    return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and not _is_exact(exact, local)
+
+
+def _is_exact(exact: Any, local: Any) -> bool:
+    """Whether the low result is the exact one as it is: entries were moved, chosen or repeated, not computed."""
+    return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(tensors_of(exact), tensors_of(local), strict=True))
 
 
 def _turned(error: NodeError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from torch import nn
 from .execute import PolicyInterpreter
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
-from .records import Batch, Capture, Finding, Plan, ScopeChoice, Verdict
-from .solve import Candidate, Problem, candidates, must_stay_fp32
+from .records import Batch, Capture, Finding, Plan, ScopeChoice
+from .solve import FORBIDDEN, Candidate, Problem, candidates, evaluate
 from .strategies import Running, plain, running
 
 MARGIN = 0.8
@@ -92,14 +93,12 @@ def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> floa
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    reasons = _reasons(problem, findings)
-    root = chosen.precision[""]
-    scopes = {"": ScopeChoice(root, tuple(reasons.get("", ())) if root == "fp32" else ())}
-    for owner in sorted(chosen.precision, key=lambda path: (path.count("."), path)):
+    scopes: dict[str, ScopeChoice] = {}
+    for owner in sorted(chosen.precision, key=lambda path: (path.count(".") + bool(path), path)):
         precision = chosen.precision[owner]
-        if owner and precision != _inherited(owner, scopes):
-            because = reasons.get(owner, ()) if precision == "fp32" else ()
-            scopes[owner] = ScopeChoice(precision, tuple(because), _output(problem, owner, chosen.precision))
+        if not owner or precision != _inherited(owner, scopes):
+            because = _because(problem, chosen, owner, findings) if precision == "fp32" else ()
+            scopes[owner] = ScopeChoice(precision, because, _output(problem, owner, chosen.precision))
     return scopes
 
 
@@ -128,25 +127,28 @@ def _within(path: str, scope: str) -> bool:
     return path == scope or path.startswith(f"{scope}.")
 
 
-def _reasons(problem: Problem, findings: Sequence[Finding]) -> dict[str, list[str]]:
-    """Per scope: rules that fired on its unsafe or sensitive nodes, then the worst node's own reason."""
-    forced = must_stay_fp32(problem)
-    reasons: dict[str, list[str]] = {}
-    worst: dict[str, tuple[float, str]] = {}
-    for name, node in problem.capture.nodes.items():
-        verdict = problem.verdicts.get(name, Verdict("safe", ""))
-        if verdict.verdict == "safe":
-            continue
-        weight = 1e9 if verdict.verdict == "unsafe" else 0.0
-        contribution = problem.contributions.get(name)
-        weight += min(contribution.isolated, 1e8) if contribution else 0.0
-        if weight > worst.get(node.owner, (-1.0, ""))[0]:
-            worst[node.owner] = (weight, f"{name} is {verdict.verdict}: {verdict.reason}")
-        codes = {f.rule for f in findings if f.node == name and problem.format in f.formats}
-        reasons.setdefault(node.owner, []).extend(sorted(codes - set(reasons.get(node.owner, []))))
-    for owner, (_, text) in worst.items():
-        reasons.setdefault(owner, []).append(text)
-    for node in problem.capture.nodes.values():
-        if node.owner not in reasons and node.owner not in forced:
-            reasons[node.owner] = ["its share of the error is worth more than the time it would save"]
-    return reasons
+def _because(problem: Problem, chosen: Candidate, owner: str, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Rules that fired on the scope's unsafe and sensitive nodes, then the worst node's own reason, or the price."""
+    names = [name for name, node in problem.capture.nodes.items() if node.owner == owner]
+    marked = [name for name in names if problem.verdicts[name].verdict in ("unsafe", "sensitive")]
+    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
+    if not marked:
+        return (*codes, _price(problem, chosen, owner))
+    worst = max(marked, key=lambda name: (problem.verdicts[name].verdict == "unsafe", _weight(problem, name)))
+    verdict = problem.verdicts[worst]
+    return (*codes, f"{worst} is {verdict.verdict}: {verdict.reason}")
+
+
+def _weight(problem: Problem, name: str) -> float:
+    contribution = problem.contributions.get(name)
+    return contribution.isolated if contribution is not None else 0.0
+
+
+def _price(problem: Problem, chosen: Candidate, owner: str) -> str:
+    """What lowering one FP32 scope would do to the plan."""
+    lowered = evaluate(problem, {**chosen.precision, owner: problem.format})
+    if lowered.predicted_error >= math.sqrt(FORBIDDEN):
+        return "it must share the precision of a scope that stays FP32"
+    saved = 1 - lowered.seconds / chosen.seconds if chosen.seconds else 0.0
+    change = f"the predicted error from {chosen.predicted_error:.2g} to {lowered.predicted_error:.2g}"
+    return f"lowering it would take {change}, and " + (f"save {saved:.1%} of the time" if saved > 0 else "save no time")

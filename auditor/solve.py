@@ -16,7 +16,7 @@ from .strategies import plain, readers_of, running
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
 
-ISLAND_SHARE = 0.002
+ISLAND_SHARE = 0.01
 """Share of the FP32 time that one more FP32 scope must be worth: of plans that cost alike, people want the short one."""
 
 SWEEP = 24

@@ -50,6 +50,6 @@ def audited(request: pytest.FixtureRequest) -> Audited:
         return captures[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("auditor.audit"), "capture", recorded)
+        patch.setattr(importlib.import_module("auditor.pipeline"), "capture", recorded)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
     return Audited(subject, audit, captures[0], before)

@@ -131,9 +131,9 @@ BROKEN = {
     "no plans": (edited("plans", {}), "is not a plan"),
     "plans that are a list": (edited("plans", []), "its list of plans"),
     "subject that is a list": (edited("subject", []), "is not a plan"),
-    "unknown strategy": (edited("plans", "cast_fp16", "strategy", "magic"), "its list of plans"),
+    "unknown strategy": (edited("plans", "cast_fp16", "strategy", "magic"), "the strategy of"),
     "unknown format": (edited("plans", "cast_fp16", "format", "fp8"), "the format of 'cast_fp16'"),
-    "unknown precision": (edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}), "the strategy of"),
+    "unknown precision": (edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}), "the scope"),
     "reasons that are a number": (
         edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "because": 5}}),
         "the scope '' of 'cast_fp16'",

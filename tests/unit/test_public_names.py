@@ -10,8 +10,7 @@ import pytest
 ORDERS = (
     "from auditor import Audit, audit",
     "from auditor import audit, Audit",
-    "import auditor.pipeline; from auditor import audit",
-    "from auditor.pipeline import Audit; import auditor; audit = auditor.audit",
+    "import auditor; auditor.Audit, auditor.apply, auditor.load_plan; audit = auditor.audit",
 )
 
 

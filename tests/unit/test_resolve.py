@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -144,7 +144,7 @@ class Observed:
             self.dtypes[node.name] = NAMES.get(tensors[0].dtype, "") if tensors else ""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -68,6 +68,7 @@ def test_ties_between_neighbours_go_to_the_even_one(name: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("name", NARROW)
+@settings(deadline=None, derandomize=True)
 @given(bits=FP32_BITS)
 def test_the_table_predicts_any_fp32_value(name: str, bits: int) -> None:
     x = from_bits(bits)
