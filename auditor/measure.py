@@ -21,10 +21,6 @@ from .records import Batch, Capture, NodeError, NodeRange
 
 Leaves = list[torch.Tensor]
 
-# Normalisation by running statistics: autograd has no derivative for those, so what rounding them does is counted as
-# the operation's own error.
-_UNDIFFERENTIABLE = frozenset({"_native_batch_norm_legit_no_training"})
-
 
 @dataclass
 class Trace:
@@ -120,9 +116,9 @@ class _Measuring(fx.Interpreter):
     def _reference(self, n: fx.Node) -> Any:
         if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
-        if packet_name(target_of(n)) in _UNDIFFERENTIABLE:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            return target_of(n)(*args[:3], *_detached(args[3:]), **kwargs)
+        if n.target is torch.ops.aten._native_batch_norm_legit_no_training.default:
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            return _batch_norm(*args)
         return super().run_node(n)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
@@ -256,6 +252,25 @@ def _local(
         return None, None, str(error).splitlines()[0][:160]
 
 
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero."""
+    native = torch.ops.aten._native_batch_norm_legit_no_training.default
+    y, *saved = native(x, weight, bias, mean.detach(), variance.detach(), momentum, eps)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    scaled = (x.detach() - mean.view(shape)) * torch.rsqrt(variance.view(shape) + eps)
+    if weight is not None:
+        scaled = scaled * weight.detach().view(shape)
+    return y + (scaled - scaled.detach()), *saved
+
+
 def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError) -> Trace:
     if local is None:
         return Trace([], [], None, broken=False)
@@ -263,9 +278,8 @@ def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor
     if viewed(n) is not None:
         return Trace(None, [], local if broken else None, broken)
     isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap.bfloat16()]
-    if packet_name(target_of(n)) in _UNDIFFERENTIABLE:
-        own: Leaves | None = isolated
-    elif is_tensor_core(target_of(n)) or _is_rounding(exact, local):
+    own: Leaves | None
+    if is_tensor_core(target_of(n)) or _is_rounding(exact, local):
         own = None
     elif _is_exact(exact, local):
         own = []

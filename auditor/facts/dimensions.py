@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from torch import fx
@@ -45,6 +45,16 @@ def gemm_size(node: fx.Node) -> Gemm | None:
     """
     found: Gemm | None = _apply(_GEMMS, node)
     return found
+
+
+def gemm_alignment(node: fx.Node) -> int | None:
+    """Largest power of two, at most 64, that divides the dimensions a tensor core tiles: n and k, or the channels."""
+    size = gemm_size(node)
+    if size is None:
+        return None
+    weight = arguments_with_defaults(node).get("weight") if "conv" in op_of(node) else None
+    tiled = shape(weight)[:2] if weight is not None else size[1:]
+    return gcd(*tiled, 64)
 
 
 def sequence_length(node: fx.Node) -> int | None:

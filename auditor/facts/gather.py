@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
-from ..records import Capture, NodeRange
-from .dimensions import gemm_size, reduction_length, sequence_length
-from .graph import op_of, readers, source
+from ..records import Capture, NodeRange, Verdict
+from .dimensions import gemm_alignment, gemm_size, reduction_length, sequence_length
+from .graph import dtype, op_of, operation, readers, source
+from .numbers import additions, divisor_min_abs, reads_whole_numbers, whole_numbers
 from .position import Positions, positions
 from .table import NodeFacts
-from .upcasts import autocast_on, casts_up_input, upcast_nodes
+from .upcasts import Upcasts, autocast_on
 from .values import (
     Weights,
     constants,
@@ -31,25 +32,39 @@ _MEANS = frozenset({"aten.mean"})
 _MAXIMA = frozenset({"aten.amax", "aten.max", "aten.logsumexp"})
 
 
-def gather(capture: Capture, model: nn.Module, ranges: Mapping[str, NodeRange]) -> dict[str, NodeFacts]:
+def gather(
+    capture: Capture,
+    model: nn.Module,
+    ranges: Mapping[str, NodeRange],
+    verdicts: Mapping[str, Mapping[str, Verdict]] | None = None,
+) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
-    ranges: magnitudes measured in FP32, keyed by node or input placeholder; facts that need one stay None without it.
+    ranges: magnitudes measured in FP32, keyed by node or input placeholder; verdicts: {node: {format: Verdict}}. Facts
+    that need either stay None without it.
     """
-    collector = _Collector(capture, model, ranges)
+    collector = _Collector(capture, model, ranges, verdicts or {})
     return {node.name: collector.facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
 
 
 class _Collector:
     """What is computed once per capture and read for every node."""
 
-    def __init__(self, capture: Capture, model: nn.Module, ranges: Mapping[str, NodeRange]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        model: nn.Module,
+        ranges: Mapping[str, NodeRange],
+        verdicts: Mapping[str, Mapping[str, Verdict]],
+    ) -> None:
         self._capture = capture
         self._ranges = ranges
+        self._verdicts = verdicts
         self._weights = Weights(capture, model)
         self._positions: Positions = positions(capture)
-        self._upcast = upcast_nodes(capture)
+        self._upcasts = Upcasts(capture)
         self._derived = derived_arguments(capture)
+        self._additions = additions(capture)
 
     def facts(self, node: fx.Node) -> NodeFacts:
         """Facts of one operation."""
@@ -59,11 +74,15 @@ class _Collector:
         weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
         output = self._ranges.get(node.name)
         output_max_abs = output.max_abs if output else None
+        verdicts = self._verdicts.get(node.name, {})
+        fp16, bf16 = verdicts.get("fp16"), verdicts.get("bf16")
         return NodeFacts(
             op=record.op,
+            operation=operation(record.op),
             owner=record.owner,
             owner_type=record.owner_type,
             dtype=record.dtype,
+            input_dtype=_input_dtype(node),
             numel=numel(node),
             is_first_layer=node.name in self._positions.first,
             is_last_layer=node.name in self._positions.last,
@@ -71,28 +90,43 @@ class _Collector:
             from_weights=node.name in self._positions.from_weights,
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
-            upcast=node.name in self._upcast,
-            casts_up_input=casts_up_input(node, self._upcast),
+            upcast=node.name in self._upcasts.nodes,
+            casts_up_input=self._upcasts.casts_up_input(node),
             autocast_off=not autocast_on(self._capture, node.name),
             reduction_length=reduction_length(node),
             sequence_length=sequence_length(node),
             gemm_m=m,
             gemm_n=n,
             gemm_k=k,
+            gemm_alignment=gemm_alignment(node),
+            additions=self._additions[node],
             constants=literals,
             constant_max_abs=largest([abs(c) for c in literals]),
             constant_min_abs=smallest([abs(c) for c in literals if c]),
             constant_gap_to_one=smallest([abs(1 - c) for c in literals if c != 1]),
             eps=eps(node, literals),
+            whole_numbers=whole_numbers(node),
+            reads_whole_numbers=reads_whole_numbers(node),
             squares=squares(node),
             centres=subtracts_own(node, _MEANS),
             shifts_by_max=subtracts_own(node, _MAXIMA),
             weight_max_abs=largest([item.max_abs for item in weights]),
             weight_min_abs=smallest([item.min_abs for item in weights]),
+            weight_uses=self._weights.uses(node),
             buffer_max_abs=largest([item.max_abs for item in buffers]),
             input_max_abs=input_max_abs(node, self._ranges, self._positions.from_weights),
             output_max_abs=output_max_abs,
             output_min_abs=output.min_abs if output else None,
+            divisor_min_abs=divisor_min_abs(node, self._ranges),
             headroom_bits_fp16=headroom_bits(output_max_abs, torch.float16),
             headroom_bits_bf16=headroom_bits(output_max_abs, torch.bfloat16),
+            verdict_fp16=fp16.verdict if fp16 else None,
+            verdict_bf16=bf16.verdict if bf16 else None,
+            reason_fp16=fp16.reason if fp16 else None,
+            reason_bf16=bf16.reason if bf16 else None,
         )
+
+
+def _input_dtype(node: fx.Node) -> str | None:
+    found = dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+    return str(found).removeprefix("torch.") if found else None

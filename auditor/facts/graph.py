@@ -66,6 +66,7 @@ SHAPE_ONLY = frozenset(
         "aten.native_dropout",
         "aten.feature_dropout",
         "aten.index_select",
+        "_c10d_functional.wait_tensor",
     ]
 )
 """Ops whose output holds only values of their first input (eval-mode dropout among them)."""
@@ -114,6 +115,11 @@ def packet(op: str) -> str:
     """`aten.softmax.int` -> `aten.softmax`; names without an overload (`getitem`) come back as they are."""
     op = "getitem" if op.endswith("getitem") else op
     return ".".join(op.split(".")[:2])
+
+
+def operation(op: str) -> str:
+    """The op without namespace and overload, as messages call it: `aten.linalg_svd.default` -> `linalg_svd`."""
+    return packet(op).rpartition(".")[2]
 
 
 def is_transparent(op: str) -> bool:

@@ -35,9 +35,11 @@ class NodeFacts:
     """Facts about one node; None where a fact does not apply or is not known."""
 
     op: str = _fact("", "ATen overload name")
+    operation: str = _fact("", "the op as messages call it, without namespace and overload")
     owner: str = _fact("", "module path of the owning module, empty for the root")
     owner_type: str = _fact("", "class of the owning module")
     dtype: str = _fact("", "dtype of the output as captured")
+    input_dtype: str | None = _fact("", "dtype of its first tensor input as captured")
     numel: int | None = _fact("elements", "elements of the output")
 
     is_first_layer: bool = _fact("", "a layer with weights that no other such layer feeds")
@@ -55,6 +57,10 @@ class NodeFacts:
     gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
+    gemm_alignment: int | None = _fact(
+        "elements", "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)"
+    )
+    additions: int = _fact("1", "additions in a row that a value has been through, scaling by a literal aside")
 
     constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
@@ -63,22 +69,32 @@ class NodeFacts:
     eps: float | None = _fact(
         "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
     )
+    whole_numbers: bool = _fact("", "holds whole numbers by construction: an arange, or integers cast to a float")
+    reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or holds whole numbers")
     squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
     centres: bool = _fact("", "subtracts from a tensor its own mean")
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
 
     weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
     weight_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the parameters it reads")
+    weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
     output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")
+    divisor_min_abs: float | None = _fact(
+        "1", "smallest non-zero magnitude of what it divides by, or takes the inverse or the logarithm of"
+    )
     headroom_bits_fp16: float | None = _fact(
         "bits", "log2(65504 / output_max_abs): doublings left before FP16 overflows"
     )
     headroom_bits_bf16: float | None = _fact(
         "bits", "log2(3.39e38 / output_max_abs): doublings left before BF16 overflows"
     )
+    verdict_fp16: str | None = _fact("", "safe, sensitive, unsafe or untested in FP16, by measurement")
+    verdict_bf16: str | None = _fact("", "safe, sensitive, unsafe or untested in BF16, by measurement")
+    reason_fp16: str | None = _fact("", "why the measurement says so of FP16, in one clause")
+    reason_bf16: str | None = _fact("", "why the measurement says so of BF16, in one clause")
 
 
 FACTS: Mapping[str, Fact] = {

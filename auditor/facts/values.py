@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from ..records import Capture, NodeRange
-from .graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, shape, source
+from .graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
 
 _GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
 _LARGEST_EPS = 1e-2
@@ -92,6 +92,17 @@ class Weights:
         held = sorted(name for name in names if self._kinds.get(name) == kind and name in self._tensors)
         return [self._extremes(name) for name in held if self._tensors[name].is_floating_point()]
 
+    def uses(self, node: fx.Node) -> int | None:
+        """Operations that read the parameter which, of those the node reads, most operations read."""
+        held = [item for item in (source(item) for item in node.all_input_nodes) if self._kinds.get(item.name) == "parameter"]
+        return max((self._readers_of(item) for item in held), default=None)
+
+    def _readers_of(self, placeholder: fx.Node) -> int:
+        """Readers of all placeholders that hold the same tensor: a tied weight may come in under several names."""
+        tensor = self._tensors.get(placeholder.name)
+        same = [item for item in placeholder.graph.nodes if item.op == "placeholder" and self._tensors.get(item.name) is tensor]
+        return len({reader.name for item in same for reader in readers(item)})
+
     def _extremes(self, name: str) -> Extremes:
         if name not in self._known:
             self._known[name] = _extremes(self._tensors[name])
@@ -109,10 +120,11 @@ def _extremes(tensor: torch.Tensor) -> Extremes:
 def input_max_abs(node: fx.Node, ranges: Mapping[str, NodeRange], weights: frozenset[str]) -> float | None:
     """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
-    return largest([item.max_abs for item in (_nearest(item, ranges) for item in activations) if item])
+    return largest([item.max_abs for item in (nearest_range(item, ranges) for item in activations) if item])
 
 
-def _nearest(node: fx.Node, ranges: Mapping[str, NodeRange]) -> NodeRange | None:
+def nearest_range(node: fx.Node, ranges: Mapping[str, NodeRange]) -> NodeRange | None:
+    """Magnitudes of the node, measured at the nearest place above it that holds the same values."""
     for candidate in _upwards(node):
         if candidate.name in ranges:
             return ranges[candidate.name]

@@ -1,0 +1,104 @@
+"""Many small additions to a large number, each below its last place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.corpus.case import BOTH, Case, Inside, linear, normal, uniform
+
+
+class MovingAverage(nn.Module):
+    """How far an exponential moving average of weights moves in twenty steps."""
+
+    def __init__(self, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+
+    def forward(self, average: Tensor, weights: Tensor) -> Tensor:
+        moved = average
+        for _ in range(20):
+            moved = moved * self.decay + weights * (1 - self.decay)
+        return moved - average
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, seed: int, step: float) -> None:
+        super().__init__()
+        self.f, self.step = linear(32, 32, 0.3, seed=seed), step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.f(x)) * self.step
+
+
+class ResidualStream(nn.Module):
+    """What 24 blocks add to a stream that is `bias` away from zero."""
+
+    def __init__(self, bias: float, step: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[ResidualBlock(i % 3, step) for i in range(24)])
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x + self.bias
+        return self.layers(h) - h
+
+
+class FlowRefinement(nn.Module):
+    """Twelve updates of a flow, summed on the coordinates or by themselves."""
+
+    def __init__(self, on_coordinates: bool) -> None:
+        super().__init__()
+        self.on_coordinates = on_coordinates
+
+    def forward(self, coordinates: Tensor, update: Tensor) -> Tensor:
+        total = coordinates if self.on_coordinates else update
+        for _ in range(12 if self.on_coordinates else 11):
+            total = total + update
+        return total - coordinates if self.on_coordinates else total
+
+
+def _coordinates() -> tuple[Tensor, Tensor]:
+    return torch.arange(512.0, 1024.0, 8), uniform(64, low=0.05, high=0.2)
+
+
+CASES = (
+    Case(
+        name="ema_bf16_lost_update",
+        seen_in="averaged weights kept in a half format",
+        formats=BOTH,
+        citation="d8ahazard/sd_dreambooth_extension PR#1417; PaddlePaddle/PaddleMIX PR#515",
+        mechanism="(1 - decay) * (weight - average) is below half a last place: the average stands still",
+        remedy="the average in FP32",
+        build=lambda: (
+            MovingAverage(0.999),
+            (uniform(64, low=1, high=2), uniform(64, low=1, high=2, seed=1) + 0.5),
+        ),
+        twin=lambda: (MovingAverage(0.5), (uniform(64, low=1, high=2), uniform(64, low=4, high=8, seed=1))),
+        culprits=(("add", ""), ("mul", "")),
+        tolerance=0.15,
+    ),
+    Case(
+        name="residual_stream_bf16",
+        seen_in="deep residual streams: residual_in_fp32 of Mamba and Zaya",
+        formats=("bf16",),
+        citation="huggingface/transformers modeling_zaya.py; state-spaces/mamba residual_in_fp32",
+        mechanism="what each block adds is below a last place of the stream",
+        remedy="the stream in FP32",
+        build=lambda: (ResidualStream(4.0, 2.0**-7), (normal(8, 32, scale=0.1),)),
+        twin=lambda: (ResidualStream(0.0, 0.5), (normal(8, 32),)),
+        culprits=(("add", "layers"),),
+        tolerance=0.15,
+    ),
+    Case(
+        name="raft_coords_accumulate",
+        seen_in="RAFT and RAFT-Stereo: coordinates += update",
+        formats=BOTH,
+        citation="princeton-vl/RAFT#54; princeton-vl/RAFT-Stereo#66",
+        mechanism="coordinates near 700 are 0.5 apart in FP16, 4 in BF16: each sub-pixel update is lost",
+        remedy="coordinates and flow in FP32",
+        build=lambda: (Inside(refine=FlowRefinement(on_coordinates=True)), _coordinates()),
+        twin=lambda: (Inside(refine=FlowRefinement(on_coordinates=False)), _coordinates()),
+        culprits=(("add", "refine"),),
+    ),
+)

@@ -1,0 +1,173 @@
+"""Products, scores and masks that leave FP16's range, though what enters and what is wanted would fit."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.case import Case, Inside, conv3x3, linear, normal, uniform
+
+
+class GatedFeedForward(nn.Module):
+    """As T5 writes it, with its names."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.wi_0, self.wi_1 = linear(64, 512, gain), linear(64, 512, gain, seed=1)
+        self.wo = linear(512, 64, 20.0, seed=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wo(F.gelu(self.wi_0(x)) * self.wi_1(x))
+
+
+class GatedLinearUnit(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gate, self.up = linear(64, 128, gain), linear(64, 128, gain, seed=1)
+        self.down = linear(128, 64, 0.01, seed=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class EinsumAttention(nn.Module):
+    """Scales the scores after the product, when it is too late."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.q, self.k, self.v = linear(64, 64, gain), linear(64, 64, gain, seed=1), linear(64, 64, seed=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.einsum("bid,bjd->bij", self.q(x), self.k(x)) * 0.125
+        return scores.softmax(-1) @ self.v(x)
+
+
+class AdditiveMask(nn.Module):
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return (scores + (1.0 - mask.to(scores.dtype)) * self.fill).softmax(-1)
+
+
+PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+NO_PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]])
+
+
+class Upsampler(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = conv3x3(16, 32, gain), conv3x3(32, 16, gain, seed=1)
+        self.norm = nn.GroupNorm(4, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.norm(self.conv2(F.silu(self.conv1(x))))
+
+
+class RadianceRenderer(nn.Module):
+    """The last sample of a ray reaches to `far`."""
+
+    def __init__(self, far: float) -> None:
+        super().__init__()
+        self.far = far
+
+    def forward(self, density: Tensor, steps: Tensor) -> Tensor:
+        steps = F.pad(steps, (0, 1), value=self.far)
+        return 1.0 - torch.exp(-F.relu(density) * steps)
+
+
+class SumPooling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1) / 4096.0
+
+
+class MeanPooling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+CASES = (
+    Case(
+        name="t5_ffn_wo",
+        seen_in="T5, mT5 and FLAN-T5 gated feed-forward",
+        formats=("fp16",),
+        citation="huggingface/transformers#5651, #9295; _keep_in_fp32_modules = ['wo'] in modeling_t5.py",
+        mechanism="the gated hidden state fits, its projection by wo sums past 65504; the next norm makes it NaN",
+        remedy="keep wo in FP32",
+        build=lambda: (GatedFeedForward(80.0), (normal(4, 64),)),
+        twin=lambda: (GatedFeedForward(1.0), (normal(4, 64),)),
+        culprits=(("linear", "wo"),),
+    ),
+    Case(
+        name="glu_product",
+        seen_in="Gemma 3 and FunctionGemma MLP",
+        formats=("fp16",),
+        citation="unslothai/unsloth-zoo PR#600; cactus-compute/cactus#503",
+        mechanism="gate and up fit, their product does not",
+        remedy="the product in FP32",
+        build=lambda: (Inside(mlp=GatedLinearUnit(200.0)), (normal(8, 64),)),
+        twin=lambda: (Inside(mlp=GatedLinearUnit(1.0)), (normal(8, 64),)),
+        culprits=(("mul", "mlp"),),
+    ),
+    Case(
+        name="qk_einsum_overflow",
+        seen_in="Stable Diffusion 2 cross-attention",
+        formats=("fp16",),
+        citation="Stability-AI/stablediffusion PR#89; AUTOMATIC1111/stable-diffusion-webui PR#6510; showlab/Tune-A-Video#103",
+        mechanism="q k^T is infinite before the scale brings it back; the image is black",
+        remedy="q and k in FP32, or scale q first",
+        build=lambda: (Inside(attn=EinsumAttention(150.0)), (normal(2, 16, 64),)),
+        twin=lambda: (Inside(attn=EinsumAttention(1.0)), (normal(2, 16, 64),)),
+        culprits=(("einsum", "attn"),),
+    ),
+    Case(
+        name="additive_mask_1e9",
+        seen_in="XGLM, OPT and BERT additive masks",
+        formats=("fp16",),
+        citation="huggingface/transformers PR#18057, PR#17437, #17121",
+        mechanism="-1e9 is -inf, and a fully padded row of -inf has no softmax; FP32 gives a uniform one",
+        remedy="the smallest finite number of the dtype, softmax in FP32",
+        build=lambda: (Inside(attn=AdditiveMask(-1e9)), (normal(3, 4), PADDED_ROW)),
+        twin=lambda: (Inside(attn=AdditiveMask(-1e4)), (normal(3, 4), NO_PADDED_ROW)),
+        culprits=(("mul", "attn"),),
+        evidence="static",
+    ),
+    Case(
+        name="sdxl_vae_conv",
+        seen_in="SDXL's VAE decoder",
+        formats=("fp16",),
+        citation="huggingface/diffusers force_upcast; huggingface/candle#1060; apple/ml-stable-diffusion#304; "
+        "leejet/stable-diffusion.cpp PR#888",
+        mechanism="activations between the convolutions pass 65504",
+        remedy="the VAE in FP32 or BF16, or weights tuned to smaller activations",
+        build=lambda: (Inside(up=Upsampler(20.0)), (normal(1, 16, 8, 8, scale=20),)),
+        twin=lambda: (Inside(up=Upsampler(0.05)), (normal(1, 16, 8, 8),)),
+        culprits=(("conv2d", "up.conv2"),),
+    ),
+    Case(
+        name="nerf_far_delta_1e10",
+        seen_in="NeRF's distance to the far plane",
+        formats=("fp16",),
+        citation="yenchenlin/nerf-pytorch, raw2outputs: a pattern in the source, no report found",
+        mechanism="1e10 is infinite, and a density of zero times infinity is NaN",
+        remedy="render in FP32, or a finite far plane",
+        build=lambda: (RadianceRenderer(1e10), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
+        twin=lambda: (RadianceRenderer(1e3), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
+        culprits=(("mul", ""), ("pad", "")),
+        evidence="static",
+    ),
+    Case(
+        name="sum_over_n_pooling",
+        seen_in="average pooling written as a sum and a division",
+        formats=("fp16",),
+        citation="PaddlePaddle/Paddle-Lite PR#9763; pytorch/pytorch#2391, #74438",
+        mechanism="the sum over 4096 positions is stored before it is divided",
+        remedy="mean(), or divide first",
+        build=lambda: (Inside(pool=SumPooling()), (uniform(2, 4096, 8, low=20, high=60),)),
+        twin=lambda: (Inside(pool=MeanPooling()), (uniform(2, 4096, 8, low=20, high=60),)),
+        culprits=(("sum", "pool"),),
+    ),
+)

@@ -1,0 +1,179 @@
+"""Squares, variances and exponentials that leave FP16's range; several answer with zeros instead of infinities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.case import Case, Inside, coarse, conv3x3, linear, normal
+
+
+class ChannelNorm(nn.Module):
+    """Layer norm over the channels, by hand or by the fused operation."""
+
+    def __init__(self, channels: int, fused: bool) -> None:
+        super().__init__()
+        self.channels, self.fused = channels, fused
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            last = x.permute(0, 2, 3, 1)
+            return F.layer_norm(last, (self.channels,), self.weight, self.bias, 1e-6).permute(0, 3, 1, 2)
+        centred = x - x.mean(1, keepdim=True)
+        variance = centred.pow(2).mean(1, keepdim=True)
+        return self.weight[:, None, None] * (centred / torch.sqrt(variance + 1e-6)) + self.bias[:, None, None]
+
+
+class ConvThenNorm(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = conv3x3(8, 16, 40.0), ChannelNorm(16, fused)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Standardise(nn.Module):
+    """By the variance, or by the standard deviation, whose result stays in range."""
+
+    def __init__(self, by_deviation: bool) -> None:
+        super().__init__()
+        self.by_deviation = by_deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        if self.by_deviation:
+            return centred / x.std(-1, keepdim=True)
+        return centred / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
+
+
+class Batched(nn.Module):
+    def __init__(self, variance: float) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(4)
+        self.bn.running_var.fill_(variance)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x)
+
+
+class ExpDensity(nn.Module):
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.fc, self.bias = linear(32, 8), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(self.fc(x) + self.bias)
+
+
+class RadianceField(nn.Module):
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.density = ExpDensity(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        density = self.density(x)
+        return density / (density + density.mean())
+
+
+class WeightedKeyValue(nn.Module):
+    """A softmax over time, written out; `shifted` subtracts the maximum first."""
+
+    def __init__(self, shifted: bool) -> None:
+        super().__init__()
+        self.shifted = shifted
+
+    def forward(self, key: Tensor, value: Tensor) -> Tensor:
+        if self.shifted:
+            key = key - key.amax(1, keepdim=True)
+        weights = torch.exp(key)
+        return (weights * value).sum(1) / weights.sum(1)
+
+
+class Decay(nn.Module):
+    """The decay of a gated delta net: -exp(A_log) * softplus."""
+
+    def __init__(self, log_decay: float) -> None:
+        super().__init__()
+        self.A_log, self.dt_bias = nn.Parameter(torch.full((4,), log_decay)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(-self.A_log.exp() * F.softplus(x + self.dt_bias))
+
+
+def _times(low: float, high: float) -> Tensor:
+    return coarse(torch.linspace(low, high, 16)[:, None].repeat(1, 4))
+
+
+CASES = (
+    Case(
+        name="layernorm2d_pow_overflow",
+        seen_in="LayerNorm2d of SAM and ConvNeXt, group and instance norms by hand",
+        formats=("fp16",),
+        citation="neuroneural/brainchop-cli PR#56; ml-explore/mlx#4228; pytorch/pytorch#66707",
+        mechanism="the square of 1000 is infinite, and dividing by infinity leaves an image of zeros",
+        remedy="the fused norm, or its input raised to FP32",
+        build=lambda: (ConvThenNorm(fused=False), (normal(1, 8, 12, 12, scale=4),)),
+        twin=lambda: (ConvThenNorm(fused=True), (normal(1, 8, 12, 12, scale=4),)),
+        culprits=(("pow", "norm"),),
+    ),
+    Case(
+        name="native_var_overflow",
+        seen_in="standardisation by x.var()",
+        formats=("fp16",),
+        citation="ml-explore/mlx#4228; pytorch/executorch PR#16727",
+        mechanism="the variance is reduced in FP32 but stored as FP16, where 400 squared is infinite: silent zeros",
+        remedy="x.std(), or a fused norm",
+        build=lambda: (Inside(norm=Standardise(by_deviation=False)), (normal(4, 256, scale=400),)),
+        twin=lambda: (Inside(norm=Standardise(by_deviation=True)), (normal(4, 256, scale=400),)),
+        culprits=(("var", "norm"),),
+    ),
+    Case(
+        name="bn_running_var_inf",
+        seen_in="BatchNorm's buffers under model.half()",
+        formats=("fp16",),
+        citation="apple/coreai-torch PR#54; pytorch/pytorch PR#126525; fastai/fastai#507",
+        mechanism="a running variance over 65504 is stored as infinity: silent zeros",
+        remedy="BatchNorm's parameters and buffers in FP32",
+        build=lambda: (Batched(1e6).eval(), (normal(2, 4, 4, 4, scale=1000),)),
+        twin=lambda: (Batched(4.0).eval(), (normal(2, 4, 4, 4),)),
+        culprits=(("batch_norm", "bn"),),
+        evidence="param",
+    ),
+    Case(
+        name="ngp_density_exp",
+        seen_in="Instant-NGP's density activation",
+        formats=("fp16",),
+        citation="ashawkey/torch-ngp, activation.py: custom_fwd(cast_inputs=torch.float32)",
+        mechanism="exp(x) passes 65504 at x = 11.09",
+        remedy="exp in FP32",
+        build=lambda: (RadianceField(11.0), (normal(16, 32),)),
+        twin=lambda: (RadianceField(0.0), (normal(16, 32),)),
+        culprits=(("exp", "density"),),
+    ),
+    Case(
+        name="rwkv_wkv_exp",
+        seen_in="RWKV's wkv, Performer's exponential features",
+        formats=("fp16",),
+        citation="huggingface/transformers modeling_rwkv.py (states in FP32); facebookresearch/xformers PR#98",
+        mechanism="exp(k) without a shift by the maximum",
+        remedy="a running maximum, numerator and denominator in FP32",
+        build=lambda: (Inside(att=WeightedKeyValue(False)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
+        twin=lambda: (Inside(att=WeightedKeyValue(True)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
+        culprits=(("exp", "att"),),
+    ),
+    Case(
+        name="a_log_exp_inf",
+        seen_in="Qwen3-Next's gated delta net, Mamba",
+        formats=("fp16",),
+        citation="huggingface/transformers modeling_qwen3_next.py (A_log raised by hand); state-spaces/mamba PR#923",
+        mechanism="exp(12) is infinite while softplus underflows to zero: infinity times zero",
+        remedy="A_log.float().exp()",
+        build=lambda: (Inside(mixer=Decay(12.0)), (_times(-20, 0),)),
+        twin=lambda: (Inside(mixer=Decay(1.0)), (_times(-4, 4),)),
+        culprits=(("exp", "mixer"),),
+        evidence="param",
+    ),
+)

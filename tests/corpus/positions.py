@@ -1,0 +1,204 @@
+"""Integers, positions and coordinates beyond what a half format counts exactly: 2048 in FP16, 256 in BF16."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, largest_error, linear, normal, uniform
+
+
+def _overlap(boxes: Tensor) -> Tensor:
+    """Width and height of the intersection of every two boxes."""
+    top = torch.max(boxes[:, None, :2], boxes[None, :, :2])
+    bottom = torch.min(boxes[:, None, 2:], boxes[None, :, 2:])
+    return (bottom - top).clamp(min=0)
+
+
+class OffsetByClass(nn.Module):
+    """Boxes of different classes are moved apart, so that one comparison serves all classes."""
+
+    def forward(self, boxes: Tensor, labels: Tensor) -> Tensor:
+        offset = labels.to(boxes.dtype) * (boxes.max() + 1.0)
+        size = _overlap(boxes + offset[:, None])
+        return size[..., 0] * size[..., 1] > 0.5
+
+
+class MaskedByClass(nn.Module):
+    def forward(self, boxes: Tensor, labels: Tensor) -> Tensor:
+        size = _overlap(boxes)
+        return (size[..., 0] > 0.5) & (size[..., 1] > 0.5) & (labels[:, None] == labels[None])
+
+
+class GridDecoder(nn.Module):
+    """From cell and offset to pixels, or to a share of the image."""
+
+    def __init__(self, in_pixels: bool) -> None:
+        super().__init__()
+        self.in_pixels = in_pixels
+
+    def forward(self, offset: Tensor, cell: Tensor) -> Tensor:
+        cell = cell.to(offset.dtype)
+        return (offset + cell + 0.5) * 8.0 if self.in_pixels else (offset + cell) * (1 / 128.0)
+
+
+class RelativeBuckets(nn.Module):
+    def __init__(self, raised: bool) -> None:
+        super().__init__()
+        self.raised = raised
+
+    def forward(self, position: Tensor) -> Tensor:
+        distance = position[:, None] - position[None]
+        distance = distance.float() if self.raised else distance
+        return (distance * 100.0).to(torch.long)
+
+
+class Rotary(nn.Module):
+    """phase: "low" (in the model's dtype), "buffer" (FP32 arithmetic on a buffer that a cast has reached), "fp32"."""
+
+    def __init__(self, phase: str, width: int = 32) -> None:
+        super().__init__()
+        self.phase, self.width = phase, width
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width)))
+        self.register_buffer("index", torch.arange(width // 2))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        angle = self._angle(x, position)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x[..., : self.width // 2], x[..., self.width // 2 :]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    def _angle(self, x: Tensor, position: Tensor) -> Tensor:
+        if self.phase == "low":
+            return position.to(x.dtype)[:, None] * self.inv_freq
+        if self.phase == "buffer":
+            return position.float()[:, None] * self.inv_freq.float()
+        return position.float()[:, None] * torch.exp(self.index.float() * (-2 * math.log(10000) / self.width))
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, raised: bool) -> None:
+        super().__init__()
+        self.raised = raised
+        self.register_buffer("index", torch.arange(16))
+
+    def forward(self, step: Tensor, x: Tensor) -> Tensor:
+        frequency = torch.exp(self.index.float() * (-math.log(10000) / 16))
+        dtype = torch.float32 if self.raised else x.dtype
+        angle = step.to(dtype)[:, None] * frequency.to(dtype)
+        return torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
+
+
+class Denoiser(nn.Module):
+    def __init__(self, raised: bool) -> None:
+        super().__init__()
+        self.time_embed, self.mlp = TimeEmbedding(raised), linear(32, 16)
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        return x + self.mlp(self.time_embed(step, x))
+
+
+LABELS = torch.arange(24) % 3 + 36
+STEPS = torch.tensor([999, 937, 833, 701, 595, 411, 307, 259])
+
+
+def _boxes(origin: float) -> Tensor:
+    """24 boxes of 3 by 3 pixels along a diagonal."""
+    corner = torch.arange(24.0)[:, None].repeat(1, 2) * 2 + origin
+    return coarse(torch.cat([corner, corner + 3], 1))
+
+
+def _rotary(phase: str, offset: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    return Inside(rope=Rotary(phase)), (normal(64, 32), torch.arange(64) * 61 + offset)
+
+
+CASES = (
+    Case(
+        name="nms_class_offset",
+        seen_in="batched_nms of torchvision, YOLO heads",
+        formats=BOTH,
+        citation="MultimediaTechLab/YOLO PR#234; pytorch/vision#3371; ultralytics/ultralytics PR#26114",
+        mechanism="label * (largest coordinate + 1) leaves the exact integers: small boxes collapse",
+        remedy="non-maximum suppression in FP32, or a mask by class",
+        build=lambda: (OffsetByClass(), (_boxes(500), LABELS)),
+        twin=lambda: (MaskedByClass(), (_boxes(0), LABELS)),
+        culprits=(("add", ""), ("mul", "")),
+        distance=flipped,
+        tolerance=0.01,
+    ),
+    Case(
+        name="yolo_grid_decode",
+        seen_in="decoding of boxes to pixels in anchor heads",
+        formats=BOTH,
+        citation="NVIDIA/TensorRT#1758; pytorch/vision#3371; MultimediaTechLab/YOLO PR#234",
+        mechanism="pixels beyond 1024 are 1 apart in FP16, 8 in BF16",
+        remedy="decode in FP32, or in shares of the image",
+        build=lambda: (Inside(decode=GridDecoder(in_pixels=True)), (uniform(256), torch.arange(256) + 100)),
+        twin=lambda: (Inside(decode=GridDecoder(in_pixels=False)), (uniform(64), torch.arange(64))),
+        culprits=(("mul", "decode"), ("add", "decode")),
+        distance=largest_error,
+        tolerance=0.5,
+    ),
+    Case(
+        name="udop_bucket_index",
+        seen_in="UDOP's buckets of relative positions",
+        formats=BOTH,
+        citation="huggingface/transformers modeling_udop.py, where the author raises it by hand",
+        mechanism="a difference times 100, truncated: rounding picks the neighbouring bucket",
+        remedy="raise before scaling",
+        build=lambda: (RelativeBuckets(raised=False), (uniform(32),)),
+        twin=lambda: (RelativeBuckets(raised=True), (torch.arange(32) / 32.0,)),
+        culprits=(("mul", ""), ("sub", ""), ("to", "")),
+        distance=flipped,
+        tolerance=0.005,
+    ),
+    Case(
+        name="rope_phase_lowp",
+        seen_in="rotary embeddings of Llama, Gemma, NeoX in the model's dtype",
+        formats=BOTH,
+        citation="huggingface/transformers PR#29285; EleutherAI/gpt-neox#1003; huggingface/candle PR#3520",
+        mechanism="the angle is rounded to multiples of more than a turn; cosine and sine are noise",
+        remedy="positions, frequencies and angles in FP32, only the result cast",
+        build=lambda: _rotary("low"),
+        twin=lambda: _rotary("fp32"),
+        culprits=(("mul", "rope"),),
+        evidence="static",
+    ),
+    Case(
+        name="rope_inv_freq_buffer_cast",
+        seen_in="rotary embeddings computed in FP32 from a buffer that model.to(bf16) has cast",
+        formats=("bf16",),
+        citation="sgl-project/sglang-jax#1472; nkalyanv99/UNI-D2 PR#6",
+        mechanism="the frequencies keep 8 bits; raising them brings nothing back, and the error grows with the position",
+        remedy="keep inv_freq out of the cast, or compute it afresh",
+        build=lambda: _rotary("buffer"),
+        twin=lambda: _rotary("fp32"),
+        culprits=(("mul", "rope"), ("to", "rope")),
+        evidence="static",
+    ),
+    Case(
+        name="rope_position_offset_65536",
+        seen_in="a multimodal rotary embedding whose image positions begin at 65536",
+        formats=BOTH,
+        citation="huggingface/diffusers PR#13922",
+        mechanism="512 neighbouring positions are one in BF16; 65536 is infinite in FP16",
+        remedy="angles in FP32, outside autocast",
+        build=lambda: _rotary("low", offset=65536),
+        twin=lambda: _rotary("fp32", offset=65536),
+        culprits=(("to", "rope"), ("mul", "rope")),
+    ),
+    Case(
+        name="timestep_embedding_bf16",
+        seen_in="timestep embeddings of Wan, FramePack, SDXL",
+        formats=("bf16",),
+        citation="modelscope/DiffSynth-Studio PR#1025, #562; kohya-ss/musubi-tuner PR#729; apache/tvm PR#15811",
+        mechanism="step 937 becomes 936, and the sine of the first frequency turns by a radian",
+        remedy="steps and frequencies in FP32, cast after sine and cosine",
+        build=lambda: (Denoiser(raised=False), (normal(8, 16), STEPS)),
+        twin=lambda: (Denoiser(raised=True), (normal(8, 16), STEPS)),
+        culprits=(("to", "time_embed"), ("mul", "time_embed")),
+        evidence="static",
+    ),
+)
