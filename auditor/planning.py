@@ -12,8 +12,9 @@ from torch import nn
 from .execute import PolicyInterpreter
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
+from .problem import FORBIDDEN, Problem
 from .records import Batch, Capture, Finding, Plan, ScopeChoice
-from .solve import FORBIDDEN, Candidate, Problem, candidates, evaluate
+from .solve import Candidate, between, candidates, evaluate
 from .strategies import Running, plain, running
 
 MARGIN = 0.8
@@ -63,7 +64,16 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
 
 
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
-    """Bisection over the curve, begun where the prediction puts the budget. Everything FP32 needs no run."""
+    """First over the curve, then between the last point that fails and the first that holds."""
+    found = _bisect(problem, curve, trial, budget)
+    if found == 0:
+        return curve[0]
+    finer = between(problem, curve[found - 1], curve[found])
+    return finer[_bisect(problem, finer, trial, budget)]
+
+
+def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:
+    """Index of the first point that holds; begun where the prediction puts it. The last one is known to hold."""
     fails, holds = -1, len(curve) - 1
     probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
     probe = min(probe, holds - 1)
@@ -74,7 +84,7 @@ def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Tri
             fails, probe = probe, (probe + holds + 1) // 2
         if not fails < probe < holds:
             probe = (fails + holds) // 2
-    return curve[holds]
+    return holds
 
 
 def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> float:

@@ -21,8 +21,8 @@ from .patch.emit import emit
 from .patch.live import plan_table
 from .patch.runtime import apply_plan
 from .planning import MARGIN, Distance, Trial, make_plan, plain_error
+from .problem import Problem
 from .records import Baseline, Batch, Capture, Contribution, Finding, Plan, Subject, Verdict, Verification
-from .solve import Problem
 from .verification import run_patched, verify_emitted
 
 ROUNDS = 4
