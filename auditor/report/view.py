@@ -23,6 +23,12 @@ class Tally:
     total: int
     by_range: int
     by_precision: int
+    cast_only: int = 0
+
+    @property
+    def unsafe(self) -> int:
+        """Operations that must not run in the format."""
+        return dict(self.counts).get("unsafe", 0)
 
     @property
     def limit(self) -> str:
@@ -118,7 +124,14 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         len(verdicts),
         limited["range"],
         limited["precision"],
+        _cast_only(audit, fmt),
     )
+
+
+def _cast_only(audit: Audit, fmt: str) -> int:
+    """Unsafe operations that only a model with cast weights runs low; autocast keeps them in FP32 by itself."""
+    unsafe = [node for node in audit.nodes if fmt in node.verdicts and node.verdicts[fmt].verdict == "unsafe"]
+    return sum(node.exposed.get(fmt) == ("cast",) for node in unsafe)
 
 
 def _plan_view(audit: Audit, plan: Plan) -> PlanView:
@@ -191,9 +204,10 @@ def _contrast(tally: Tally) -> str:
     if not counts["unsafe"] and not counts["sensitive"]:
         return f"{tally.label}: none of the {count(tally.total, 'operation')} is unsafe or sensitive."
     cause = f", limited by {tally.limit}" if tally.limit else ""
+    where = f" ({'all' if tally.cast_only == counts['unsafe'] else f'{tally.cast_only:,}'} only with cast weights)"
     return (
-        f"{tally.label}: {counts['unsafe']:,} unsafe and {counts['sensitive']:,} sensitive "
-        f"of {count(tally.total, 'operation')}{cause}."
+        f"{tally.label}: {counts['unsafe']:,} unsafe{where if tally.cast_only else ''} and {counts['sensitive']:,} "
+        f"sensitive of {count(tally.total, 'operation')}{cause}."
     )
 
 
