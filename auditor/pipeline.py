@@ -14,16 +14,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
-from .attribute import attribute
+from .calibrate import Calibration, calibrate
 from .capture import capture
 from .classify import classify
-from .costs import DEFAULT_DEVICE, costs_of
+from .costs import DEFAULT_DEVICE, Cost, costs_of
 from .errors import AuditorError
 from .facts import gather
 from .findings import confronted
 from .guard import untouched
 from .load import in_eval
-from .measure import Measurement, measure
 from .numerics.metrics import output_error
 from .patch.emit import emit
 from .planning import Distance
@@ -32,7 +31,7 @@ from .records import Baseline, Capture, Finding, NodeReport, Plan, Progress, Sub
 from .rulebook import Rule
 from .serialise import to_document
 from .strategies import STRATEGIES
-from .verdicts import judge
+from .verdicts import Judgement, judge
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,17 @@ def run(
         with stages("capture", subject.name):
             captured = capture(subject, formats)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            measured = measure(captured, subject.model, subject.batches[0], formats, stages.tick)
-        with stages("attribute", "error of every node on the outputs"):
-            contributions = attribute(measured, seed, stages.tick)
-        judged = judge(captured, measured, contributions, formats, max_error)
+            found = calibrate(captured, subject, formats, seed, stages.tick)
+        judged = judge(captured, found, formats, max_error)
         with stages("classify", f"{len(rules)} rules"):
-            facts = gather(captured, subject.model, measured.ranges)
+            facts = gather(captured, subject.model, found.ranges)
             findings = confronted(classify(captured, facts, rules), judged.verdicts)
         costs = costs_of(captured)
         bench = Workbench(
             subject=subject,
             capture=captured,
             costs=costs,
-            contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in formats},
+            contributions={fmt: {name: c[fmt] for name, c in found.contributions.items()} for fmt in formats},
             verdicts={fmt: {name: v[fmt] for name, v in judged.verdicts.items()} for fmt in formats},
             findings=findings,
             distance=metric or output_error,
@@ -152,9 +149,7 @@ def run(
         max_error=max_error,
         metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
         capture_method=captured.method,
-        nodes=tuple(
-            _report(captured, measured, judged, contributions, by_node, costs, name) for name in captured.nodes
-        ),
+        nodes=tuple(_report(captured, found, judged, by_node, costs, name) for name in captured.nodes),
         findings=findings,
         plans=plans,
         baselines=baselines,
@@ -253,22 +248,21 @@ def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
 
 def _report(
     captured: Capture,
-    measured: Measurement,
-    judged: Any,
-    contributions: Mapping[str, Any],
+    found: Calibration,
+    judged: Judgement,
     by_node: Mapping[str, tuple[str, ...]],
-    costs: Mapping[str, Any],
+    costs: Mapping[str, Cost],
     name: str,
 ) -> NodeReport:
     node = captured.nodes[name]
-    tested = node.floating or any(error.disagreement is not None for error in measured.errors.get(name, {}).values())
+    tested = node.floating or any(error.disagreement is not None for error in found.errors.get(name, {}).values())
     return NodeReport(
         node=node,
         findings=by_node.get(name, ()),
-        errors=measured.errors.get(name, {}) if tested else {},
-        contributions=contributions.get(name, {}) if tested else {},
+        errors=found.errors.get(name, {}) if tested else {},
+        contributions=found.contributions.get(name, {}) if tested else {},
         verdicts=judged.verdicts[name],
         exposed=judged.exposed[name],
-        range=measured.ranges.get(name),
+        range=found.ranges.get(name),
         flops=costs[name].flops,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .measure import Measurement
+from .calibrate import Calibration
 from .numerics.formats import FORMATS
 from .records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
 from .resolve import Resolution, resolve
@@ -88,8 +88,7 @@ class Judgement:
 
 def judge(
     capture: Capture,
-    measured: Measurement,
-    contributions: Mapping[str, Mapping[str, Contribution]],
+    found: Calibration,
     formats: Sequence[str],
     max_error: float,
 ) -> Judgement:
@@ -103,9 +102,9 @@ def judge(
             exposed[name][fmt] = strategies
             verdicts[name][fmt] = verdict_of(
                 node,
-                measured.errors.get(name, {}).get(fmt),
-                contributions.get(name, {}).get(fmt),
-                measured.ranges.get(name),
+                found.errors.get(name, {}).get(fmt),
+                found.contributions.get(name, {}).get(fmt),
+                found.ranges.get(name),
                 strategies,
                 fmt,
                 max_error,
