@@ -7,7 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = {"audit": "api", "Audit": "pipeline", "apply": "patch.live", "load_plan": "patch.document"}
+_API = {"audit": "api", "Audit": "result", "apply": "patch.live", "load_plan": "patch.document"}
 __all__ = ["Audit", "__version__", "apply", "audit", "load_plan"]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from .load import from_object
-from .pipeline import Audit, run
+from .pipeline import run
 from .planning import Distance
 from .records import Progress
 from .resources import resource_dir
+from .result import Audit
 from .rulebook import load_rules
 
 

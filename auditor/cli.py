@@ -22,8 +22,8 @@ from .progress import reporter
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
-    from .pipeline import Audit
     from .records import Finding
+    from .result import Audit
 
 LEVELS = ("info", "warning", "error")
 REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}

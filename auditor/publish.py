@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .errors import AuditorError
 
 if TYPE_CHECKING:
-    from .pipeline import Audit
+    from .result import Audit
 
 
 def default_directory(name: str) -> Path:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+FORMAT_VERSION = 1
+"""Version of plan.json; raised when a field changes its meaning or goes."""
+
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call of the model."""
 

@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .records import Finding, NodeReport, Plan
+from .records import FORMAT_VERSION, Finding, NodeReport, Plan
 
 if TYPE_CHECKING:
-    from .pipeline import Audit
-
-FORMAT_VERSION = 1
+    from .result import Audit
 
 
 def to_document(audit: Audit) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from auditor import apply
 from auditor.api import audit as audit_model
 from auditor.errors import LoadError
 from auditor.numerics.metrics import output_error
-from auditor.pipeline import Audit
 from auditor.records import NodeReport
+from auditor.result import Audit
 from tests.resisting import MODELS, Call
 
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PlanError
-from ..serialise import FORMAT_VERSION
+from ..records import FORMAT_VERSION
 
 _AGAIN = "Audit the model again to write a new one."
 

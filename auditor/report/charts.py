@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..pipeline import Audit
 from ..records import NodeReport, Plan
+from ..result import Audit
 from .words import STRATEGIES, label, power, ratio
 
 WIDTH, HEIGHT = 1080, 330

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..numerics.formats import FORMATS
-from ..pipeline import Audit
 from ..records import NodeRange
+from ..result import Audit
 from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, scale
 from .words import label, percent, power
 

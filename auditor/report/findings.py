@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipeline import Audit
 from ..records import Finding, NodeReport
+from ..result import Audit
 from .use import keep_by_hand
 from .view import pattern, precision_of
 from .words import SEVERITIES, label, magnitude, percent, ratio

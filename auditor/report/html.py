@@ -10,8 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..numerics.formats import FORMATS
-from ..pipeline import Audit
 from ..resources import resource_dir
+from ..result import Audit
 from . import words
 from .charts import FRAME, depth_chart, tradeoff
 from .exponents import bars, exponent_map, narrowest

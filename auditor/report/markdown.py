@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ..pipeline import Audit
+from ..result import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import Island, PlanView, view

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..pipeline import Audit
 from ..records import NodeError, NodeReport
+from ..result import Audit
 from .words import label
 
 SHOWN = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..pipeline import Audit
 from ..records import Finding, Node
+from ..result import Audit
 
 
 @dataclass(frozen=True)

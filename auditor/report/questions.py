@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..numerics.formats import FORMATS
-from ..pipeline import Audit
 from ..records import NodeReport
+from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
 from .view import View, place, view

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ..pipeline import Audit
 from ..records import Finding
+from ..result import Audit
 from .findings import FindingGroup, ranked
 from .paths import Place, places
 from .prose import sentence, summary

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..numerics.formats import FORMATS
-from ..pipeline import Audit
 from ..records import NodeRange, NodeReport
+from ..result import Audit
 from .view import precision_of
 from .words import VERDICTS, label
 

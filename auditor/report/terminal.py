@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from ..pipeline import Audit
+from ..result import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import Island, PlanView, View, view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..pipeline import Audit
+from ..result import Audit
 
 
 @dataclass(frozen=True)

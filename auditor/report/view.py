@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..pipeline import Audit
 from ..records import Baseline, Plan
+from ..result import Audit
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
 from auditor.capture import capture
-from auditor.pipeline import Audit
 from auditor.records import Capture
+from auditor.result import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from auditor.pipeline import Audit, Environment
 from auditor.records import (
     Baseline,
     Contribution,
@@ -25,6 +24,7 @@ from auditor.records import (
     Verdict,
     Verification,
 )
+from auditor.result import Audit, Environment
 
 HOSTILE = "</script><script>alert(1)</script>\"'`|\n::error::pwned%<img src=x onerror=alert(2)>\x1b[31m"
 ADVICE = """

@@ -1,0 +1,67 @@
+"""What an audit comes to: the record that every reporter reads and `plan.json` stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .patch.emit import emit
+from .records import Baseline, Finding, NodeReport, Plan, Subject
+from .serialise import to_document
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the numbers come from. execution: "native" (a GPU ran the formats) or "emulated" (a CPU imitated one)."""
+
+    auditor: str
+    torch: str
+    device: str
+    execution: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything an audit found; what every reporter reads and `plan.json` stores."""
+
+    subject: Subject
+    parameters: int
+    inputs: tuple[str, ...]
+    environment: Environment
+    formats: tuple[str, ...]
+    max_error: float
+    metric: str
+    capture_method: str
+    nodes: tuple[NodeReport, ...]
+    findings: tuple[Finding, ...]
+    plans: Mapping[str, Plan]
+    baselines: Mapping[str, Baseline]
+    recommended: str | None
+    recommendation: str
+    seconds: Mapping[str, float]
+    warnings: tuple[str, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """What `plan.json` holds."""
+        return to_document(self)
+
+    def save(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths."""
+        from .report import html, sarif
+
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {
+            "report.html": html.render(self),
+            "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
+            "patched_model.py": emit(self.subject.origin, self.parameters, self.plans, self.recommended, folder),
+            "findings.sarif": sarif.render(self),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return tuple(folder / name for name in texts)
