@@ -14,27 +14,11 @@ from .execute import DTYPES, with_literals
 from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
 from .numerics.causes import cause_of
 from .numerics.formats import FORMATS
-from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, raised, run_op
+from .numerics.kernels import UnsupportedInFormat, lowered, run_op
 from .numerics.metrics import disagreement, sqnr_db
 from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
-
-Leaves = list[torch.Tensor]
-
-
-@dataclass
-class Trace:
-    """What attribution needs of one node in one format.
-
-    isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
-    is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
-    low: the node's low result where it must be re-run. broken: it turned non-finite.
-    """
-
-    isolated: Leaves | None
-    own: Leaves | None
-    low: Any
-    broken: bool
+from .testrun import Leaves, Trace, run_alone, trace_of, turned
 
 
 @dataclass
@@ -149,14 +133,14 @@ class _Measuring(fx.Interpreter):
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
-        local, exact, unsupported = _local(n, inputs, literals, low.dtype)
+        local, exact, unsupported = run_alone(n, inputs, literals, low.dtype)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
         error, gap = self._error(n, name, low, reference, local, unsupported)
-        if unsupported or error.disagreement or _turned(error):
+        if unsupported or error.disagreement or turned(error):
             error = replace(error, born=not inherited)
         self.result.errors.setdefault(n.name, {})[name] = error
-        self.result.traces.setdefault(n.name, {})[name] = _trace(n, reference, local, exact, gap, error)
+        self.result.traces.setdefault(n.name, {})[name] = trace_of(n, reference, local, exact, gap, error)
 
     def _error(
         self, n: fx.Node, name: str, low: _Low, reference: Any, local: Any, unsupported: str | None
@@ -231,90 +215,6 @@ class _Measuring(fx.Interpreter):
                 low.rounded.pop(source, None)
 
 
-def _local(
-    n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
-) -> tuple[Any, Any, str | None]:
-    """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run."""
-    args, kwargs = inputs
-    if mutates(n.target):
-        args, kwargs = _fresh(args), _fresh(kwargs)
-    try:
-        exact = target_of(n)(*raised(args), **raised(kwargs))
-    except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return None, None, f"{packet_name(target_of(n))}: {str(error).splitlines()[0][:160]}"
-    try:
-        if is_tensor_core(target_of(n)) and _on_cpu(args):
-            return lowered(exact, dtype), exact, None  # what run_op would compute a second time
-        return run_op(target_of(n), *with_literals(args, kwargs, literals)), exact, None
-    except UnsupportedInFormat as error:
-        return None, None, str(error)
-    except RuntimeError as error:
-        return None, None, str(error).splitlines()[0][:160]
-
-
-def _batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero."""
-    native = torch.ops.aten._native_batch_norm_legit_no_training.default
-    y, *saved = native(x, weight, bias, mean.detach(), variance.detach(), momentum, eps)
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    scaled = (x.detach() - mean.view(shape)) * torch.rsqrt(variance.view(shape) + eps)
-    if weight is not None:
-        scaled = scaled * weight.detach().view(shape)
-    return y + (scaled - scaled.detach()), *saved
-
-
-def _trace(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError) -> Trace:
-    if local is None:
-        return Trace([], [], None, broken=False)
-    broken = _turned(error)
-    if viewed(n) is not None:
-        return Trace(None, [], local if broken else None, broken)
-    isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap.bfloat16()]
-    own: Leaves | None
-    if is_tensor_core(target_of(n)) or _is_rounding(exact, local):
-        own = None
-    elif _is_exact(exact, local):
-        own = []
-    else:
-        own = _gaps(exact, local)
-    return Trace(isolated, own, local, broken)
-
-
-def _is_rounding(exact: Any, local: Any) -> bool:
-    """Whether the low result is the exact one, rounded once: no half-precision intermediate showed."""
-    pairs = list(zip(tensors_of(exact), tensors_of(local), strict=True))
-    return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and not _is_exact(exact, local)
-
-
-def _is_exact(exact: Any, local: Any) -> bool:
-    """Whether the low result is the exact one as it is: entries were moved, chosen or repeated, not computed."""
-    return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(tensors_of(exact), tensors_of(local), strict=True))
-
-
-def _turned(error: NodeError) -> bool:
-    return bool(error.overflow or error.nan)
-
-
-def _gaps(reference: Any, candidate: Any) -> Leaves:
-    """candidate - reference per leaf; zero where either is not finite, and for leaves that are not real numbers."""
-    result = []
-    for r, c in zip(tensors_of(reference), tensors_of(candidate), strict=False):
-        if not r.is_floating_point() or r.shape != c.shape:
-            result.append(torch.zeros((), dtype=torch.bfloat16))
-            continue
-        gap = c.float() - r.float()
-        result.append(torch.where(torch.isfinite(gap), gap, torch.zeros_like(gap)).bfloat16())
-    return result
-
-
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if not _is_float(a)]
     return max((disagreement(a, b) if a.shape == b.shape else 1.0 for a, b in pairs), default=0.0)
@@ -346,10 +246,6 @@ def _as_real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def _fresh(tree: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, tree)
-
-
 def _detached(tree: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tree)
 
@@ -358,5 +254,20 @@ def _same_shapes(a: Any, b: Any) -> bool:
     return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
 
 
-def _on_cpu(tree: Any) -> bool:
-    return all(leaf.device.type == "cpu" for leaf in tensors_of(tree))
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero."""
+    native = torch.ops.aten._native_batch_norm_legit_no_training.default
+    y, *saved = native(x, weight, bias, mean.detach(), variance.detach(), momentum, eps)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    scaled = (x.detach() - mean.view(shape)) * torch.rsqrt(variance.view(shape) + eps)
+    if weight is not None:
+        scaled = scaled * weight.detach().view(shape)
+    return y + (scaled - scaled.detach()), *saved
