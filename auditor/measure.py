@@ -20,6 +20,12 @@ from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
 from .testrun import Leaves, Trace, run_alone, trace_of, turned
 
+# Normalisation by running statistics, and where its eps stands after them.
+_BATCH_NORMS: dict[Any, int] = {
+    torch.ops.aten._native_batch_norm_legit_no_training.default: 1,
+    torch.ops.aten.batch_norm.default: 2,
+}
+
 
 @dataclass
 class Measurement:
@@ -100,9 +106,9 @@ class _Measuring(fx.Interpreter):
     def _reference(self, n: fx.Node) -> Any:
         if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
-        if n.target is torch.ops.aten._native_batch_norm_legit_no_training.default:
+        if n.target in _BATCH_NORMS:
             args, _ = self.fetch_args_kwargs_from_env(n)
-            return _batch_norm(*args)
+            return _batch_norm(target_of(n), *args)
         return super().run_node(n)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
@@ -254,20 +260,19 @@ def _same_shapes(a: Any, b: Any) -> bool:
     return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
 
 
-def _batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero."""
-    native = torch.ops.aten._native_batch_norm_legit_no_training.default
-    y, *saved = native(x, weight, bias, mean.detach(), variance.detach(), momentum, eps)
+def _batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero.
+
+    args: weight, bias, mean, variance, and what else the operation takes, eps among it.
+    """
+    weight, bias, mean, variance, *rest = args
+    if mean is None:  # statistics of the batch: autograd knows those
+        return target(x, *args)
+    native = target(x, weight, bias, mean.detach(), variance.detach(), *rest)
+    eps = rest[_BATCH_NORMS[target]]
     shape = (1, -1, *[1] * (x.dim() - 2))
     scaled = (x.detach() - mean.view(shape)) * torch.rsqrt(variance.view(shape) + eps)
     if weight is not None:
         scaled = scaled * weight.detach().view(shape)
-    return y + (scaled - scaled.detach()), *saved
+    zero = scaled - scaled.detach()
+    return native + zero if isinstance(native, torch.Tensor) else (native[0] + zero, *native[1:])

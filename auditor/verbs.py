@@ -73,12 +73,12 @@ def rules(args: argparse.Namespace) -> int:
 
         print(reference(found), end="")
         return 0
-    fields = ("code", "name", "family", "severity", "confidence", "status", "formats")
-    rows = [{name: getattr(rule, name) for name in fields} for rule in found]
     if args.format == "json":
-        print(json.dumps(rows, indent=2))
+        fields = ("code", "name", "family", "since", "status", "severity", "confidence", "formats")
+        texts = ("message", "why", "advice", "references")
+        print(json.dumps([{name: getattr(rule, name) for name in (*fields, *texts)} for rule in found], indent=2))
     else:
-        print("\n".join(f"{row['code']:<8} {row['severity']:<8} {row['family']:<12} {row['name']}" for row in rows))
+        print("\n".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}" for rule in found))
     return 0
 
 

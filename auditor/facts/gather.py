@@ -10,7 +10,7 @@ from torch import fx, nn
 from ..records import Capture, NodeRange, Verdict
 from .dimensions import gemm_alignment, gemm_size, reduction_length, sequence_length
 from .graph import dtype, op_of, operation, readers, source
-from .numbers import additions, divisor_min_abs, reads_whole_numbers, whole_numbers
+from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .table import NodeFacts
 from .upcasts import Upcasts, autocast_on
@@ -65,6 +65,7 @@ class _Collector:
         self._upcasts = Upcasts(capture)
         self._derived = derived_arguments(capture)
         self._additions = additions(capture)
+        self._phases = phases(capture)
 
     def facts(self, node: fx.Node) -> NodeFacts:
         """Facts of one operation."""
@@ -74,6 +75,7 @@ class _Collector:
         weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
         output = self._ranges.get(node.name)
         output_max_abs = output.max_abs if output else None
+        into = input_max_abs(node, self._ranges, self._positions.from_weights)
         verdicts = self._verdicts.get(node.name, {})
         fp16, bf16 = verdicts.get("fp16"), verdicts.get("bf16")
         return NodeFacts(
@@ -91,6 +93,7 @@ class _Collector:
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
             upcast=node.name in self._upcasts.nodes,
+            casts_up=self._upcasts.casts_up(node),
             casts_up_input=self._upcasts.casts_up_input(node),
             autocast_off=not autocast_on(self._capture, node.name),
             reduction_length=reduction_length(node),
@@ -105,8 +108,10 @@ class _Collector:
             constant_min_abs=smallest([abs(c) for c in literals if c]),
             constant_gap_to_one=smallest([abs(1 - c) for c in literals if c != 1]),
             eps=eps(node, literals),
+            reduce_op=reduce_op(node),
             whole_numbers=whole_numbers(node),
             reads_whole_numbers=reads_whole_numbers(node),
+            in_a_phase=node in self._phases,
             squares=squares(node),
             centres=subtracts_own(node, _MEANS),
             shifts_by_max=subtracts_own(node, _MAXIMA),
@@ -114,10 +119,11 @@ class _Collector:
             weight_min_abs=smallest([item.min_abs for item in weights]),
             weight_uses=self._weights.uses(node),
             buffer_max_abs=largest([item.max_abs for item in buffers]),
-            input_max_abs=input_max_abs(node, self._ranges, self._positions.from_weights),
+            input_max_abs=into,
             output_max_abs=output_max_abs,
             output_min_abs=output.min_abs if output else None,
             divisor_min_abs=divisor_min_abs(node, self._ranges),
+            cancelled_bits=cancelled_bits(node, into, output_max_abs),
             headroom_bits_fp16=headroom_bits(output_max_abs, torch.float16),
             headroom_bits_bf16=headroom_bits(output_max_abs, torch.bfloat16),
             verdict_fp16=fp16.verdict if fp16 else None,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from ..records import Capture, NodeRange
-from .graph import CASTS, arguments, dtype, is_transparent, op_of, packet, source
+from .graph import CASTS, PRODUCTS, arguments, dtype, is_transparent, op_of, packet, source
 from .values import nearest_range
 
-_ADDITIONS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
+_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
 _SCALINGS = frozenset({"aten.mul", "aten.div"})
+_WAVES = frozenset({"aten.sin", "aten.cos"})
+_OF_PHASES = frozenset({*_SUMS, *_SCALINGS, *PRODUCTS, "aten.outer", "aten.cat", "aten.stack"})
 _DIVISORS: Mapping[str, str] = {
     "aten.div": "other",
     "aten.reciprocal": "self",
@@ -59,12 +62,47 @@ def divisor_min_abs(node: fx.Node, ranges: Mapping[str, NodeRange]) -> float | N
 
 
 def additions(capture: Capture) -> dict[fx.Node, int]:
-    """Per node, the longest run of additions behind it: `h + f(h)` lengthens the run of h, not that of f's inside."""
-    found: dict[fx.Node, int] = {}
+    """Length of the run of additions that ends at each node: in `h + f(h)` the run is that of h."""
+    runs: dict[fx.Node, int] = {}
     for node in capture.graph_module.graph.nodes:
-        longest = max((found[item] for item in node.all_input_nodes), default=0)
-        name = packet(op_of(node))
-        scales = name in _SCALINGS and len(node.all_input_nodes) == 1
-        adds = name in _ADDITIONS and len(node.all_input_nodes) == 2
-        found[node] = longest + adds if adds or scales or is_transparent(op_of(node)) else 0
+        longest = max((runs[item] for item in node.all_input_nodes), default=0)
+        runs[node] = longest + 1 if _adds(node) else longest if _carries(node) else 0
+    goes_on: dict[fx.Node, bool] = {}
+    for node in reversed(capture.graph_module.graph.nodes):
+        goes_on[node] = any(_adds(user) or (_carries(user) and goes_on[user]) for user in node.users)
+    return {node: run if _adds(node) and not goes_on[node] else 0 for node, run in runs.items()}
+
+
+def phases(capture: Capture) -> set[fx.Node]:
+    """Nodes whose values reach a sine or cosine through products, sums, joins and reshapes alone."""
+    found: set[fx.Node] = set()
+    for node in reversed(capture.graph_module.graph.nodes):
+        if any(packet(op_of(user)) in _WAVES or (user in found and _shapes_a_phase(user)) for user in node.users):
+            found.add(node)
     return found
+
+
+def _shapes_a_phase(node: fx.Node) -> bool:
+    return packet(op_of(node)) in _OF_PHASES or (node.op == "call_function" and is_transparent(op_of(node)))
+
+
+def _adds(node: fx.Node) -> bool:
+    return packet(op_of(node)) == "aten.add" and len(node.all_input_nodes) == 2
+
+
+def _carries(node: fx.Node) -> bool:
+    """Whether the node holds its input's values, perhaps scaled by a literal."""
+    scales = packet(op_of(node)) in _SCALINGS and len(node.all_input_nodes) == 1
+    return scales or (node.op == "call_function" and is_transparent(op_of(node)))
+
+
+def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:
+    """Bits that cancel in a sum or difference of two tensors, whose magnitudes are `into` and `out`."""
+    of_two = packet(op_of(node)) in _SUMS and len(node.all_input_nodes) == 2
+    return math.log2(into / out) if of_two and into and out else None
+
+
+def reduce_op(node: fx.Node) -> str | None:
+    """The reduction that a functional collective was asked for."""
+    asked = arguments(node).get("reduce_op") if op_of(node).startswith("_c10d_functional.") else None
+    return asked if isinstance(asked, str) else None

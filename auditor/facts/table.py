@@ -9,6 +9,7 @@ from typing import Any
 _TYPES = {
     "str": "text",
     "bool": "flag",
+    "int": "number",
     "int | None": "number",
     "float | None": "number",
     "str | None": "text",
@@ -49,6 +50,7 @@ class NodeFacts:
     consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
     producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
     upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
+    casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
     casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
     autocast_off: bool = _fact("", "the author disabled autocast around it")
 
@@ -58,9 +60,12 @@ class NodeFacts:
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
     gemm_alignment: int | None = _fact(
-        "elements", "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)"
+        "elements",
+        "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)",
     )
-    additions: int = _fact("1", "additions in a row that a value has been through, scaling by a literal aside")
+    additions: int = _fact(
+        "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
+    )
 
     constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
@@ -69,8 +74,10 @@ class NodeFacts:
     eps: float | None = _fact(
         "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
     )
+    reduce_op: str | None = _fact("", "what a collective reduces by: sum, avg, max, min, product")
     whole_numbers: bool = _fact("", "holds whole numbers by construction: an arange, or integers cast to a float")
     reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or holds whole numbers")
+    in_a_phase: bool = _fact("", "sin or cos is taken of what it is multiplied, shifted or joined into")
     squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
     centres: bool = _fact("", "subtracts from a tensor its own mean")
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
@@ -84,6 +91,9 @@ class NodeFacts:
     output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")
     divisor_min_abs: float | None = _fact(
         "1", "smallest non-zero magnitude of what it divides by, or takes the inverse or the logarithm of"
+    )
+    cancelled_bits: float | None = _fact(
+        "bits", "log2(input_max_abs / output_max_abs) of a sum or difference of two tensors"
     )
     headroom_bits_fp16: float | None = _fact(
         "bits", "log2(65504 / output_max_abs): doublings left before FP16 overflows"

@@ -12,9 +12,14 @@ import torch
 from torch import fx
 
 from ..records import Capture
-from .graph import CASTS, PRODUCTS, SHAPE_ONLY, arguments, dtype, op_of, packet, shape
+from .graph import CASTS, PRODUCTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
 
-_NAMES_FP32 = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")
+_RAISES = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")
+_LOWERS = re.compile(r"\.type_as\(|\.to\((?!(?:dtype=)?torch\.)")
+_PROMOTING = frozenset(
+    f"aten.{name}" for name in "add sub rsub mul div pow outer where maximum minimum cat stack".split()
+)
+"""Arithmetic that takes the wider dtype of its operands; other operations refuse two dtypes, or take the first."""
 _HIGH = (torch.float32, torch.float64)
 
 
@@ -30,11 +35,12 @@ class Upcasts:
         for node in capture.graph_module.graph.nodes:
             lowered = packet(op_of(node)) in PRODUCTS and autocast_on(capture, node.name)
             self._high[node] = self._is_high(node) and not lowered
-        self.nodes = frozenset(
-            node.name
-            for node in self._high
-            if node.op == "call_function" and packet(op_of(node)) not in CASTS and self._is_high(node)
-        )
+        self.nodes = frozenset(node.name for node in self._high if self._computes_high(node))
+
+    def casts_up(self, node: fx.Node) -> bool:
+        """Whether the node itself makes FP32 out of what it reads, or out of nothing."""
+        makes = packet(op_of(node)) in CASTS or not node.all_input_nodes
+        return makes and self._is_high(node)
 
     def casts_up_input(self, node: fx.Node) -> bool:
         """Whether one of the node's inputs is a cast up, reshapes aside."""
@@ -47,12 +53,25 @@ class Upcasts:
             return self._raises(node)
         if not node.all_input_nodes:
             return self._is_made_high(node)
-        return self._asks_for_high(node) or any(self._high[item] for item in node.all_input_nodes)
+        return self._asks_for_high(node) or any(self._hands_on(item, node) for item in node.all_input_nodes)
+
+    def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether the reader computes high because of this input; a tensor out of nothing takes part in promotion only."""
+        origin = _unshaped(node)
+        out_of_nothing = origin.op == "call_function" and not origin.all_input_nodes
+        return self._high[node] and (not out_of_nothing or _promotes(reader))
+
+    def _computes_high(self, node: fx.Node) -> bool:
+        if packet(op_of(node)) not in CASTS:
+            return self._is_high(node)
+        held = dtype(node)
+        discrete = held is not None and not held.is_floating_point
+        return discrete and any(self._high[item] for item in node.all_input_nodes)
 
     def _is_made_high(self, node: fx.Node) -> bool:
         """Whether a tensor out of nothing is FP32 whatever the model's format; a scalar promotes nothing."""
-        known = self._followers is not None and node.name not in self._followers
-        return known and dtype(node) in _HIGH and shape(node) != ()
+        fixed = "dtype" not in arguments(node) or (self._followers is not None and node.name not in self._followers)
+        return fixed and dtype(node) in _HIGH and shape(node) != ()
 
     def _asks_for_high(self, node: fx.Node) -> bool:
         return arguments(node).get("dtype") in _HIGH and node.name not in (self._followers or ())
@@ -62,14 +81,26 @@ class Upcasts:
             return False
         if self._followers is not None:
             return node.name not in self._followers
-        # No low trace exists: the line of source says what was meant, and a value that is high is lowered by a cast.
+        # The model does not run in a low format, so the line of source says what was meant; where it holds casts of
+        # both kinds, a value that is high is lowered.
         text = ((node.meta.get("stack_trace") or "").strip().splitlines() or [""])[-1]
-        return _NAMES_FP32.search(text) is not None and not self._high[node.all_input_nodes[0]]
+        both = _LOWERS.search(text) is not None
+        return _RAISES.search(text) is not None and not (both and self._high[node.all_input_nodes[0]])
 
     def _is_cast_up(self, node: fx.Node) -> bool:
-        while packet(op_of(node)) in SHAPE_ONLY and node.all_input_nodes:
-            node = node.all_input_nodes[0]
+        node = _unshaped(node)
         return packet(op_of(node)) in CASTS and self._raises(node)
+
+
+def _unshaped(node: fx.Node) -> fx.Node:
+    while packet(op_of(node)) in SHAPE_ONLY and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _promotes(node: fx.Node) -> bool:
+    name = packet(op_of(node))
+    return name in _PROMOTING or is_transparent(name)
 
 
 def autocast_on(capture: Capture, name: str) -> bool:

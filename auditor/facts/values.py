@@ -94,13 +94,21 @@ class Weights:
 
     def uses(self, node: fx.Node) -> int | None:
         """Operations that read the parameter which, of those the node reads, most operations read."""
-        held = [item for item in (source(item) for item in node.all_input_nodes) if self._kinds.get(item.name) == "parameter"]
+        held = [
+            item
+            for item in (source(item) for item in node.all_input_nodes)
+            if self._kinds.get(item.name) == "parameter"
+        ]
         return max((self._readers_of(item) for item in held), default=None)
 
     def _readers_of(self, placeholder: fx.Node) -> int:
         """Readers of all placeholders that hold the same tensor: a tied weight may come in under several names."""
         tensor = self._tensors.get(placeholder.name)
-        same = [item for item in placeholder.graph.nodes if item.op == "placeholder" and self._tensors.get(item.name) is tensor]
+        same = [
+            item
+            for item in placeholder.graph.nodes
+            if item.op == "placeholder" and self._tensors.get(item.name) is tensor
+        ]
         return len({reader.name for item in same for reader in readers(item)})
 
     def _extremes(self, name: str) -> Extremes:

@@ -25,7 +25,7 @@ def cause_of(
         return "nan"
     if error == 0:
         return None
-    if hurt.underflow and error > fmt.epsilon and hurt.underflow >= 0.01:
+    if hurt.underflow >= 0.01 and error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
     if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
         return "cancellation"

@@ -13,7 +13,8 @@ class Format:
     """A binary floating-point format. mantissa: stored fraction bits; largest, smallest_*: finite positive values.
 
     dtype: torch's own type, None where torch has none (tf32 is an arithmetic mode, not a storage type).
-    overflows_to: what a value beyond `largest` becomes, "inf" or "nan" (fp8_e4m3 has no infinity).
+    overflows_to: what a value beyond `largest` becomes, "inf", or "largest" (fp8_e4m3 has no infinity; torch saturates
+    it from 2.13 on, where it gave NaN before).
     Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
@@ -49,7 +50,7 @@ _ROWS = (
     Format("tf32", 10, -126, 3.4011621342146535e38, None),
     Format("bf16", 7, -126, 3.3895313892515355e38, torch.bfloat16),
     Format("fp16", 10, -14, 65504.0, torch.float16),
-    Format("fp8_e4m3", 3, -6, 448.0, torch.float8_e4m3fn, overflows_to="nan"),
+    Format("fp8_e4m3", 3, -6, 448.0, torch.float8_e4m3fn, overflows_to="largest"),
     Format("fp8_e5m2", 2, -14, 57344.0, torch.float8_e5m2),
 )
 FORMATS = {row.name: row for row in _ROWS}

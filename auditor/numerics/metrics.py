@@ -103,7 +103,7 @@ def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> fl
     if r.numel() == 0:
         return 0.0
     exponent = torch.frexp(r.abs().clamp_min(fmt.smallest_normal))[1] - 1
-    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf)
+    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf, posinf=math.inf)
     return float(torch.where(torch.isfinite(r), ulps, torch.zeros_like(ulps)).max())
 
 

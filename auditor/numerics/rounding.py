@@ -10,11 +10,13 @@ from .formats import FORMATS
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """`x` rounded to nearest even in the format `name`, returned as float32.
 
-    Shapes: [*] -> [*]. Beyond the format's range: inf, or nan where the format has no inf. NaN stays NaN.
+    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value where the format has no inf. NaN stays.
     """
     fmt = FORMATS[name]
     if fmt.name == "fp32":
         return x.float()
+    if fmt.overflows_to == "largest":
+        x = x.clamp(-fmt.largest, fmt.largest)
     if fmt.dtype is not None:
         return x.to(fmt.dtype).float()
     return _round_mantissa(x.float(), drop=23 - fmt.mantissa)

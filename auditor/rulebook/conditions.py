@@ -62,6 +62,9 @@ def describe(condition: Condition) -> str:
 
 
 def _words(fact: str, comparison: str, value: Any) -> str:
+    if comparison == "present":
+        kinds = ("no", "some") if FACTS[fact].type.endswith("s") else ("unknown", "known")
+        return f"{kinds[value]} {fact}"
     if isinstance(value, bool):
         return fact if value else f"not {fact}"
     unit = FACTS[fact].unit

@@ -22,9 +22,9 @@ def rounded_by_table(x: Tensor, fmt: Format) -> Tensor:
     wide = x.double()
     exponent = (torch.frexp(wide.abs())[1] - 1).clamp_min(fmt.min_exponent)
     nearest = torch.ldexp(torch.ldexp(wide, fmt.mantissa - exponent).round(), exponent - fmt.mantissa)
-    beyond = torch.sign(wide) * math.inf if fmt.overflows_to == "inf" else torch.full_like(wide, math.nan)
+    beyond = torch.sign(wide) * (math.inf if fmt.overflows_to == "inf" else fmt.largest)
     finite = torch.where(nearest.abs() > fmt.largest, beyond, nearest)
-    return torch.where(torch.isfinite(wide), finite, beyond if fmt.overflows_to == "nan" else wide).float()
+    return torch.where(torch.isfinite(wide), finite, torch.where(torch.isnan(wide), wide, beyond)).float()
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
