@@ -66,7 +66,7 @@ def _merged(a: Calibration, b: Calibration) -> Calibration:
             n: {f: _averaged(c, b.contributions[n][f], count) for f, c in formats.items()}
             for n, formats in a.contributions.items()
         },
-        ranges={name: _wider(span, b.ranges[name]) for name, span in a.ranges.items()},
+        ranges={name: _wider(span, b.ranges[name], count) for name, span in a.ranges.items()},
         batches=count,
     )
 
@@ -114,7 +114,9 @@ def _rms(mean: float, new: float, count: int) -> float:
     return math.sqrt((mean**2 * (count - 1) + new**2) / count)
 
 
-def _wider(a: NodeRange, b: NodeRange) -> NodeRange:
+def _wider(a: NodeRange, b: NodeRange, count: int) -> NodeRange:
     smallest = [x for x in (a.min_abs, b.min_abs) if x > 0]
     exponents = {e: a.exponents.get(e, 0) + b.exponents.get(e, 0) for e in sorted({*a.exponents, *b.exponents})}
-    return NodeRange(max(a.max_abs, b.max_abs), min(smallest, default=0.0), (a.zeros + b.zeros) / 2, exponents)
+    return NodeRange(
+        max(a.max_abs, b.max_abs), min(smallest, default=0.0), (a.zeros * (count - 1) + b.zeros) / count, exponents
+    )

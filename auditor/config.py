@@ -37,6 +37,10 @@ class Selection:
     ignores: tuple[Ignore, ...] = ()
 
 
+EVERYTHING = Selection()
+"""Every rule, and nothing ignored."""
+
+
 def selection(start: Path) -> Selection:
     """What `select`, `ignore` and `per-module-ignores` of the nearest [tool.auditor] say; everything if there is none.
 

@@ -66,14 +66,17 @@ class Energy:
 
 
 class _Capacities:
-    """A flow network in units of the total time; prohibitions are large, not infinite, so that a cut always exists."""
+    """A flow network in whole billionths of a billionth of the total time: integers make the cut exact, and unique.
+
+    Prohibitions are large, not infinite, so that a cut always exists.
+    """
 
     def __init__(self, unit: float) -> None:
         self.unit, self.graph = unit, nx.DiGraph()
 
     def add(self, source: Hashable, target: Hashable, capacity: float) -> None:
-        present = self.graph.get_edge_data(source, target, {"capacity": 0.0})["capacity"]
-        self.graph.add_edge(source, target, capacity=present + min(capacity / self.unit, 1e9))
+        present = self.graph.get_edge_data(source, target, {"capacity": 0})["capacity"]
+        self.graph.add_edge(source, target, capacity=present + round(min(capacity / self.unit, 1e9) * 1e18))
 
     def add_both(self, a: Hashable, b: Hashable, capacity: float) -> None:
         self.add(a, b, capacity)

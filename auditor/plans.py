@@ -149,11 +149,16 @@ def _judged(bench: Workbench, plan: Plan, expected: Outputs, answer: Outputs | s
         failed = Verification(None, False, None, inputs, execution, failure=answer)
         return replace(plan, measured_error=None, verified=False, verification=failed)
     pairs = [([x.cpu() for x in r], c) for r, c in zip(expected, answer, strict=True)]
-    error = max(bench.distance(r, c) for r, c in pairs)
-    worst = max(worst_output_error(r, c) for r, c in pairs)
+    error = _worst([bench.distance(r, c) for r, c in pairs])
+    worst = _worst([worst_output_error(r, c) for r, c in pairs])
     finite = math.isfinite(error)
     result = Verification(error if finite else None, finite, worst if math.isfinite(worst) else None, inputs, execution)
     return replace(plan, measured_error=result.error, verified=error <= bench.max_error, verification=result)
+
+
+def _worst(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 def _tightened(budget: float, plan: Plan, max_error: float) -> float:

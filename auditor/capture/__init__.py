@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import fx, nn
+
 from ..errors import CaptureError
+from ..numerics.metrics import output_error
+from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Subject
 from .concrete import trace_concrete
 from .constants import dtype_constants
 from .exported import trace_exported
 
 __all__ = ["capture"]
+
+AGREEMENT = 1e-4
+"""Relative L2 difference up to which a graph counts as the model: sums may be taken in another order."""
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = ()) -> Capture:
@@ -21,7 +29,7 @@ def capture(subject: Subject, formats: tuple[str, ...] = ()) -> Capture:
     """
     batch: Batch = subject.batches[0]
     try:
-        traced = trace_exported(subject.model, batch)
+        traced = _agreeing(trace_exported(subject.model, batch), subject.model, batch)
     except Exception as export_error:
         try:
             traced = trace_concrete(subject.model, batch)
@@ -41,6 +49,24 @@ def capture(subject: Subject, formats: tuple[str, ...] = ()) -> Capture:
             slug="nothing-to-audit",
         )
     return replace(traced, constants=dtype_constants(traced, subject.model, batch, formats))
+
+
+def _agreeing(traced: Capture, model: nn.Module, batch: Batch) -> Capture:
+    """The capture, if its graph computes what the model computes; else the caller records a run of the model instead.
+
+    A graph may differ where the author relies on a cast returning its own input. Models that draw random numbers in
+    their forward are run from the same seed.
+    """
+    args, kwargs = batch
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        expected = tensor_outputs(model(*args, **kwargs))
+        torch.manual_seed(0)
+        found = tensor_outputs(fx.Interpreter(traced.graph_module).run(*traced.bind(model, batch)))
+    # Mutated buffers come before what the model returns.
+    if len(found) < len(expected) or not output_error(expected, found[len(found) - len(expected) :]) <= AGREEMENT:
+        raise CaptureError("the exported graph computes something else than the model", slug="capture-failed")
+    return traced
 
 
 def _first_line(error: Exception) -> str:

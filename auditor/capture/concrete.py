@@ -12,12 +12,13 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from ..fxnodes import tensors_of
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases
 from .exported import quiet
 from .naming import describe_nodes
-from .regions import mark_entered_regions, recorded_regions
+from .regions import cuda_regions_kept, mark_entered_regions, recorded_regions
 
 
 def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
@@ -32,10 +33,10 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
             merged[index] = tensor
         args, kwargs = pytree.tree_unflatten(merged, spec)
         values = dict(zip(state, tensors, strict=False))
-        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
+        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=True))
 
     flat = [*state.values(), *(leaves[index] for index in inputs)]
-    with quiet(), _owners_recorded(model), torch.no_grad(), DistinctCasts():
+    with quiet(), cuda_regions_kept(), _owners_recorded(model), torch.no_grad(), DistinctCasts():
         traced = make_fx(
             call,
             tracing_mode="real",
@@ -58,7 +59,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         nodes=describe_nodes(traced, model),
         placeholders=tuple(placeholders),
         outputs=tuple(item.name for item in pytree.tree_leaves(output.args[0]) if isinstance(item, torch.fx.Node)),
-        bind=_bind,
+        bind=_Binder(tuple(batch[1])),
         method="concrete",
         regions=recorded_regions(traced),
     )
@@ -80,9 +81,15 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _bind(model: nn.Module, batch: Batch) -> list[Any]:
-    inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return [*_state(model).values(), *inputs]
+class _Binder:
+    """Flat graph inputs: the model's state, then the tensors of a batch, keywords in the traced order."""
+
+    def __init__(self, keywords: tuple[str, ...]) -> None:
+        self._keywords = keywords
+
+    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
+        args, kwargs = batch
+        return [*_state(model).values(), *tensors_of((args, {key: kwargs[key] for key in self._keywords}))]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases, protect_casts, restore_casts
 from .naming import describe_nodes
-from .regions import inline_regions, recorded_regions
+from .regions import cuda_regions_kept, inline_regions, recorded_regions
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -39,7 +39,6 @@ def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> C
     """
     program = decompose(export_program(model, batch, ambient=ambient))
     graph_module = program.graph_module
-    _drop_assertions(graph_module)
     return Capture(
         graph_module=graph_module,
         nodes=describe_nodes(graph_module, model),
@@ -56,7 +55,7 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
     args, kwargs = batch
     outputs_only = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
     try:
-        with quiet(), DistinctCasts(), _ambient_autocast() if ambient else nullcontext():
+        with quiet(), cuda_regions_kept(), DistinctCasts(), _ambient_autocast() if ambient else nullcontext():
             program: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
             return program
     finally:
@@ -69,9 +68,11 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     renamed = drop_aliases(program.graph_module)
     for old, new in renamed.items():
         program.graph_signature.replace_all_uses(old, new)
+    _drop_assertions(program.graph_module)
     protect_casts(program.graph_module)
     with quiet():
         functional: ExportedProgram = program.run_decompositions({})
+    _drop_assertions(functional.graph_module)
     restore_casts(functional.graph_module)
     return functional
 

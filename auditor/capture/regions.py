@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import fx
@@ -13,6 +15,25 @@ Region = tuple[bool, str]
 
 _KEY = "auditor_autocast"
 _HOPS = torch.ops.higher_order
+
+
+@contextmanager
+def cuda_regions_kept() -> Iterator[None]:
+    """While tracing without CUDA: `torch.autocast("cuda")` would switch itself off, and look as if its author had.
+
+    It changes nothing for tensors on the CPU; only the region is recorded as it was written.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    common = torch.cuda.amp.common
+    kept = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
+    try:
+        yield
+    finally:
+        common.amp_definitely_not_available, torch.cuda.is_bf16_supported = kept
 
 
 def inline_regions(program: ExportedProgram) -> None:

@@ -86,7 +86,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Make `model` follow `plan`, in place: wrap the forward of every scope and, for `cast`, store its weights.
 
     Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one.
-    Raises: ValueError naming the first scope that the model does not have.
+    Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more.
     """
     scopes, strategy = plan["scopes"], plan["strategy"]
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -96,8 +96,10 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for module in model.modules():
         if is_wrapped(module):
             unwrap(module)
+    stored = stored_precisions(model, scopes) if strategy == "cast" else {}
+    refuse_lost_weights(model, stored)
     if strategy == "cast":
-        store_weights(model, scopes)
+        store_weights(model, stored)
     for path, choice in scopes.items():
         above = precision_of(path.rpartition(".")[0], scopes) if path else None
         keep = above is None or choice.get("output") == "keep"
@@ -108,17 +110,29 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     return model
 
 
-def store_weights(model: nn.Module, scopes: dict[str, Any]) -> None:
-    """Parameters and buffers in the precision of their module; FP32 as soon as one of several owners is."""
+def stored_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    """{id of a parameter or buffer: precision of its module}; FP32 as soon as one of several owners is."""
     wanted: dict[int, str] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
-        precision = precision_of(name.rpartition(".")[0], scopes)
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         if wanted.get(id(tensor)) != "fp32":
-            wanted[id(tensor)] = precision
+            wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
+    return wanted
+
+
+def refuse_lost_weights(model: nn.Module, stored: dict[int, str]) -> None:
+    """What rounding took from a weight cannot be brought back by a plan that wants it in FP32."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16) and stored.get(id(parameter), "fp32") == "fp32":
+            raise ValueError(
+                f"{name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
+            )
+
+
+def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
+    """Convert parameters and buffers in place, so that ties and optimizers hold."""
     for parameter in model.parameters():
-        parameter.data = convert(parameter.data, DTYPES[wanted[id(parameter)]])
+        parameter.data = convert(parameter.data, DTYPES[stored[id(parameter)]])
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[key] = convert(buffer, DTYPES[wanted[id(buffer)]])
+                module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])
