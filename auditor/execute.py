@@ -82,7 +82,9 @@ class PolicyInterpreter(fx.Interpreter):
             args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
         if setting.autocast:
             args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
-        return run_op(target_of(n), args, kwargs)
+        result = run_op(target_of(n), args, kwargs)
+        cast = self._literals.get(n.name, {}).get("result")
+        return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
 
     def _cross_boundaries(
         self, n: fx.Node, setting: Setting, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -70,9 +70,21 @@ class _Low:
     """The state of one format's runs: dtype, rounded reference values, and the run that is low from the start."""
 
     dtype: torch.dtype
+    sentinels: Mapping[float, float]
     rounded: dict[fx.Node, Any] = field(default_factory=dict)
     env: dict[fx.Node, Any] = field(default_factory=dict)
     spoilt: set[fx.Node] = field(default_factory=set)
+
+    def round(self, tree: Any) -> Any:
+        """Tensors rounded to the format; masked entries hold what the model itself would write there in this format."""
+
+        def convert(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = lowered(x, self.dtype)
+            for ours, theirs in self.sentinels.items() if x.dtype is torch.float32 else ():
+                result = torch.where(x == ours, torch.full_like(result, theirs), result)
+            return result
+
+        return pytree.tree_map_only(torch.Tensor, convert, tree)
 
 
 class _Measuring(fx.Interpreter):
@@ -80,7 +92,7 @@ class _Measuring(fx.Interpreter):
         super().__init__(result.capture.graph_module)
         self.result, self.mutating, self.tick = result, mutating, tick
         self.profiles: dict[fx.Node, Profile] = {}
-        self.low = {name: _Low(DTYPES[name]) for name in result.formats}
+        self.low = {name: _Low(DTYPES[name], _sentinels(result.capture, name)) for name in result.formats}
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""
@@ -109,6 +121,9 @@ class _Measuring(fx.Interpreter):
         if n.target in _BATCH_NORMS:
             args, _ = self.fetch_args_kwargs_from_env(n)
             return _batch_norm(target_of(n), *args)
+        if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
+            with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
+                return super().run_node(n)
         return super().run_node(n)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
@@ -128,9 +143,9 @@ class _Measuring(fx.Interpreter):
     def _rounded_inputs(self, n: fx.Node, low: _Low) -> tuple[Any, Any]:
         def rounded(source: fx.Node) -> Any:
             if self.mutating:
-                return lowered(_detached(self.env[source]), low.dtype)
+                return low.round(_detached(self.env[source]))
             if source not in low.rounded:
-                low.rounded[source] = lowered(self.result.values[source.name], low.dtype)
+                low.rounded[source] = low.round(self.result.values[source.name])
             return low.rounded[source]
 
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), rounded)
@@ -219,6 +234,18 @@ class _Measuring(fx.Interpreter):
             for low in self.low.values():
                 low.env.pop(source, None)
                 low.rounded.pop(source, None)
+
+
+def _sentinels(capture: Capture, fmt: str) -> dict[float, float]:
+    """{float32 value: value in the format} of the literals with which Python marks what to mask, in each dtype its own."""
+    nodes = {node.name: node for node in capture.graph_module.graph.nodes}
+    found = {}
+    for name, changed in capture.constants.get(fmt, {}).items():
+        for key, value in changed.items():
+            ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
+            if isinstance(value, float) and isinstance(ours, float):
+                found[ours] = value
+    return found
 
 
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:

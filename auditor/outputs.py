@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
+
+from .records import Batch
+
+
+def forward(model: nn.Module, batch: Batch) -> Any:
+    """What the model answers, run on copies of its inputs and buffers: some models write into both."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return torch.func.functional_call(model, buffers, args, kwargs)
 
 
 def tensor_outputs(output: Any) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from .costs import Cost
 from .numerics.kernels import UnsupportedInFormat
 from .numerics.metrics import worst_output_error
-from .outputs import tensor_outputs
+from .outputs import forward, tensor_outputs
 from .patch.emit import emit
 from .patch.live import plan_table
 from .patch.runtime import apply_plan
@@ -61,9 +61,8 @@ class Workbench:
 
 def reference(subject: Subject, batch: Batch) -> list[torch.Tensor]:
     """FP32 outputs of the model as it is."""
-    args, kwargs = batch
     with torch.no_grad():
-        return [output.detach() for output in tensor_outputs(subject.model(*args, **kwargs))]
+        return [output.detach() for output in tensor_outputs(forward(subject.model, batch))]
 
 
 def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:

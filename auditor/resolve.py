@@ -89,6 +89,9 @@ class _Walk:
         own = _NAMES.get(value.dtype, "") if value is not None else ""
         if node.op == "call_function":
             self.dtypes[node.name] = self._call(node, own)
+            cast = self.literals.get(node.name, {}).get("result")
+            if cast is not None and self.setting(node.name).precision != "fp32":
+                self.dtypes[node.name] = _NAMES[cast]
         elif node.op == "placeholder" and own:
             self.dtypes[node.name] = self.placeholders.get(node.name, own)
         else:

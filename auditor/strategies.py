@@ -34,13 +34,13 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
         return Setting(precision, autocast and precision != "fp32")
 
     if autocast:
-        return Running(setting, {}, {})
+        return Running(setting, {}, capture.constants.get(f"autocast_{format}", {}))
     readers = readers_of(capture)
     stored = {}
     for placeholder in capture.placeholders:
         if placeholder.kind == "input":
             stored[placeholder.name] = precision_of("")
-        elif placeholder.kind in ("parameter", "buffer"):
+        elif placeholder.kind in ("parameter", "buffer") or placeholder.name in capture.constants.get(format, {}):
             owners = readers.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             stored[placeholder.name] = format if low else "fp32"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export.graph_signature import InputKind
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import tensors_of
+from ..fxnodes import mutates, tensors_of
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases
-from .exported import quiet
+from .exported import decompose, quiet, return_only
 from .naming import describe_nodes
 from .regions import cuda_regions_kept, mark_entered_regions, recorded_regions
 
@@ -47,19 +49,19 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
     mark_entered_regions(traced)
     drop_aliases(traced)
     _drop_reads(traced)
+    traced, constants = _functional(traced, flat)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"]
     kinds = ["parameter" if isinstance(value, nn.Parameter) else "buffer" for value in state.values()]
-    placeholders = [
-        Placeholder(name, kind, fqn)
-        for name, kind, fqn in zip(names, kinds + ["input"] * len(inputs), [*state, *[None] * len(inputs)], strict=True)
-    ]
+    kinds = ["constant"] * len(constants) + kinds + ["input"] * len(inputs)
+    fqns = [*[None] * len(constants), *state, *[None] * len(inputs)]
+    placeholders = [Placeholder(*fields) for fields in zip(names, kinds, fqns, strict=True)]
     output = next(node for node in traced.graph.nodes if node.op == "output")
     return Capture(
         graph_module=traced,
         nodes=describe_nodes(traced, model),
         placeholders=tuple(placeholders),
         outputs=tuple(item.name for item in pytree.tree_leaves(output.args[0]) if isinstance(item, torch.fx.Node)),
-        bind=_Binder(tuple(batch[1])),
+        bind=_Binder(tuple(batch[1]), constants, copied=_writes(traced)),
         method="concrete",
         regions=recorded_regions(traced),
     )
@@ -68,28 +70,55 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
 def _drop_reads(traced: torch.fx.GraphModule) -> None:
     # `.item()` and the comparisons that feed it chose the path; on the path they compute nothing.
     for node in reversed(traced.graph.nodes):
-        if not node.users and node.op == "call_function" and not _mutates(node.target):
+        if not node.users and node.op == "call_function" and not mutates(node.target):
             traced.graph.erase_node(node)
     traced.recompile()
-
-
-def _mutates(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+@dataclass(frozen=True)
 class _Binder:
-    """Flat graph inputs: the model's state, then the tensors of a batch, keywords in the traced order."""
+    """Flat graph inputs: constants, the model's state, then a batch's tensors, keywords in the traced order.
 
-    def __init__(self, keywords: tuple[str, ...]) -> None:
-        self._keywords = keywords
+    copied: the graph writes into its inputs, so it is given copies.
+    """
+
+    keywords: tuple[str, ...]
+    constants: list[torch.Tensor]
+    copied: bool
 
     def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
         args, kwargs = batch
-        return [*_state(model).values(), *tensors_of((args, {key: kwargs[key] for key in self._keywords}))]
+        inputs = tensors_of((args, {key: kwargs[key] for key in self.keywords}))
+        flat = [*self.constants, *_state(model).values(), *inputs]
+        return [tensor.detach().clone() for tensor in flat] if self.copied else flat
+
+
+def _functional(
+    traced: torch.fx.GraphModule, flat: list[torch.Tensor]
+) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """The recorded path without writes into tensors, and the constants it takes before its other inputs.
+
+    The path no longer depends on values, so torch.export can follow it; where one of its operations still does, or it
+    enters autocast regions, it stays as recorded.
+    """
+    if not _writes(traced) or recorded_regions(traced):
+        return traced, []
+    try:
+        program = decompose(torch.export.export(traced, ([tensor.detach().clone() for tensor in flat],), strict=False))
+    except Exception:
+        return traced, []
+    return_only(program)
+    held = {**program.state_dict, **program.constants}
+    lifted = [spec.target for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT]
+    return program.graph_module, [held[name] for name in lifted if name is not None]
+
+
+def _writes(traced: torch.fx.GraphModule) -> bool:
+    return any(mutates(node.target) for node in traced.graph.nodes)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..records import Batch, Capture
 from .concrete import trace_concrete
-from .exported import decompose, export_program
+from .exported import trace_exported
 from .naming import op_name
 
 Literals = dict[str, dict[int | str, Any]]
@@ -29,7 +29,9 @@ def dtype_constants(
 ) -> Mapping[str, Mapping[str, Mapping[int | str, Any]]]:
     """{format: {node: {argument: value}}} for nodes whose literals change with the dtype of the model.
 
-    The second trace is made only where the first holds a dtype or a limit of float32, since only then may Python
+    Two keys are no arguments. "result": a cast that Python puts behind the node in the low model alone. "dtype": on a
+    placeholder, a constant that Python makes in the model's dtype. "autocast_<format>" holds the literals under autocast.
+    More traces are made only where the first holds a dtype or a limit of float32, since only then may Python
     have looked at a dtype. An exported trace runs on shapes alone, so operations without a half kernel do not stop it;
     a concrete one needs them, and without it the FP32 literals stand.
     """
@@ -38,9 +40,18 @@ def dtype_constants(
     found = {}
     for name in formats:
         dtype = _DTYPES.get(name)
-        graph_module = _trace_in(model, batch, dtype, captured.method) if dtype is not None else None
-        if graph_module is not None:
-            found[name] = _differences(captured.graph_module, graph_module)
+        if dtype is None:
+            continue
+        lowered, inputs = _in_dtype(model, batch, dtype)
+        low = _trace_in(lowered, inputs, captured.method)
+        if low is not None:
+            changed = _differences(captured.graph_module, low.graph_module)
+            changed |= _constants_in(captured, model, batch, low, lowered, inputs)
+            found[name] = changed
+        with torch.autocast("cpu", dtype=dtype):
+            regional = _trace_in(model, batch, captured.method)
+        if regional is not None:
+            found[f"autocast_{name}"] = _differences(captured.graph_module, regional.graph_module, casts=False)
     return found
 
 
@@ -53,33 +64,55 @@ def _is_telltale(value: float) -> bool:
     return any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
 
 
-def _trace_in(model: nn.Module, batch: Batch, dtype: torch.dtype, method: str) -> fx.GraphModule | None:
-    lowered = copy.deepcopy(model).to(dtype)
+def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype) -> tuple[nn.Module, Batch]:
     inputs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+    return copy.deepcopy(model).to(dtype), inputs
+
+
+def _trace_in(model: nn.Module, batch: Batch, method: str) -> Capture | None:
     try:
-        if method == "concrete":
-            return trace_concrete(lowered, inputs).graph_module
-        graph_module: fx.GraphModule = decompose(export_program(lowered, inputs, ambient=False)).graph_module
-        return graph_module
+        return trace_concrete(model, batch) if method == "concrete" else trace_exported(model, batch, ambient=False)
     except Exception:  # a dtype mismatch: the measurements meet it and name it
         return None
 
 
-def _differences(reference: fx.GraphModule, lowered: fx.GraphModule) -> Literals:
-    ours, theirs = _operations(reference), _operations(lowered)
-    matcher = SequenceMatcher(None, [_key(node) for node in ours], [_key(node) for node in theirs], autojunk=False)
+def _constants_in(
+    captured: Capture, model: nn.Module, batch: Batch, low: Capture, lowered: nn.Module, inputs: Batch
+) -> Literals:
+    """Constants that the low model makes in another dtype than the FP32 one."""
+    theirs = {p.fqn: tensor for p, tensor in zip(low.placeholders, low.bind(lowered, inputs), strict=True)}
     found: Literals = {}
-    for block in matcher.get_matching_blocks():
-        for mine, other in zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True):
-            changed = _changed_literals(mine, other)
-            if changed:
-                found[mine.name] = changed
+    for placeholder, ours in zip(captured.placeholders, captured.bind(model, batch), strict=True):
+        other = theirs.get(placeholder.fqn)
+        if placeholder.kind == "constant" and other is not None and other.dtype != ours.dtype:
+            found[placeholder.name] = {"dtype": other.dtype}
     return found
 
 
-def _operations(graph_module: fx.GraphModule) -> list[fx.Node]:
+def _differences(reference: fx.GraphModule, lowered: fx.GraphModule, *, casts: bool = True) -> Literals:
+    ours, theirs = _operations(reference, casts), _operations(lowered, casts)
+    matcher = SequenceMatcher(None, [_key(node) for node in ours], [_key(node) for node in theirs], autojunk=False)
+    found: Literals = {}
+    twins: dict[fx.Node, fx.Node] = {}
+    for block in matcher.get_matching_blocks():
+        for mine, other in zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True):
+            twins[other] = mine
+            changed = _changed_literals(mine, other)
+            if changed:
+                found[mine.name] = changed
+    for other in theirs if casts else ():
+        if other in twins or op_name(other.target) != "aten.to.dtype":
+            continue
+        (source,) = other.all_input_nodes
+        if source in twins and len(source.users) == 1:
+            found.setdefault(twins[source].name, {})["result"] = other.args[1]
+    return found
+
+
+def _operations(graph_module: fx.GraphModule, casts: bool) -> list[fx.Node]:
     nodes = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    return [node for node in nodes if not op_name(node.target).startswith("aten._assert")]
+    left_out = ("aten._assert",) if casts else ("aten._assert", "aten.to.", "aten._to_copy")
+    return [node for node in nodes if not op_name(node.target).startswith(left_out)]
 
 
 def _key(node: fx.Node) -> tuple[str, str]:

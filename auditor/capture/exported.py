@@ -39,11 +39,14 @@ def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> C
     """
     program = decompose(export_program(model, batch, ambient=ambient))
     graph_module = program.graph_module
+    outputs = return_only(program)
+    nodes = describe_nodes(graph_module, model)
+    _tolerate_strides(graph_module)
     return Capture(
         graph_module=graph_module,
-        nodes=describe_nodes(graph_module, model),
+        nodes=nodes,
         placeholders=_placeholders(program),
-        outputs=_outputs(program),
+        outputs=outputs,
         bind=_Binder(program),
         method="export",
         regions=recorded_regions(graph_module),
@@ -114,6 +117,26 @@ def _drop_assertions(graph_module: fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         if "_assert" in str(node.target) and not node.users:
             graph_module.graph.erase_node(node)
+    graph_module.recompile()
+
+
+def return_only(program: ExportedProgram) -> tuple[str, ...]:
+    """Reduce the graph's outputs to what the caller gets; returns their names."""
+    graph_module, outputs = program.graph_module, _outputs(program)
+    # A functional graph also returns what the forward writes into inputs and buffers; the caller never sees those.
+    output = next(iter(reversed(graph_module.graph.nodes)))
+    returned = {node.name: node for node in output.all_input_nodes}
+    output.args = (tuple(returned[name] for name in outputs),)
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+    return outputs
+
+
+def _tolerate_strides(graph_module: fx.GraphModule) -> None:
+    # `view` was chosen for the strides seen while tracing; other kernels of the same operation have others.
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
     graph_module.recompile()
 
 

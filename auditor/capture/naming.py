@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 from functools import lru_cache
@@ -14,7 +15,7 @@ from torch import fx, nn
 from ..records import Node
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _INSTALLED = tuple(
     {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]}
 )

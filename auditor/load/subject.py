@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
+from ..outputs import forward
 from ..records import Batch, Subject
 from . import files, inputs, weights
 from .discover import Found, discover
@@ -186,7 +187,7 @@ def _materialise(model: nn.Module, batch: Batch) -> None:
 
 def _forward(subject: Subject, batch: Batch) -> Any:
     try:
-        return subject.model(*batch[0], **batch[1])
+        return forward(subject.model, batch)
     except Exception as error:
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"
@@ -198,8 +199,8 @@ def _forward(subject: Subject, batch: Batch) -> Any:
 
 def _computes_floats(subject: Subject) -> bool:
     with _FloatWatch() as watch:  # type: ignore[no-untyped-call]
-        for args, kwargs in subject.batches:
-            subject.model(*args, **kwargs)
+        for batch in subject.batches:
+            forward(subject.model, batch)
     return bool(watch.seen)
 
 

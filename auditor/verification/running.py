@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ..capture.concrete import trace_concrete
 from ..capture.exported import trace_exported
 from ..execute import PolicyInterpreter, Setting
-from ..outputs import tensor_outputs
+from ..outputs import forward, tensor_outputs
 from ..records import Batch, Capture
 
 
@@ -28,7 +28,7 @@ def run_patched(model: nn.Module, batches: Sequence[Batch], device: str) -> list
 
 
 def _native(model: nn.Module) -> Any:
-    return lambda batch: tensor_outputs(model(*batch[0], **batch[1]))
+    return lambda batch: tensor_outputs(forward(model, batch))
 
 
 class _Imitation:
