@@ -137,6 +137,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
         strategies=args.strategies,
         mode=args.mode,
         rules=verbs.rulebook(args.rules),
+        selection=config.selection(Path.cwd()),
         seed=args.seed,
         progress=progress,
         command=args.command,

@@ -15,10 +15,11 @@ from . import __version__
 from .calibrate import Calibration, calibrate
 from .capture import capture
 from .classify import classify
+from .config import EVERYTHING, Selection
 from .costs import DEFAULT_DEVICE, Cost, costs_of
 from .errors import AuditorError
 from .facts import gather
-from .findings import confronted
+from .findings import confronted, silenced
 from .guard import untouched
 from .load import in_eval
 from .numerics.metrics import output_error
@@ -45,6 +46,7 @@ def run(
     command: str,
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
+    selection: Selection = EVERYTHING,
 ) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
 
@@ -61,8 +63,8 @@ def run(
             found = calibrate(captured, subject, formats, seed, stages.tick)
         judged = judge(captured, found, formats, max_error)
         with stages("classify", f"{len(rules)} rules"):
-            facts = gather(captured, subject.model, found.ranges)
-            findings = confronted(classify(captured, facts, rules), judged.verdicts)
+            facts = gather(captured, subject.model, found.ranges, judged.verdicts)
+            findings = silenced(confronted(classify(captured, facts, rules), judged.verdicts), selection, rules)
         costs = costs_of(captured)
         bench = Workbench(
             subject=subject,

@@ -78,13 +78,18 @@ def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: 
     probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
     probe = min(probe, holds - 1)
     while holds - fails > 1:
-        if simulated_error(problem, curve[probe], trial) <= budget:
+        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial) <= budget:
             holds, probe = probe, max(probe - 1, fails + 1)
         else:
             fails, probe = probe, (probe + holds + 1) // 2
         if not fails < probe < holds:
             probe = (fails + holds) // 2
     return holds
+
+
+def _allowed(point: Candidate) -> bool:
+    """Whether no unsafe node runs low: that one run happens to hold does not make it safe."""
+    return point.predicted_error < math.sqrt(FORBIDDEN)
 
 
 def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> float:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from auditor.costs import Cost
+from auditor.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
-from auditor.solve import Candidate, Problem, evaluate
+from auditor.solve import Candidate, evaluate
+from auditor.strategies import readers_of
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)
@@ -44,11 +46,22 @@ class Tied(nn.Module):
         return self.last(self.middle(self.first(x)))
 
 
+class Towers(nn.Module):
+    """Two scopes read the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.left(x), self.right(x)
+
+
 @cache
 def captured(kind: str) -> Capture:
-    """The capture of `chain`, `branches` or `tied`, made once."""
+    """The capture of `chain`, `branches`, `tied` or `towers`, made once."""
     chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
-    models = {"chain": chain, "branches": Branches(), "tied": Tied()}
+    models = {"chain": chain, "branches": Branches(), "tied": Tied(), "towers": Towers()}
     return capture_of(models[kind], torch.ones(2, 4))
 
 
@@ -68,7 +81,14 @@ def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1) -> 
 
 
 def owners_of(capture: Capture) -> list[str]:
-    return sorted({node.owner for node in capture.nodes.values()})
+    """Scopes that have a say: the owners of nodes, and the root."""
+    return sorted({"", *(node.owner for node in capture.nodes.values())})
+
+
+def tied_owners(capture: Capture) -> list[tuple[str, ...]]:
+    """Groups of owners that read one stored tensor: under `cast` it has one precision."""
+    stored = {placeholder.name for placeholder in capture.placeholders if placeholder.kind != "input"}
+    return [owners for name, owners in readers_of(capture).items() if name in stored and len(owners) > 1]
 
 
 def labellings(owners: list[str]) -> Iterator[dict[str, str]]:

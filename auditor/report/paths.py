@@ -31,6 +31,8 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
     path = node.source_path if node else None
     if line and path and "site-packages" not in Path(path).parts:
         return Place(_relative(Path(path)), line)
+    if node is None and line:
+        return Place(name, line)
     origin = audit.subject.origin
     if origin is not None and origin.path:
         return Place(_relative(Path(origin.path)), 1)

@@ -139,7 +139,7 @@ CASES = (
         remedy="BatchNorm's parameters and buffers in FP32",
         build=lambda: (Batched(1e6).eval(), (normal(2, 4, 4, 4, scale=1000),)),
         twin=lambda: (Batched(4.0).eval(), (normal(2, 4, 4, 4),)),
-        culprits=(("batch_norm", "bn"),),
+        culprits=(("batch_norm", "bn"), ("_native_batch_norm_legit_no_training", "bn")),
         evidence="param",
     ),
     Case(

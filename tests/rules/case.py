@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
+from tests.capturing import Function
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,8 @@ def ramp(*shape: int, scale: float = 1.0) -> Tensor:
     """Evenly spaced numbers from -scale to scale: no randomness, no zeros for even counts."""
     count = torch.Size(shape).numel()
     return torch.linspace(-scale, scale, count).reshape(shape)
+
+
+def on(function: Callable[..., object], *inputs: Tensor) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    """Model and inputs of a case that is a plain function."""
+    return (lambda: Function(function)), inputs

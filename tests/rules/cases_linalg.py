@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.capturing import Function
 from tests.rules.case import Case, ramp
 
+IMAGE = ramp(1, 1, 8, 8)
 SQUARE = torch.eye(3) * 4 + ramp(3, 3)
 
 
@@ -43,6 +45,14 @@ def frequencies(x: Tensor) -> Tensor:
     return x * torch.fft.fftshift(torch.fft.fftfreq(8))
 
 
+def resized(mode: str) -> Function:
+    return Function(lambda x: F.interpolate(x, size=(3, 3), mode=mode, antialias=True))
+
+
+def resized_upcast(x: Tensor) -> Tensor:
+    return F.interpolate(x.float(), size=(3, 3), mode="bilinear", antialias=True).to(x.dtype)
+
+
 def distances_by_hand(x: Tensor) -> Tensor:
     return (x[:, None] - x[None]).abs().sum(-1)
 
@@ -67,6 +77,10 @@ CASES = (
     Case(
         "cdist, upcast", lambda: Function(lambda x: torch.cdist(x.float(), x.float())), (ramp(3, 8),), {}, ("LIN003",)
     ),
+    Case("resized", lambda: resized("bilinear"), (IMAGE,), {"LIN005": {"_upsample_bilinear2d_aa"}}),
+    Case("resized, bicubic", lambda: resized("bicubic"), (IMAGE,), {"LIN005": {"_upsample_bicubic2d_aa"}}),
+    Case("resized, upcast", lambda: Function(resized_upcast), (IMAGE,), {}, ("LIN005",)),
+    Case("enlarged", lambda: Function(lambda x: F.interpolate(x, scale_factor=2.0)), (IMAGE,), {}, ("LIN005",)),
     Case("distances by hand", lambda: Function(distances_by_hand), (ramp(3, 8),), {}, ("LIN003",)),
     Case("matrix exponential", lambda: Function(torch.matrix_exp), (SQUARE,), {"LIN004": {"matrix_exp"}}, ("LIN001",)),
     Case(

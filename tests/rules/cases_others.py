@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.capturing import Function
-from tests.rules.case import Case, ramp
+from tests.rules.case import Case, on, ramp
 
 QUERY = ramp(1, 4, 8)
 MASK = torch.tensor([[True, False, False, False]])
@@ -91,25 +91,24 @@ def difference(x: Tensor, y: Tensor) -> Tensor:
     return (x - y).abs().mean()
 
 
-def on(function: object, *inputs: Tensor) -> tuple[object, tuple[Tensor, ...]]:
-    return (lambda: Function(function)), inputs  # type: ignore[arg-type]
-
-
 TARGET = torch.ones(2, 8)
 IDS = torch.tensor([1, 2])
 
 CASES = (
-    Case("scaled after", *on(scaled_after, QUERY), {"ATT001": {"matmul"}}, ("ATT002", "ATT003")),
+    Case(
+        "scaled after", *on(scaled_after, QUERY), {"ATT001": {"matmul"}, "ATT004": {"matmul_1"}}, ("ATT002", "ATT003")
+    ),
     Case("scaled after, masked", *on(scaled_after_masked, QUERY), {"ATT001": {"einsum"}}, ("ATT002", "CON001")),
     # q.q sums eight squares of up to 300: 8 * 90000 > 65504
     Case("scaled after, large", *on(scaled_after, QUERY * 300), {"ATT001": {"matmul"}, "ATT002": {"matmul"}}),
     # an eighth of the sum of eight squares: the mean square of 309 to 400, still above 65504
     Case("scaled before, large", *on(scaled_before, QUERY * 400), {"ATT002": {"matmul"}}, ("ATT001",)),
-    Case("scaled before", *on(scaled_before, QUERY), {}, ("ATT001", "ATT002", "ATT003")),
+    Case("scaled before", *on(scaled_before, QUERY), {"ATT004": {"matmul_1"}}, ("ATT001", "ATT002", "ATT003")),
     Case("scaled after, upcast", *on(scaled_after_upcast, QUERY * 300), {}, ("ATT001", "ATT002")),
-    Case("fused", *on(fused, QUERY), {"ATT003": {"scaled_dot_product_attention"}}, ("ATT001",)),
+    Case("fused", *on(fused, QUERY), {"ATT003": {"scaled_dot_product_attention"}}, ("ATT001", "ATT004")),
     Case("fused, other input", *on(fused, QUERY * 300), {"ATT003": {"scaled_dot_product_attention"}}),
     Case("fused, upcast", *on(fused_upcast, QUERY), {}, ("ATT003",)),
+    Case("softmax alone", *on(lambda x: x.softmax(-1), QUERY), {}, ("ATT004",)),
     Case("masked fill", *on(lambda x: x.masked_fill(MASK, -1e9), ramp(2, 4)), {"CON001": {"masked_fill"}}),
     Case("additive mask", *on(additive_mask, ramp(2, 4), MASK), {"CON001": {"mul"}}),
     Case("mask by dtype", *on(dtype_mask, ramp(2, 4)), {}, ("CON001",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.config import read
+from auditor.config import Ignore, Selection, read, selection
 from auditor.errors import AuditorError
 
 KNOWN = {"formats", "max_error", "out", "rules"}
@@ -31,6 +31,7 @@ def test_paths_count_from_the_file(tmp_path):
     [
         ("[tool.auditor]\nmax-eror = 1\n", "did you mean max-error?"),
         ("[tool.auditor]\nzzz = 1\n", "known: formats"),
+        ("[tool.auditor]\nper-module-ignore = []\n", "did you mean per-module-ignores?"),
         ("[tool.auditor]\nformats = {a = 1}\n", "plain value"),
         ("[tool.auditor\n", "pyproject.toml"),
     ],
@@ -39,5 +40,59 @@ def test_mistakes_are_named(tmp_path, text, words):
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(AuditorError, match=r"pyproject\.toml") as caught:
         read(tmp_path, KNOWN)
+    assert words in str(caught.value)
+    assert caught.value.slug == "bad-config"
+
+
+CHOICES = """[tool.auditor]
+max-error = 0.5
+select = ["NRM", "SFT001"]
+ignore = ["NRM004"]
+
+[[tool.auditor.per-module-ignores]]
+module = "blocks.*.norm"
+code = "NRM001"
+reason = "its input is normalised before"
+"""
+
+
+def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(CHOICES)
+    (tmp_path / "deep").mkdir()
+    assert selection(tmp_path / "deep") == Selection(
+        select=("NRM", "SFT001"),
+        ignores=(
+            Ignore("NRM004", source="pyproject.toml:4"),
+            Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
+        ),
+    )
+    assert read(tmp_path, KNOWN) == {"max_error": "0.5"}
+
+
+def test_no_table_selects_everything(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.auditor]\n")
+    assert selection(tmp_path) == Selection()
+
+
+ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nreason = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[tool.auditor]\nselect = "NRM"\n', "select must be a list of codes"),
+        ('[tool.auditor]\nignore = ["norms"]\n', "'norms' is neither a code"),
+        ("[tool.auditor]\nper-module-ignores = 3\n", "must be a list of tables"),
+        (ENTRY.replace('reason = "b"\n', ""), "'reason'"),
+        (ENTRY.replace('"b"', '" "'), "'reason'"),
+        (ENTRY.replace('"a"', "1"), "'module'"),
+        (ENTRY.replace('"NRM001"', '"N1"'), "'N1' is neither a code"),
+        (ENTRY + "since = 3\n", "'since'"),
+    ],
+)
+def test_mistakes_in_a_selection_are_named(tmp_path, text, words):
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(AuditorError, match=r"pyproject\.toml") as caught:
+        selection(tmp_path)
     assert words in str(caught.value)
     assert caught.value.slug == "bad-config"

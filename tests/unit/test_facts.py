@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.capture.concrete import trace_concrete
 from auditor.facts import FACTS, gather
 from auditor.facts.dimensions import _REDUCTIONS, _register
-from auditor.facts.graph import packet
+from auditor.records import Verdict
 from tests.capturing import Captured, Function, captured
 
 
@@ -68,6 +67,96 @@ def test_reduction_length(function: object, shape: tuple[int, ...], node: str, e
 def test_gemm_size(function: object, shapes: list[tuple[int, ...]], node: str, expected: tuple[int, int, int]) -> None:
     facts = facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node]
     assert (facts.gemm_m, facts.gemm_n, facts.gemm_k) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "node", "expected"),
+    [
+        (lambda a, b: F.linear(a, b), [(2, 24), (40, 24)], "linear", 8),  # 24 = 8 * 3, 40 = 8 * 5
+        (lambda a, b: F.linear(a, b), [(2, 128), (10, 128)], "linear", 2),
+        (lambda a, b: F.linear(a, b), [(2, 128), (256, 128)], "linear", 64),  # more is not told apart
+        (lambda a, b: F.conv2d(a, b), [(1, 8, 9, 9), (16, 8, 3, 3)], "conv2d", 8),  # channels, not 8 * 3 * 3
+        (lambda a, b: F.conv2d(a, b), [(1, 3, 9, 9), (16, 3, 3, 3)], "conv2d", 1),
+    ],
+)
+def test_gemm_alignment(function: object, shapes: list[tuple[int, ...]], node: str, expected: int) -> None:
+    assert facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node].gemm_alignment == expected
+
+
+def test_the_short_name_of_an_operation() -> None:
+    facts = facts_of(lambda x: torch.linalg.vector_norm(x).view(1), torch.ones(2)).facts
+    assert [fact.operation for fact in facts.values()] == ["linalg_vector_norm", "view"]
+
+
+def test_whole_numbers_come_from_integers() -> None:
+    def function(x: Tensor, ids: Tensor) -> list[Tensor]:
+        return [
+            x + ids.to(x.dtype).view(2, 1),
+            x * torch.arange(2, dtype=x.dtype),
+            x * torch.arange(0, 1, 0.5, dtype=x.dtype),
+            x * (ids > 0).to(x.dtype),
+            (ids * 2).to(x.dtype) - 1,
+        ]
+
+    facts = facts_of(function, torch.ones(2, 2), torch.tensor([1, 2])).facts
+    assert [name for name, fact in facts.items() if fact.whole_numbers] == ["cast", "arange", "cast_2"]
+    assert [name for name, fact in facts.items() if fact.reads_whole_numbers] == ["add", "mul", "sub"]
+    assert (facts["cast"].input_dtype, facts["cast"].dtype, facts["arange"].input_dtype) == ("int64", "float32", None)
+
+
+def test_a_run_of_additions_is_counted_at_its_end() -> None:
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        total = x
+        for _ in range(3):
+            total = 0.5 * total + y.tanh()
+        return [(total - x).exp() + y, x + y]
+
+    facts = facts_of(function, torch.ones(2), torch.ones(2)).facts
+    # a difference is not part of a run, and exp starts afresh
+    runs = {name: fact.additions for name, fact in facts.items() if fact.additions}
+    assert runs == {"add_2": 3, "add_3": 1, "add_4": 1}
+
+
+def test_what_a_sine_is_taken_of_is_a_phase() -> None:
+    def function(x: Tensor, f: Tensor) -> list[Tensor]:
+        return [torch.cat([x.exp() * f.view(2) + 1, x]).sin().tanh(), (x - f).abs().sin(), x.neg().cos().sin()]
+
+    facts = facts_of(function, torch.ones(2), torch.ones(2)).facts
+    assert [name for name, fact in facts.items() if fact.in_a_phase] == [
+        *("exp", "view", "mul", "add", "cat"),
+        *("abs_1", "neg", "cos"),
+    ]
+
+
+def test_bits_that_cancel() -> None:
+    facts = facts_of(lambda x, y: (x - y, x + y, x - 1000.0), torch.full((2,), 1024.0), torch.full((2,), 1022.0)).facts
+    assert facts["sub"].cancelled_bits == 9  # 1024 / 2
+    assert facts["add"].cancelled_bits == pytest.approx(-1, abs=0.01)
+    assert facts["sub_1"].cancelled_bits is None
+
+
+def test_the_smallest_divisor() -> None:
+    toy = facts_of(lambda x, y: (x / y.view(2), y.log(), y / 4.0, x * y), torch.ones(2), torch.tensor([0.0, 1e-9]))
+    facts = toy.facts
+    assert facts["div"].divisor_min_abs == facts["log"].divisor_min_abs == pytest.approx(1e-9)
+    assert facts["div_1"].divisor_min_abs is facts["mul"].divisor_min_abs is None
+
+
+def test_readers_of_a_shared_weight() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    facts = captured(model, torch.ones(1, 4)).facts
+    assert [fact.weight_uses for fact in facts.values()] == [2, 1, 2]
+
+
+def test_verdicts_of_a_measurement_become_facts() -> None:
+    toy = facts_of(lambda x: x.exp().sin(), torch.ones(2))
+    assert (toy.facts["exp"].verdict_fp16, toy.facts["exp"].reason_bf16) == (None, None)
+    verdicts = {"exp": {"fp16": Verdict("unsafe", "overflow"), "bf16": Verdict("safe", "fine")}}
+    facts = gather(toy.capture, Function(torch.exp), toy.ranges, verdicts)
+    assert (facts["exp"].verdict_fp16, facts["exp"].reason_fp16) == ("unsafe", "overflow")
+    assert (facts["exp"].verdict_bf16, facts["exp"].reason_bf16) == ("safe", "fine")
+    assert facts["sin"].verdict_fp16 is None
 
 
 def test_what_a_formula_does_not_cover_is_unknown() -> None:
@@ -169,73 +258,3 @@ def test_shapes_of_arithmetic() -> None:
     assert [name for name, fact in facts.items() if fact.squares] == ["pow_1", "mul"]
     assert [name for name, fact in facts.items() if fact.centres] == ["sub"]
     assert [name for name, fact in facts.items() if fact.shifts_by_max] == ["sub_2"]
-
-
-class Upcast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.exp().float()
-        h = h.sin()
-        h = h.to(x.dtype)
-        h = h.cos()
-        h = torch.softmax(h, -1, dtype=torch.float32)
-        h = self.head(h.float())
-        return h.tanh()
-
-
-def upcasts(toy: Captured) -> set[str]:
-    return {name for name, fact in toy.facts.items() if fact.upcast}
-
-
-def test_upcast_ends_at_the_cast_back_and_at_products_that_autocast_lowers() -> None:
-    toy = captured(Upcast(), torch.ones(2, 4))
-    assert upcasts(toy) == {"sin", "softmax", "linear"}
-    assert [name for name, fact in toy.facts.items() if fact.casts_up_input] == ["sin", "linear"]
-
-
-def test_upcast_is_seen_on_the_concrete_path_too() -> None:
-    model = Upcast().eval()
-    capture = trace_concrete(model, ((torch.ones(2, 4),), {}))
-    raised = {name for name, fact in gather(capture, model, {}).items() if fact.upcast}
-    assert {packet(capture.nodes[name].op) for name in raised} == {"aten.sin", "aten.softmax", "aten.linear"}
-
-
-class Norm(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.float()
-        return (h * h.pow(2).mean(-1, keepdim=True).rsqrt()).to(x.dtype)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = Norm()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp() + self.norm(x) + x.cos()
-
-
-def test_a_residual_branch_is_not_raised_by_the_norm_beside_it() -> None:
-    # tracing records x.cos() as a reader of the norm's x.float(): a cast that changes nothing returns its own input
-    toy = captured(Block(), torch.ones(2, 4))
-    assert upcasts(toy) == {"pow_1", "mean", "rsqrt", "mul"}
-
-
-class Region(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            x = self.head(x.float())
-            return x.tanh()
-
-
-def test_autocast_off_keeps_products_high() -> None:
-    toy = captured(Region(), torch.ones(2, 4))
-    assert toy.facts["linear"].autocast_off
-    assert upcasts(toy) == {"linear", "tanh"}

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from auditor import planning
 from auditor.costs import costs_of
-from auditor.execute import PolicyInterpreter
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
 from auditor.outputs import tensor_outputs
-from auditor.patch.live import plan_table
-from auditor.patch.runtime import apply_plan
-from auditor.planning import Trial, _fastest_that_holds, make_plan, plain_error, scopes_of, simulated_error
-from auditor.records import Capture, Finding, Plan, ScopeChoice, Verdict
-from auditor.solve import Candidate, Problem, candidates, common, evaluate, must_stay_fp32
-from auditor.strategies import STRATEGIES, readers_of, running, scoped
-from auditor.verification import run_patched
+from auditor.planning import Trial, _bisect, make_plan, plain_error, scopes_of, simulated_error
+from auditor.problem import Problem, must_stay_fp32
+from auditor.records import Capture, Finding, ScopeChoice, Verdict
+from auditor.solve import Candidate, candidates, evaluate
+from auditor.strategies import STRATEGIES, scoped
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of
-from tests.small_models import MODELS
-from tests.subjects import FORMATS, capture_of, seeded
+from tests.subjects import FORMATS, capture_of
 
 NO_TRIAL: Any = None
 
@@ -65,8 +59,7 @@ def test_the_fastest_that_holds_is_found_wherever_the_prediction_points(data: st
     simulation = Simulation([1.0] * first + [0.0] * (size - first))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "simulated_error", simulation)
-        chosen = _fastest_that_holds(NO_TRIAL, curve_of(predicted), NO_TRIAL, 0.5)
-    assert chosen.seconds == first
+        assert _bisect(NO_TRIAL, curve_of(predicted), NO_TRIAL, 0.5) == first
     assert len(simulation.asked) == len(set(simulation.asked))
     assert size - 1 not in simulation.asked  # everything FP32 needs no run
 
@@ -77,14 +70,14 @@ def test_what_is_chosen_holds_even_where_the_curve_is_not_monotone(errors: list[
     errors[-1] = 0.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "simulated_error", Simulation(errors))
-        chosen = _fastest_that_holds(NO_TRIAL, curve_of([0.0] * len(errors)), NO_TRIAL, 0.5)
-    assert errors[int(chosen.seconds)] == 0.0
+        found = _bisect(NO_TRIAL, curve_of([0.0] * len(errors)), NO_TRIAL, 0.5)
+    assert errors[found] == 0.0
 
 
 def test_a_right_prediction_needs_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation([1.0] * 10 + [0.0] * 16)
     monkeypatch.setattr(planning, "simulated_error", simulation)
-    assert _fastest_that_holds(NO_TRIAL, curve_of([0.9] * 10 + [0.1] * 16), NO_TRIAL, 0.5).seconds == 10
+    assert _bisect(NO_TRIAL, curve_of([0.9] * 10 + [0.1] * 16), NO_TRIAL, 0.5) == 10
     assert simulation.asked == [10, 9]
 
 
@@ -115,10 +108,9 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
         assert path == "" or scoped(above)(path) != choice.precision  # each line is needed
 
 
-def test_the_root_takes_the_precision_that_most_have() -> None:
-    assert common({"a": "fp16", "b": "fp32", "c": "fp16"}) == "fp16"
-    assert common({"a": "fp32", "b": "fp32", "c": "fp16"}) == "fp32"
-    assert common({}) == "fp32"
+def low(owners: str) -> dict[str, str]:
+    """The root and these layers in FP16."""
+    return {"": "fp16", **dict.fromkeys(owners, "fp16")}
 
 
 def plan_of(problem: Problem, labels: dict[str, str], findings: tuple[Finding, ...] = ()) -> dict[str, ScopeChoice]:
@@ -127,11 +119,11 @@ def plan_of(problem: Problem, labels: dict[str, str], findings: tuple[Finding, .
 
 def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
     problem = drawn("chain", "cast", random.Random(0), unsafe=0.0)
-    end = plan_of(problem, {**dict.fromkeys("0123", "fp16"), "4": "fp32"})
+    end = plan_of(problem, {**low("0123"), "4": "fp32"})
     assert end["4"].output == "keep"  # the model's output: nothing low reads it
-    middle = plan_of(problem, {**dict.fromkeys("0134", "fp16"), "2": "fp32"})
+    middle = plan_of(problem, {**low("0134"), "2": "fp32"})
     assert middle["2"].output == "cast"
-    pair = plan_of(problem, {**dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"})
+    pair = plan_of(problem, {**low("014"), "2": "fp32", "3": "fp32"})
     assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
 
 
@@ -152,7 +144,7 @@ def test_every_fp32_scope_says_why() -> None:
         problem.format,
         problem.device,
     )
-    labels = {**dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"}
+    labels = {**low("014"), "2": "fp32", "3": "fp32"}
     found = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
     scopes = plan_of(problem, labels, found)
     assert scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
@@ -195,91 +187,3 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
         plain_error(capture, "cast", "fp16", trial)
-
-
-@cache
-def small(name: str) -> tuple[nn.Module, Capture]:
-    model = seeded(MODELS[name][0])
-    return model, capture_of(model, *MODELS[name][1])
-
-
-def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> None:
-    """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits."""
-    model, capture = small(name)
-    inputs = MODELS[name][1]
-    every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
-    chosen = evaluate(problem, labels)
-    plan = Plan("drawn", strategy, fmt, scopes_of(problem, chosen, ()), 0.0, 0.0, 1.0)
-    patched = apply_plan(copy.deepcopy(model), plan_table(plan))
-    try:
-        simulated = simulation_of(problem, chosen, model, inputs)
-    except UnsupportedInFormat:
-        with pytest.raises(Exception, match="dtype|together"):
-            run_patched(patched, [(inputs, {})], "cpu")
-        return
-    (actual,) = run_patched(patched, [(inputs, {})], "cpu")
-    for a, b in zip(actual, simulated, strict=True):  # a low scope in an FP32 one hands its result back in FP32
-        assert torch.equal(a.double(), b.double()), {path: choice.precision for path, choice in plan.scopes.items()}
-
-
-def simulation_of(
-    problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
-) -> list[torch.Tensor]:
-    how = running(
-        problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"), problem.format
-    )
-    interpreter = PolicyInterpreter(
-        problem.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
-    )
-    with torch.no_grad():
-        return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
-
-
-def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> dict[str, str]:
-    """Everything low but what lies in `fp32`; or everything FP32 but what lies in `only`."""
-    owners = owners_of(small(name)[1])
-    if only:
-        return {owner: low if owner.startswith(only) and owner else "fp32" for owner in owners}
-    return {owner: "fp32" if owner.startswith(fp32) and fp32 else low for owner in owners}
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_everything_low_is_simulated_as_patched(name: str, strategy: str, fmt: str) -> None:
-    assert_simulated_as_patched(name, strategy, fmt, labels_of(name, fmt))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_island_deep_inside_is_simulated_as_patched(strategy: str) -> None:
-    labels = labels_of("transformer", "bf16", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"))
-    assert_simulated_as_patched("transformer", strategy, "bf16", labels)
-
-
-def test_an_island_in_a_low_block_that_reads_an_fp32_value_from_outside() -> None:
-    # Under cast the block lowers what enters it, so its FP32 norm reads what is left of the FP32 embedding.
-    labels = labels_of("transformer", "bf16", ("embed", "head", "blocks.0.norm"))
-    assert_simulated_as_patched("transformer", "cast", "bf16", labels)
-
-
-def test_low_scopes_side_by_side_in_an_fp32_root() -> None:
-    # layers.0 hands its result back in FP32, so the GELU in layers.1, which autocast leaves alone, runs in FP32.
-    assert_simulated_as_patched("mlp", "autocast", "bf16", labels_of("mlp", "bf16", only=("layers.0", "layers.1")))
-
-
-def test_a_low_scope_that_the_author_runs_in_a_region_of_fp32() -> None:
-    assert_simulated_as_patched("mixture", "autocast", "fp16", labels_of("mixture", "fp16", only=("router",)))
-
-
-@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])  # each example traces a model
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
-@given(data=st.data())
-def test_any_choice_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
-    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
-    labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
-    for group in readers_of(capture).values() if strategy == "cast" else ():  # one stored tensor, one precision
-        labels |= dict.fromkeys(group, labels[group[0]])
-    assert_simulated_as_patched(name, strategy, fmt, labels)

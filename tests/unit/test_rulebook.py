@@ -209,6 +209,11 @@ def test_a_condition_in_words() -> None:
     assert list(facts_used(condition)) == ["reduction_length", "upcast", "op"]
 
 
+def test_what_is_known_reads_apart_from_what_holds() -> None:
+    leaves = [leaf("eps", present=False), leaf("output_max_abs", present=True), leaf("constants", present=False)]
+    assert [describe(item) for item in leaves] == ["unknown eps", "known output_max_abs", "no constants"]
+
+
 def test_op_patterns() -> None:
     assert op_matches("aten.softmax.int", "aten.softmax")
     assert op_matches("aten.softmax.int", "aten.softmax.int")

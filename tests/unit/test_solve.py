@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.costs import Cost
+from auditor.energy import Energy, energy_of
+from auditor.problem import FORBIDDEN, Problem, must_stay_fp32
 from auditor.records import Contribution, Verdict
-from auditor.solve import FORBIDDEN, Problem, _Energy, _energy_of, candidates, evaluate, must_stay_fp32
+from auditor.solve import candidates, evaluate
 from auditor.strategies import STRATEGIES, readers_of
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, owners_of
 
@@ -19,7 +21,7 @@ KINDS = ["chain", "branches", "tied"]
 seeds = st.integers(0, 2**32).map(random.Random)
 
 
-def energy_of(energy: _Energy, labels: dict[str, str], multiplier: float) -> float:
+def value_of(energy: Energy, labels: dict[str, str], multiplier: float) -> float:
     """The sum that a cut minimises, written out once more."""
     total = 0.0
     for owner, (low, high, error) in energy.scopes.items():
@@ -27,33 +29,33 @@ def energy_of(energy: _Energy, labels: dict[str, str], multiplier: float) -> flo
     for (producer, consumer), (error, elapsed) in energy.pairs.items():
         if labels[producer] != labels[consumer]:
             total += elapsed + (multiplier * error if labels[producer] == "fp32" else 0.0)
-    return total
+    return total + energy.island * sum(labels[owner] != labels[above] for owner, above in energy.tree.items())
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 @given(rnd=seeds)
 def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: random.Random) -> None:
     problem = drawn(kind, strategy, rnd)
-    energy = _energy_of(problem)
+    energy = energy_of(problem)
     owners = sorted(energy.scopes)
     allowed = [labels for labels in labellings(owners) if all(labels[a] == labels[b] for a, b in energy.tied)]
-    for multiplier in energy.multipliers()[::6]:
+    for multiplier in energy.multipliers()[::3]:
         cut = energy.cut(multiplier)
         labels = {owner: "fp32" if owner in cut else "fp16" for owner in owners}
-        least = min(energy_of(energy, other, multiplier) for other in allowed)
+        least = min(value_of(energy, other, multiplier) for other in allowed)
         assert labels in allowed
-        assert energy_of(energy, labels, multiplier) <= least * (1 + 1e-6)
+        assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(rnd=seeds)
 def test_the_curve_of_a_chain_is_optimal_for_every_multiplier(strategy: str, rnd: random.Random) -> None:
     problem = drawn("chain", strategy, rnd)
     curve, everything = candidates(problem), every_candidate(problem)
-    for multiplier in _energy_of(problem).multipliers():
+    for multiplier in energy_of(problem).multipliers():
         found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
         least = min(point.price + multiplier * point.predicted_error**2 for point in everything)
         assert found <= least * (1 + 1e-6)
@@ -63,10 +65,10 @@ def test_the_curve_of_a_chain_is_optimal_for_every_multiplier(strategy: str, rnd
 def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
     # A value read by two scopes is cast once, the energy charges it once per scope: that is all the two differ by.
     gaps = []
-    for seed in range(40):
+    for seed in range(25):
         problem = drawn("branches", strategy, random.Random(seed))
         curve, everything = candidates(problem), every_candidate(problem)
-        for multiplier in _energy_of(problem).multipliers():
+        for multiplier in energy_of(problem).multipliers():
             found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
             gaps.append(found / min(point.price + multiplier * point.predicted_error**2 for point in everything) - 1)
     gaps.sort()
@@ -77,7 +79,7 @@ def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
     assert gaps[int(0.99 * len(gaps))] < 0.05
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 @given(rnd=seeds)
@@ -90,7 +92,7 @@ def test_the_curve_is_a_front_from_fast_to_fp32(kind: str, strategy: str, rnd: r
     assert errors[-1] == 0.0
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 @given(rnd=seeds)
@@ -102,7 +104,7 @@ def test_only_candidates_beyond_any_budget_lower_an_unsafe_scope(kind: str, stra
             assert all(point.precision[owner] == "fp32" for owner in forced)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(rnd=seeds)
 def test_scopes_that_share_a_stored_weight_share_a_precision(rnd: random.Random) -> None:
     for point in candidates(drawn("tied", "cast", rnd)):
@@ -115,6 +117,16 @@ def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
     curve = candidates(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}))
     assert any((point.precision["first"], point.precision["last"]) == ("fp32", "fp16") for point in curve)
     assert ("first", "last") in {owners for owners in readers_of(problem.capture).values() if len(owners) > 1}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_scopes_that_read_the_same_input_are_free_of_each_other(strategy: str) -> None:
+    problem = blank("towers", strategy)
+    left = next(name for name, node in problem.capture.nodes.items() if node.owner == "left")
+    curve = candidates(with_errors(problem, {left: Contribution(1.0, 1.0, 0.0)}))
+    assert {"left": "fp32", "right": "fp16"}.items() <= next(
+        p for p in curve if p.predicted_error == 0.0
+    ).precision.items()
 
 
 def blank(kind: str, strategy: str) -> Problem:
@@ -166,8 +178,8 @@ def test_errors_add_in_quadrature_each_rounding_once() -> None:
 
 
 def test_under_cast_an_fp32_island_at_the_start_can_save_the_input() -> None:
-    # Rounding the input costs all of the answer, nothing else costs anything. Three FP32 scopes of five are enough for
-    # the root, and with it the input, to be FP32; the rest can be low.
+    # Rounding the input costs all of the answer, nothing else costs anything: with the root and the first layer in FP32
+    # it is not rounded, and the rest can be low.
     problem = blank("chain", "cast")
     (x,) = (placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input")
     problem = with_errors(problem, {x: Contribution(1.0, 1.0, 1.0)})

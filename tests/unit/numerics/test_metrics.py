@@ -109,6 +109,11 @@ def test_damage_counts_each_kind_apart() -> None:
     assert damage(reference, candidate, BF16) == Damage(overflow=2, nan=1, underflow=1 / 5, subnormal=0.0)
 
 
+def test_the_smallest_normal_number_is_normal() -> None:
+    assert damage(t(2.0**-14), t(2.0**-14), FP16).subnormal == 0.0
+    assert damage(t(2.0**-14), t(2.0**-14 - 2.0**-24), FP16).subnormal == 1.0
+
+
 def test_damage_of_nothing() -> None:
     nothing = Damage(0, 0, 0.0, 0.0)
     assert damage(torch.empty(0), torch.empty(0), FP16) == nothing

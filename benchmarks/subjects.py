@@ -1,0 +1,58 @@
+"""The models that are timed, with random weights and batch 4: what an audit costs does not depend on training."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+# Lets timm import a torchvision without compiled operators.
+runpy.run_path(str(Path(__file__).resolve().parents[1] / "tests" / "stubs" / "sitecustomize.py"))
+
+BATCH = 4
+Built = tuple[nn.Module, tuple[Any, ...]]
+
+
+def build(name: str) -> Built:
+    """A model in eval mode and its arguments, the same every time."""
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    return model.eval(), args
+
+
+def gpt(layers: int, width: int = 128, tokens: int = 64) -> Built:
+    """A GPT-2 of any depth."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=256, n_positions=tokens, n_embd=width, n_layer=layers, n_head=4, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config).eval(), (torch.randint(0, 256, (BATCH, tokens)),)
+
+
+def _vision(name: str) -> Callable[[], Built]:
+    def make() -> Built:
+        import timm
+
+        return timm.create_model(name, pretrained=False), (torch.randn(BATCH, 3, 224, 224),)
+
+    return make
+
+
+def _gpt2_small() -> Built:
+    import transformers
+
+    config = transformers.GPT2Config(use_cache=False)
+    return transformers.GPT2LMHeadModel(config), (torch.randint(0, config.vocab_size, (BATCH, 128)),)
+
+
+MODELS: dict[str, Callable[[], Built]] = {
+    "resnet50": _vision("resnet50"),
+    "vit_base_patch16_224": _vision("vit_base_patch16_224"),
+    "convnext_tiny": _vision("convnext_tiny"),
+    "gpt2": _gpt2_small,
+}

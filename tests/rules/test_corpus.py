@@ -1,0 +1,39 @@
+"""The failures of the corpus are foreseen: those that an operation, a literal or a dtype gives away, before any tensor is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.classify import classify
+from auditor.facts import gather
+from auditor.records import Finding
+from auditor.rulebook import load_rules
+from tests.capturing import captured
+from tests.corpus.case import Case
+from tests.corpus.catalogue import CASES
+
+RULES = tuple(rule for rule in load_rules() if rule.severity != "info" and rule.family != "measured")
+STATIC = [case for case in CASES if case.evidence == "static"]
+
+
+def foreseen(case: Case, *, ranges: bool) -> list[Finding]:
+    """Warnings and errors about the formats in which the case fails, in a module that holds a culprit."""
+    model, inputs = case.build()
+    toy = captured(model, *inputs)
+    facts = toy.facts if ranges else gather(toy.capture, model.eval(), {})
+    owners = tuple(owner for _, owner in case.culprits)
+    return [
+        finding
+        for finding in classify(toy.capture, facts, RULES)
+        if set(finding.formats) & set(case.formats) and finding.owner.startswith(owners)
+    ]
+
+
+@pytest.mark.parametrize("case", STATIC, ids=lambda case: case.name)
+def test_static_failures_are_foreseen_without_running_anything(case: Case) -> None:
+    assert foreseen(case, ranges=False)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in STATIC], ids=lambda case: case.name)
+def test_the_others_are_foreseen_from_the_magnitudes_of_one_run_in_fp32(case: Case) -> None:
+    assert foreseen(case, ranges=True)

@@ -1,0 +1,57 @@
+"""A plan in any of its forms is applied to a model in hand, or refused in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.errors import PlanError
+from auditor.patch.live import apply
+from auditor.patch.runtime import apply_plan, is_wrapped
+from tests.patching import AUTOCAST, CAST, Net, plan, scope
+from tests.subjects import seeded
+
+
+def test_a_scope_that_is_missing() -> None:
+    model = seeded(Net)
+    with pytest.raises(ValueError, match=r"'body\.3'"):
+        apply_plan(model, plan("cast", {"": scope("bf16"), "body.3": scope("fp32")}))
+    assert not any(is_wrapped(module) for module in model.modules())
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # nothing was begun
+    with pytest.raises(PlanError) as caught:
+        apply(model, plan("autocast", {"body.3": scope("fp32")}))
+    assert caught.value.slug == "plan-mismatch"
+
+
+def document(parameters: int) -> dict[str, Any]:
+    return {
+        "format_version": 1,
+        "subject": {"parameters": parameters},
+        "recommended": "autocast_bf16",
+        "plans": {"autocast_bf16": AUTOCAST, "cast_bf16": CAST},
+    }
+
+
+def test_another_number_of_parameters() -> None:
+    count = sum(p.numel() for p in seeded(Net).parameters())
+    apply(seeded(Net), document(count))
+    with pytest.raises(PlanError, match=f"{count + 1} parameters, this one has {count}") as caught:
+        apply(seeded(Net), document(count + 1))
+    assert caught.value.slug == "plan-mismatch"
+
+
+def test_a_plan_is_chosen_by_name() -> None:
+    count = sum(p.numel() for p in seeded(Net).parameters())
+    assert apply(seeded(Net), document(count), "cast_bf16").first.weight.dtype is torch.bfloat16
+    assert apply(seeded(Net), document(count)).first.weight.dtype is torch.float32
+    with pytest.raises(PlanError) as caught:
+        apply(seeded(Net), document(count), "cast_fp16")
+    assert caught.value.slug == "no-such-plan"
+
+
+def test_something_else_than_a_plan() -> None:
+    for nonsense in (3, {}, None, {"plans": {}}):
+        with pytest.raises(PlanError):
+            apply(seeded(Net), nonsense)

@@ -1,0 +1,225 @@
+"""The public entry: an audit answers, and leaves the model and the process bit for bit as they were."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.errors import AuditorError
+from auditor.patch.runtime import is_wrapped
+from tests.subjects import normal
+
+
+class Net(nn.Module):
+    """Everything an audit could disturb: running statistics, dropout, hooks, frozen weights, gradients, shared weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(8, 6)
+        self.head.weight = nn.Parameter(self.first.weight.detach().t().clone())
+        self.again = self.first
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.head(self.drop(self.norm(self.first(x)).relu())) * scale
+
+
+def disturbed_model() -> Net:
+    """Part in training, part in evaluation mode, with gradients, a frozen weight and hooks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Net()
+        model.train()
+        model.head.eval()
+        model(normal(16, 6)).sum().backward()
+    model.first.bias.requires_grad_(False)
+    model.norm.register_forward_hook(lambda *_: None)
+    model.register_forward_pre_hook(lambda *_: None)
+    return model
+
+
+def model_state(model: Net) -> dict[str, Any]:
+    """Everything about a model, by value and by identity."""
+    found: dict[str, Any] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        grad = None if tensor.grad is None else tensor.grad.numpy().tobytes()
+        found[name] = (id(tensor), tensor.dtype, tensor.requires_grad, tensor.detach().numpy().tobytes(), grad)
+    for path, module in model.named_modules():
+        hooks = [list(getattr(module, f"_forward{kind}_hooks")) for kind in ("", "_pre")]
+        found[f"module {path}"] = (module.training, hooks, sorted(module.__dict__), is_wrapped(module))
+    return found
+
+
+def process_state() -> dict[str, Any]:
+    numpy = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    return {
+        "random": random.getstate(),
+        "numpy": numpy,
+        "torch": torch.get_rng_state().tolist(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "autocast dtype": (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cuda": torch.cuda.is_initialized(),
+    }
+
+
+@pytest.fixture(scope="module")
+def audited() -> dict[str, Any]:
+    """One audit of both formats, with what was before it and after it."""
+    random.seed(5)
+    np.random.seed(6)
+    torch.manual_seed(7)
+    model, x = disturbed_model(), normal(16, 6)
+    kept, before, around = x.clone(), model_state(model), process_state()
+    found = auditor.audit(model, (x,), kwargs={"scale": 2.0}, max_error=0.05)
+    return {
+        "audit": found,
+        "model": (before, model_state(model)),
+        "process": (around, process_state()),
+        "inputs": (kept, x),
+    }
+
+
+def test_the_model_comes_back_bit_for_bit(audited: dict[str, Any]) -> None:
+    before, after = audited["model"]
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() == before.keys()
+
+
+def test_the_process_comes_back(audited: dict[str, Any]) -> None:
+    before, after = audited["process"]
+    assert after == before
+
+
+def test_the_inputs_come_back(audited: dict[str, Any]) -> None:
+    kept, after = audited["inputs"]
+    assert torch.equal(kept, after)
+    assert not after.requires_grad
+    assert after.grad is None
+
+
+def test_the_audit_answers(audited: dict[str, Any]) -> None:
+    found = audited["audit"]
+    assert isinstance(found, auditor.Audit)
+    assert set(found.plans) == set(found.baselines) == {"autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"}
+    assert found.recommended in found.plans
+    plan = found.plans[found.recommended]
+    assert plan.verified
+    assert plan.measured_error is not None
+    assert plan.measured_error <= 0.05
+    assert found.subject.batches[0][1] == {"scale": 2.0}
+    assert {report.node.owner for report in found.nodes} == {"", "first", "norm", "drop", "head"}
+
+
+def test_the_plan_can_be_applied(audited: dict[str, Any]) -> None:
+    model = auditor.apply(disturbed_model(), audited["audit"])
+    assert any(is_wrapped(module) for module in model.modules())
+
+
+def text_of(**options: Any) -> str:
+    found = auditor.audit(disturbed_model(), (normal(8, 6),), formats=("bf16",), strategies=("autocast",), **options)
+    return json.dumps(found.to_json(), indent=1, allow_nan=False)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    torch.manual_seed(1)
+    first = text_of(seed=3)
+    torch.manual_seed(2)
+    assert text_of(seed=3) == first
+
+
+class Counting(nn.Module):
+    """Its forward writes to a buffer, as caches and running statistics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.lin(x)
+
+
+def test_a_forward_that_writes_to_a_buffer() -> None:
+    with torch.random.fork_rng(devices=[]):
+        model = Counting()
+    buffer = model.calls
+    found = auditor.audit(model, normal(4, 6), formats=("bf16",))
+    assert model.calls is buffer
+    assert float(buffer) == 0.0
+    assert found.plans["autocast_bf16"].verified
+    assert found.plans["autocast_bf16"].low_precision_flops > 0
+
+
+def test_an_audit_that_fails_leaves_everything_too() -> None:
+    class Broken(Net):
+        runs = 0
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            Broken.runs += 1
+            if Broken.runs > 1:  # the first is the check that the model runs at all
+                raise ValueError("no such luck")
+            return super().forward(x, scale)
+
+    model = Broken()
+    model.norm.eval()
+    before, around = model_state(model), process_state()
+    with pytest.raises(AuditorError, match="no such luck"):
+        auditor.audit(model, (normal(8, 6),))
+    assert model_state(model) == before
+    assert process_state() == around
+
+
+@pytest.mark.parametrize(
+    ("options", "slug"),
+    [
+        ({"formats": ("fp8",)}, "bad-option"),
+        ({"formats": ()}, "bad-option"),
+        ({"strategies": ("quantise",)}, "bad-option"),
+        ({"max_error": 0.0}, "bad-option"),
+        ({"max_error": float("nan")}, "bad-option"),
+        ({"max_error": float("inf")}, "bad-option"),
+        ({"mode": "training"}, "no-training"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], slug: str) -> None:
+    with pytest.raises(AuditorError) as caught:
+        auditor.audit(nn.Linear(6, 2), normal(2, 6), **options)
+    assert caught.value.slug == slug
+
+
+def test_progress_is_told_in_order() -> None:
+    heard: list[str] = []
+
+    def listen(stage: str, detail: str, done: int, total: int) -> None:
+        assert 0 <= done <= total or total == 0
+        if stage not in heard:
+            heard.append(stage)
+
+    auditor.audit(nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("cast",), progress=listen)
+    assert heard == ["capture", "measure", "classify", "baseline", "plan"]
+
+
+def test_a_metric_of_the_users_own_decides() -> None:
+    def strict(reference: list[Tensor], candidate: list[Tensor]) -> float:
+        same = all(torch.equal(r, c.float()) for r, c in zip(reference, candidate, strict=True))
+        return 0.0 if same else 1.0
+
+    found = auditor.audit(
+        nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("autocast",), metric=strict, max_error=0.5
+    )
+    assert found.metric == "strict"
+    assert found.plans["autocast_bf16"].low_precision_flops == 0.0
+    assert found.recommended is None
