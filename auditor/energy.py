@@ -94,18 +94,28 @@ def energy_of(problem: Problem) -> Energy:
         scopes[owner] = (a + low, b + high, c + error)
 
     pairs: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def exchange(producer: str, consumer: str, value: str) -> None:
+        error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
+        cast = cast_seconds(elements[value], problem.device)
+        pairs[producer, consumer] = (error + problem.cast_square(value), elapsed + cast)
+
+    entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and problem.strategy == "cast"}
     for name, node in nodes.items():
         cost = problem.costs[name]
         low = seconds(cost, compute_dtype(resolution, name), problem.device)
         charge(node.owner, low, seconds(cost, "fp32", problem.device), problem.node_square(resolution, name))
         if resolution.low(name):
             for consumer in {nodes[user].owner for user in users.get(name, ())} - {node.owner}:
-                error, elapsed = pairs.get((node.owner, consumer), (0.0, 0.0))
-                cast = cast_seconds(elements[name], problem.device)
-                pairs[node.owner, consumer] = (error + problem.cast_square(name), elapsed + cast)
+                exchange(node.owner, consumer, name)
     for name in problem.rounded_values(resolution):
         casting = resolution.lowered.get(name) or users.get(name, [])
         readers = {nodes[user].owner for user in casting}
+        if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
+            charge("", 0.0, 0.0, problem.cast_square(name))
+            for owner in readers - {""}:
+                exchange("", owner, name)
+            continue
         for owner in readers:
             charge(owner, 0.0, 0.0, problem.cast_square(name) / len(readers))
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
@@ -130,5 +140,7 @@ def _tied(problem: Problem) -> set[tuple[str, str]]:
     """Scopes that read one stored tensor: under `cast` it has one precision, so they share theirs."""
     if problem.strategy != "cast":
         return set()
-    groups = [owners for owners in readers_of(problem.capture).values() if len(owners) > 1]
+    inputs = {placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input"}
+    readers = readers_of(problem.capture)
+    groups = [owners for name, owners in readers.items() if len(owners) > 1 and name not in inputs]
     return {(owners[0], other) for owners in groups for other in owners[1:]}

@@ -164,6 +164,8 @@ class _Walk:
         found = set(shaped or [dtype for _, dtype in floats])
         if len(found) > 1 and treatment(op) == "lower":
             self.conflicts.add(node.name)
+        if found >= set(LOW):  # the two half formats have float32 in common
+            return "fp32"
         return max(sorted(found), key=_WIDTH.__getitem__)
 
 
