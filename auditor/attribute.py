@@ -50,11 +50,15 @@ def attribute(
 
 @dataclass
 class _Estimates:
-    """Running sums of squared inner products, per node, format and kind of error."""
+    """Running sums of squared inner products, per node, format and kind of error.
+
+    returned: {id of an output: its random signs in this pass}, the part of its gradient that no reader has.
+    """
 
     outputs_norm: float
     probes: int
     squares: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
@@ -71,10 +75,10 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
     batch = _batch_size(outputs)
     probes = _probes(measurement, batch) if outputs else 0
     estimates = _Estimates(norm, probes)
-    viewed = _lone_views(measurement)
+    viewed, sampled = _lone_views(measurement), _sampled(measurement, batch)
     handles = [
         leaf.register_hook(  # type: ignore[no-untyped-call]
-            _Hook(measurement, estimates, name, index, batch)
+            _Hook(measurement, estimates, name, index, batch if name in sampled else None)
         )
         for name, leaves in measurement.live.items()
         if name not in viewed
@@ -90,6 +94,7 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
                 torch.where(torch.isfinite(x.detach()), s, torch.zeros_like(s))
                 for x, s in zip(outputs, signs, strict=True)
             ]
+            estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
             torch.autograd.backward(outputs, weights, retain_graph=probe < probes - 1)
     finally:
         for handle in handles:
@@ -106,8 +111,18 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
 
 def _probes(measurement: Measurement, batch: int | None) -> int:
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
-    least = 4 if elements < LIGHT else 2
+    least = 8 if elements < LIGHT else 4
     return min(MAX_PROBES, max(least, math.ceil(WANTED_ESTIMATES / (batch or 1))))
+
+
+def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
+    """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
+    inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
+    found = {name for name in inputs if any(x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))}
+    for node in measurement.capture.graph_module.graph.nodes:
+        if any(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return found
 
 
 def _lone_views(measurement: Measurement) -> dict[str, str]:
@@ -137,10 +152,13 @@ class _Hook:
                 self._add(fmt, gradient)
 
     def _add(self, fmt: str, gradient: torch.Tensor) -> None:
-        value = self.measurement.live[self.name][self.index].detach()
-        cast = self._square(gradient, value.to(DTYPES[fmt]) - value)
+        live = self.measurement.live[self.name][self.index]
+        rounding = live.detach().to(DTYPES[fmt]) - live.detach()
+        whole = cast = self._square(gradient, rounding)
+        if id(live) in self.estimates.returned:  # an output stays as it is where its low readers round it
+            cast = self._square(gradient - self.estimates.returned[id(live)], rounding)
         trace = self.measurement.traces.get(self.name, {}).get(fmt)
-        found = {"cast": cast, "isolated": cast, "own": cast}
+        found = {"cast": cast, "isolated": whole, "own": whole}
         if trace is not None:
             for kind, gaps in (("isolated", trace.isolated), ("own", trace.own)):
                 if gaps is not None:
@@ -154,7 +172,7 @@ class _Hook:
         """Sum over the samples of <gradient, gap>^2; over the whole tensor where it holds no samples."""
         if gap.shape != gradient.shape or not gap.numel():
             return 0.0
-        rows = self.batch if self.batch is not None and gap.dim() and gap.shape[0] == self.batch else 1
+        rows = self.batch if self.batch and gap.dim() and gap.shape[0] % self.batch == 0 else 1
         # [b, 1, n] @ [b, n, 1]: one fused pass
         inner = torch.bmm(gradient.reshape(rows, 1, -1), gap.reshape(rows, -1, 1))
         square = float(inner.double().square().sum())

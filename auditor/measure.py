@@ -107,7 +107,7 @@ class _Measuring(fx.Interpreter):
         self.tick(n.name)
         # Rounded before the reference runs: an in-place operation would change the inputs under our feet.
         inputs = {name: self._rounded_inputs(n, low) for name, low in self.low.items()}
-        reference = _connected(self._reference(n))
+        reference = _connected(_apart(self._reference(n), [self.env[source] for source in n.all_input_nodes]))
         self._keep(n, reference)
         with torch.no_grad():
             for name, low in self.low.items():
@@ -258,6 +258,12 @@ def _leaf(value: Any, mutating: bool) -> Any:
         return value
     value = value.detach().clone() if mutating else value.detach()
     return value.requires_grad_() if value.is_floating_point() else value
+
+
+def _apart(result: Any, inputs: list[Any]) -> Any:
+    """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
+    own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
+    return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)
 
 
 def _connected(reference: Any) -> Any:
