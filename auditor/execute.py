@@ -75,11 +75,10 @@ class PolicyInterpreter(fx.Interpreter):
         setting = self._setting(n.name)
         if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
             args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
+        args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
         region = self._capture.regions.get(n.name)
         if region is not None:  # the author's own word
             setting = Setting(_NAMES.get(region[1], setting.precision), autocast=region[0])
-        else:
-            args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
         if setting.autocast:
             args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
         result = run_op(target_of(n), args, kwargs)

@@ -123,15 +123,15 @@ class _Walk:
         """The node's setting, and the dtype of each input once scope boundaries have cast it."""
         setting = self.setting(node.name)
         inputs = {source.name: self.dtypes[source.name] for source in node.all_input_nodes}
-        region = self.capture.regions.get(node.name)
-        if region is not None:
-            return Setting(_REGION.get(region[1], setting.precision), region[0]), inputs
         for name, dtype in inputs.items():
             outside = self._precision_at(name) not in (None, setting.precision)
             if outside and dtype in ("fp32", *LOW) and (setting.precision == "fp32" or not setting.autocast):
                 if setting.precision in LOW and dtype == "fp32":
                     self.lowered.setdefault(name, set()).add(node.name)
                 inputs[name] = setting.precision
+        region = self.capture.regions.get(node.name)
+        if region is not None:
+            return Setting(_REGION.get(region[1], setting.precision), region[0]), inputs
         return setting, inputs
 
     def _precision_at(self, name: str) -> str | None:

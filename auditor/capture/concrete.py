@@ -26,6 +26,7 @@ from .regions import cuda_regions_kept, mark_entered_regions, recorded_regions
 def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
     """Graph of the operations that `model(batch)` really executes, in the vocabulary of torch.export."""
     state = _state(model)
+    places = _places(model, state)
     leaves, spec = pytree.tree_flatten(batch)
     inputs = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -34,8 +35,8 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         for index, tensor in zip(inputs, tensors[len(state) :], strict=True):
             merged[index] = tensor
         args, kwargs = pytree.tree_unflatten(merged, spec)
-        values = dict(zip(state, tensors, strict=False))
-        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=True))
+        values = {name: tensors[place] for name, place in places.items()}
+        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
 
     flat = [*state.values(), *(leaves[index] for index in inputs)]
     with quiet(), cuda_regions_kept(), _owners_recorded(model), torch.no_grad(), DistinctCasts():
@@ -77,6 +78,21 @@ def _drop_reads(traced: torch.fx.GraphModule) -> None:
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _places(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, int]:
+    """{name: index in `state`}, a tensor that several modules share under the name it has in each of them.
+
+    A module under two names is listed once: functional_call would put back the wrong tensor where the model raises.
+    """
+    index = {id(tensor): place for place, tensor in enumerate(state.values())}
+    return {
+        f"{path}.{name}".removeprefix("."): index[id(tensor)]
+        for path, module in model.named_modules()
+        for store in (module._parameters, module._buffers)
+        for name, tensor in store.items()
+        if tensor is not None
+    }
 
 
 @dataclass(frozen=True)
