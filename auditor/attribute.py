@@ -20,7 +20,7 @@ from .records import Contribution
 MAX_PROBES = 8
 WANTED_ESTIMATES = 8
 LIGHT = 10_000_000
-"""Elements of all results together up to which a backward pass costs next to nothing, and twice as many are made."""
+"""Elements of all results together up to which a backward pass costs next to nothing, and more are made."""
 
 MAX_RERUNS = 96
 
@@ -111,7 +111,7 @@ def _first_order(measurement: Measurement, seed: int) -> _Estimates:
 
 def _probes(measurement: Measurement, batch: int | None) -> int:
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
-    least = 8 if elements < LIGHT else 4
+    least = 8 if elements < LIGHT else 6
     return min(MAX_PROBES, max(least, math.ceil(WANTED_ESTIMATES / (batch or 1))))
 
 
