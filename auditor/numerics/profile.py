@@ -75,6 +75,8 @@ class Profile:
                 kept.copy_(gap)
         if not self.finite or not size < math.inf:
             return self._broken(candidate, fmt), gaps.nan_to_num_(0.0, 0.0, 0.0) if gaps is not None else None
+        if gaps is not None and size > _LARGE:
+            gaps.nan_to_num_()  # rounding to bfloat16 may have left its range
         return Deviation(self._relative(size), self._shrinkage(candidate, ulps, fmt), ulps), gaps
 
     def _relative(self, size: float) -> float:
