@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from .records import NodeError
 
 Leaves = list[torch.Tensor]
 _SAMPLE = 1 << 14
-_AGREE = 0.99
+_ONE_ROUNDING = 1.1
 
 
 @dataclass
@@ -73,18 +74,26 @@ def trace_of(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tens
     isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap]
     if is_tensor_core(target_of(n)):
         return Trace(isolated, None)
-    if _agreement(exact, local) >= _AGREE:
-        # The low result is the exact one, rounded once; and no rounding either where entries were moved or chosen.
-        return Trace(isolated, [] if _agreement(local, exact) == 1 else None)
-    return Trace(isolated, _gaps(exact, local))
+    own, rounding = _sampled_errors(exact, local)
+    if own == 0:  # entries were moved, chosen or repeated
+        return Trace(None if _is_rounded(reference, local) else isolated, [])
+    return Trace(isolated, None if own <= _ONE_ROUNDING * rounding else _gaps(exact, local))
 
 
-def _agreement(candidates: Any, wanted: Any) -> float:
-    """Share of entries equal to the wanted ones once they have their dtype: of a sample, in the worst leaf."""
-    pairs = [
-        (_sample(a).to(b.dtype), _sample(b)) for a, b in zip(tensors_of(candidates), tensors_of(wanted), strict=True)
-    ]
-    return min((1.0 if torch.equal(a, b) else float((a == b).double().mean()) for a, b in pairs), default=1.0)
+def _is_rounded(reference: Any, local: Any) -> bool:
+    pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
+    return all(torch.equal(_sample(r).to(low.dtype), _sample(low)) for r, low in pairs)
+
+
+def _sampled_errors(exact: Any, local: Any) -> tuple[float, float]:
+    """L2 over a sample of all leaves: of local - exact, and of what rounding the exact result once would do."""
+    own, rounding = [0.0], [0.0]
+    for e, low in zip(tensors_of(exact), tensors_of(local), strict=True):
+        e, low = _sample(e), _sample(low)
+        wide = torch.promote_types(e.dtype, torch.float64)
+        own.append(float(torch.linalg.vector_norm(low.to(wide) - e.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(e.to(low.dtype).to(wide) - e.to(wide))))
+    return math.hypot(*own), math.hypot(*rounding)
 
 
 def _sample(x: torch.Tensor) -> torch.Tensor:
