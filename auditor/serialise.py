@@ -46,7 +46,12 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "format": plan.format,
         "scopes": {
-            path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
+            path: {
+                "precision": choice.precision,
+                "because": list(choice.because),
+                "output": choice.output,
+                "cost": _number(choice.cost),
+            }
             for path, choice in plan.scopes.items()
         },
         "predicted_error": _number(plan.predicted_error),

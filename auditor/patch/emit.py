@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..records import Origin, Plan
+from ..records import Origin, Plan, ScopeChoice
 from . import runtime
-from .live import plan_table
+
+WIDTH = 120
+"""Longest line that an entry of the tables takes before it is broken up."""
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -21,6 +23,10 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
     model = patched_model.build(plan="...")   # one of PLANS
 
 Needs torch and the model's own source, nothing else. Names of layers below are data.
+
+Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
+codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
+they ran low. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -140,28 +146,51 @@ def emit(
 
 
 def _tables(plans: Mapping[str, Plan]) -> str:
-    """The plans as a Python literal, one scope a line. repr keeps every name a string, whatever it holds."""
+    """The plans as a Python literal. repr keeps every name and every reason a string, whatever it holds."""
     lines = ["{"]
     for name, plan in plans.items():
-        table = plan_table(plan)
         lines.append(f"    {name!r}: {{")
-        for key in ("strategy", "format"):
-            lines.append(f"        {key!r}: {table[key]!r},")
-        for key in ("predicted_error", "measured_error", "verified"):
-            lines.append(f"        {key!r}: {_finite(getattr(plan, key))!r},")
+        for key in ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup"):
+            lines.append(f"        {key!r}: {_readable(getattr(plan, key))!r},")
         lines.append("        'scopes': {")
-        lines.extend(f"            {path!r}: {_scope(choice)!r}," for path, choice in table["scopes"].items())
+        for path, choice in plan.scopes.items():
+            lines.extend(_scope_lines(path, _scope(choice)))
         lines.extend(("        },", "    },"))
     return "\n".join((*lines, "}"))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _readable(value: Any) -> Any:
+    """Four significant digits of a number; None for one that Python has no literal for."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _scope(choice: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {"because": [], "output": "cast"}
-    return {key: value for key, value in choice.items() if defaults.get(key) != value}
+def _scope(choice: ScopeChoice) -> dict[str, Any]:
+    """What a reader wants to know of one scope; what is as everywhere is left out."""
+    entry: dict[str, Any] = {"precision": choice.precision}
+    if choice.because:
+        entry["because"] = list(choice.because)
+    if choice.cost is not None and math.isfinite(choice.cost):
+        entry["cost"] = f"{max(choice.cost, 0):.1%} of the predicted time"
+    if choice.output != "cast":
+        entry["output"] = choice.output
+    return entry
+
+
+def _scope_lines(path: str, entry: Mapping[str, Any]) -> list[str]:
+    """One line where it fits, else one for the precision and the cost and one for each reason."""
+    short = f"            {path!r}: {entry!r},"
+    if len(short) <= WIDTH:
+        return [short]
+    lines = [f"            {path!r}: {{"]
+    for key, value in entry.items():
+        if isinstance(value, list):
+            reasons = (f"                    {reason!r}," for reason in value)
+            lines.extend((f"                {key!r}: [", *reasons, "                ],"))
+        else:
+            lines.append(f"                {key!r}: {value!r},")
+    return [*lines, "            },"]
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:

@@ -34,10 +34,15 @@ def autocast_scope(module: nn.Module, inner: Any, precision: str, output: str | 
 
 
 def cast_scope(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-    """Run a scope whose weights are stored in `precision`; its result is handed on in `output`, as it is for None."""
+    """Run a scope whose weights are stored in `precision`; its result is handed on in `output`.
+
+    output: a precision, "input" for that of the first floating input, None to leave the result as it is.
+    """
+    given = floating_dtype((args, kwargs)) if output == "input" else None
     args, kwargs = convert((args, kwargs), DTYPES[precision])
     result = call(module, inner, args, kwargs)
-    return result if output is None else convert(result, DTYPES[output])
+    dtype = DTYPES.get(output or "", given)
+    return result if dtype is None else convert(result, dtype)
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
@@ -53,6 +58,12 @@ def device_type(module: nn.Module, inputs: Any) -> str:
     for parameter in module.parameters():
         return parameter.device.type
     return "cpu"
+
+
+def floating_dtype(inputs: Any) -> torch.dtype | None:
+    """Dtype of the first tensor among the inputs that `convert` would convert."""
+    leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return next((leaf.dtype for leaf in leaves if leaf.dtype in DTYPES.values()), None)
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -86,28 +97,53 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Make `model` follow `plan`, in place: wrap the forward of every scope and, for `cast`, store its weights.
 
     Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one.
-    Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more.
+    Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more; the
+    model is then as it was before.
     """
     scopes, strategy = plan["scopes"], plan["strategy"]
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for path in scopes:
-        if path not in modules:
-            raise ValueError(f"the plan names the scope {path!r}, which this model does not have: audit it again")
-    for module in model.modules():
-        if is_wrapped(module):
-            unwrap(module)
+    names = names_of_modules(model)
+    missing = scopes.keys() - {path for paths in names.values() for path in paths}
+    if missing:
+        first = next(path for path in scopes if path in missing)
+        raise ValueError(f"the plan names the scope {first!r}, which this model does not have: audit it again")
     stored = stored_precisions(model, scopes) if strategy == "cast" else {}
     refuse_lost_weights(model, stored)
+    for module in names:
+        if is_wrapped(module):
+            unwrap(module)
     if strategy == "cast":
         store_weights(model, stored)
-    for path, choice in scopes.items():
-        above = precision_of(path.rpartition(".")[0], scopes) if path else None
-        keep = above is None or choice.get("output") == "keep"
-        how = {"strategy": strategy, "precision": choice["precision"], "output": None if keep else above}
-        module = modules[path]
-        scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-        module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
+    for module, paths in names.items():
+        choice = choice_for(paths, scopes)
+        if choice is not None:
+            scope = functools.partial(
+                run_scope, module, module.__dict__.get("forward"), {"strategy": strategy, **choice}
+            )
+            module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
     return model
+
+
+def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module with its paths: several where it is used in several places."""
+    names: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(path)
+    return names
+
+
+def choice_for(paths: list[str], scopes: dict[str, Any]) -> dict[str, Any] | None:
+    """How the module with these paths is wrapped: its precision and its output; None where it is as what calls it.
+
+    Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
+    """
+    precisions = {precision_of(path, scopes) for path in paths}
+    chosen = [scopes[path] for path in paths if path in scopes]
+    if not chosen and len(precisions) == 1:
+        return None
+    callers = {precision_of(path.rpartition(".")[0], scopes) for path in paths if path}
+    keep = not callers or any(choice.get("output") == "keep" for choice in chosen)
+    output = None if keep else "input" if len(callers) > 1 else callers.pop()
+    return {"precision": "fp32" if "fp32" in precisions else precisions.pop(), "output": output}
 
 
 def stored_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
