@@ -114,7 +114,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     if strategy == "cast":
         store_weights(model, stored)
     for module, paths in names.items():
-        choice = choice_for(paths, scopes)
+        choice = choice_for(paths, scopes, holds_fp32(module, stored))
         if choice is not None:
             scope = functools.partial(
                 run_scope, module, module.__dict__.get("forward"), {"strategy": strategy, **choice}
@@ -131,12 +131,18 @@ def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
     return names
 
 
-def choice_for(paths: list[str], scopes: dict[str, Any]) -> dict[str, Any] | None:
+def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
+    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not."""
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return not module._modules and any(stored.get(id(parameter)) == "fp32" for parameter in own)
+
+
+def choice_for(paths: list[str], scopes: dict[str, Any], full: bool) -> dict[str, Any] | None:
     """How the module with these paths is wrapped: its precision and its output; None where it is as what calls it.
 
     Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
     """
-    precisions = {precision_of(path, scopes) for path in paths}
+    precisions = {precision_of(path, scopes) for path in paths} | ({"fp32"} if full else set())
     chosen = [scopes[path] for path in paths if path in scopes]
     if not chosen and len(precisions) == 1:
         return None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from auditor.api import audit
 from auditor.patch.live import apply
-from auditor.patch.runtime import apply_plan, is_wrapped
+from auditor.patch.runtime import DTYPES, apply_plan, is_wrapped
 from tests.patching import plan, scope
 from tests.subjects import normal, seeded
 
@@ -34,6 +34,26 @@ def test_tied_weights_stay_tied_and_fp32_wins(island: str) -> None:
     assert low.head.weight is low.embed.weight
     assert low.head.weight.dtype is torch.bfloat16
     low(torch.tensor([1, 2]))
+
+
+class TiedDeep(Tied):
+    """A low norm reads what the embedding looks up in a table that the FP32 head shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(tokens)))
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_low_layer_whose_weight_is_tied_to_an_island_hands_on_low_values(fmt: str) -> None:
+    scopes = {"": scope(fmt), "head": scope("fp32", "keep")}
+    model = apply_plan(seeded(TiedDeep), plan("cast", scopes, fmt))
+    assert model.norm.weight.dtype is DTYPES[fmt]
+    assert inside(model, "norm", torch.tensor([1, 2])) == [DTYPES[fmt]]
+    assert inside(model, "head", torch.tensor([1, 2])) == [torch.float32]
 
 
 def test_tied_weights_under_autocast_stay_tied_through_a_training_step() -> None:
