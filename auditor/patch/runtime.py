@@ -10,12 +10,20 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
     """Floating tensors of `tree` in `dtype`; float64, complex and integer tensors as they are."""
-    movable = tuple(DTYPES.values())
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in movable else x, tree)
+    if isinstance(tree, torch.Tensor):
+        return tree.to(dtype) if tree.dtype in MOVABLE else tree
+    if type(tree) in (tuple, list):  # what nearly every call consists of, without the price of a general traversal
+        return type(tree)([convert(item, dtype) for item in tree])
+    if type(tree) is dict:
+        return {key: convert(item, dtype) for key, item in tree.items()}
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    return pytree.tree_map_only(torch.Tensor, lambda x: convert(x, dtype), tree)
 
 
 def autocast_scope(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
@@ -52,6 +60,9 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
 
 def device_type(module: nn.Module, inputs: Any) -> str:
     """Device of the first tensor among the inputs, or of the module's first parameter."""
+    args, _ = inputs
+    if args and isinstance(args[0], torch.Tensor):
+        return args[0].device.type
     for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor):
             return leaf.device.type
@@ -63,7 +74,7 @@ def device_type(module: nn.Module, inputs: Any) -> str:
 def floating_dtype(inputs: Any) -> torch.dtype | None:
     """Dtype of the first tensor among the inputs that `convert` would convert."""
     leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-    return next((leaf.dtype for leaf in leaves if leaf.dtype in DTYPES.values()), None)
+    return next((leaf.dtype for leaf in leaves if leaf.dtype in MOVABLE), None)
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
