@@ -7,10 +7,11 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..records import Origin, Plan, ScopeChoice
-from . import runtime
+from . import runtime, source
 
 WIDTH = 120
 """Longest line that an entry of the tables takes before it is broken up."""
@@ -34,6 +35,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,62 +68,7 @@ def original(*args: Any, **kwargs: Any) -> nn.Module:
     """The model as its own source makes it, in FP32."""
     if SOURCE is None:
         raise ValueError("this plan was made for a model in memory, without a source: use apply(model)")
-    made: Any = source_module(SOURCE)
-    for part in SOURCE["symbol"].split("."):
-        made = getattr(made, part)
-    if SOURCE["kind"] != "instance":
-        made = made(*(args or SOURCE["init_args"]), **(kwargs or SOURCE["init_kwargs"]))
-    model: nn.Module = made["model"] if SOURCE["kind"] == "spec" else made
-    if SOURCE["weights"]:
-        load_weights(model, located(SOURCE["weights"]))
-    return model
-
-
-def source_module(source: dict[str, Any]) -> Any:
-    """The user's module, imported from its file or by its name."""
-    if source["module"]:
-        return importlib.import_module(source["module"])
-    path = located(source["path"])
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that its classes can be pickled
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
-def located(where: dict[str, str]) -> Path:
-    """A file of the user's: beside this one as it was when this was written, or at its absolute path."""
-    for path in (Path(__file__).resolve().parent / where["relative"], Path(where["absolute"])):
-        if path.is_file():
-            return path.resolve()
-    raise FileNotFoundError(f"{where['absolute']} is gone: audit the model again, or edit SOURCE in {__file__}")
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load the checkpoint that the audit was run with."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
-    prefixes = ("module.", "_orig_mod.")
-    model.load_state_dict({strip(name, prefixes): value for name, value in state.items()})
-
-
-def strip(name: str, prefixes: tuple[str, ...]) -> str:
-    """A state-dict name without what DDP and torch.compile put before it."""
-    for prefix in prefixes:
-        name = name.removeprefix(prefix)
-    return name
+    return make_original(SOURCE, __file__, args, kwargs)
 '''
 
 
@@ -139,8 +86,10 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_tables(plans)}\n",
         _BUILD,
-        "\n\n# How a scope runs. The functions below are the same in every patched model.\n\n",
-        _runtime_source(),
+        "\n\n# What follows is the same in every patched model: first, where the original comes from.\n\n",
+        _text_from(source, "PREFIXES = "),
+        "\n\n# How a scope runs.\n\n",
+        _text_from(runtime, "DTYPES = "),
     ]
     return "".join(parts)
 
@@ -221,6 +170,6 @@ def _literal(value: Any) -> str:
     return "{\n" + "".join(f"    {key!r}: {item!r},\n" for key, item in value.items()) + "}"
 
 
-def _runtime_source() -> str:
-    text = inspect.getsource(runtime)
-    return text[text.index("DTYPES = ") :]
+def _text_from(module: ModuleType, start: str) -> str:
+    text = inspect.getsource(module)
+    return text[text.index(start) :]

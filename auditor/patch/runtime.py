@@ -59,16 +59,13 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
-    """Device of the first tensor among the inputs, or of the module's first parameter."""
+    """Device of the first tensor among the inputs, or of the module's first parameter; autocast has none for meta."""
     args, _ = inputs
-    if args and isinstance(args[0], torch.Tensor):
-        return args[0].device.type
-    for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor):
-            return leaf.device.type
-    for parameter in module.parameters():
-        return parameter.device.type
-    return "cpu"
+    first: Any = args[0] if args else None
+    if not isinstance(first, torch.Tensor):
+        leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+        first = next(leaves, next(module.parameters(), None))
+    return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
 
 
 def floating_dtype(inputs: Any) -> torch.dtype | None:

@@ -132,7 +132,7 @@ def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -
         for node in ast.parse(text).body
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert imported <= {"__future__", "functools", "importlib", "sys", "pathlib", "typing", "torch"}
+    assert imported <= {"__future__", "functools", "importlib", "json", "sys", "pathlib", "typing", "torch"}
     assert "auditor" not in text.replace("auditors", "")
 
 

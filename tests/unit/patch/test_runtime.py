@@ -146,3 +146,19 @@ def test_train_and_eval_and_requires_grad_stay(name: str) -> None:
     apply_plan(model, PLANS[name])
     assert (model.training, model.norm.training, model.head.training) == (True, False, True)
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["first.weight"]
+
+
+@both
+def test_shapes_on_the_meta_device(name: str) -> None:
+    model = patched(name).to("meta")
+    assert model(torch.empty(2, 4, device="meta")).shape == (2, 3)
+
+
+@both
+def test_functional_call_runs_the_weights_it_is_given(name: str) -> None:
+    model, x = patched(name), normal(2, 4)
+    doubled = {key: value * 2 for key, value in model.state_dict().items() if value.is_floating_point()}
+    other = copy.deepcopy(model)
+    other.load_state_dict(doubled, strict=False)
+    with torch.no_grad():
+        assert torch.equal(torch.func.functional_call(model, doubled, (x,)), other(x))
