@@ -53,7 +53,8 @@ _AUTOCAST_NOTE = (
     "patched_model.py lies beside plan.json. `blocks` are paths of modules to shard on their own besides the model.",
 )
 
-_AUTOCAST = '''import torch
+_AUTOCAST = '''
+import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import patched_model
@@ -80,7 +81,7 @@ def render(chosen: Chosen) -> str:
     names = _names(chosen)
     entries = {path: _dtypes(chosen, path) for path, _ in chosen.deepest_first() if names.get(path, path) == path}
     entries.setdefault("", "(torch.float32, None)")
-    imports = "import torch\nfrom torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
+    imports = "\nimport torch\nfrom torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
     explained = "# module: (dtype inside, dtype in which it hands on its output; None leaves it)\n"
     return comment(*_CAST_NOTE) + imports + explained + mapping("SCOPES", entries) + _CAST
 

@@ -21,7 +21,8 @@ _BF16_NOTE = (
     "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through.",
 )
 
-_STEP = '''import torch
+_STEP = '''
+import torch
 
 import patched_model
 

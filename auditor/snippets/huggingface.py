@@ -36,7 +36,7 @@ def render(chosen: Chosen) -> str:
     return "".join(
         (
             comment(*_NOTE),
-            "import torch\n\nimport patched_model\n\n",
+            "\nimport torch\n\nimport patched_model\n\n",
             listing("KEEP_IN_FP32", map(repr, patterns(chosen))),
             _LOAD.format(dtype=DTYPES[chosen.format], name=chosen.name),
         )

@@ -96,7 +96,7 @@ def render(chosen: Chosen) -> str:
     return "".join(
         (
             comment(*_NOTE, "" if fp16 else _NO_BF16),
-            "import ast\nimport re\n\nimport onnx\n\n",
+            "\nimport ast\nimport re\n\nimport onnx\n\n",
             mapping("PRECISION", table),
             _NAMES,
             _MODELOPT % chosen.format,

@@ -37,7 +37,8 @@ def _evidence(chosen: Chosen) -> str:
 
 def listing(name: str, items: Iterable[str]) -> str:
     """A list literal, one item a line; the items are Python already."""
-    return f"{name} = [\n" + "".join(f"    {item},\n" for item in items) + "]\n"
+    lines = "".join(f"    {item},\n" for item in items)
+    return f"{name} = [\n{lines}]\n" if lines else f"{name} = []\n"
 
 
 def mapping(name: str, items: Mapping[str, str]) -> str:
