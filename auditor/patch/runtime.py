@@ -110,10 +110,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """
     scopes, strategy = plan["scopes"], plan["strategy"]
     names = names_of_modules(model)
-    missing = scopes.keys() - {path for paths in names.values() for path in paths}
-    if missing:
-        first = next(path for path in scopes if path in missing)
-        raise ValueError(f"the plan names the scope {first!r}, which this model does not have: audit it again")
+    refuse_other_model({path for paths in names.values() for path in paths}, scopes)
     stored = stored_precisions(model, scopes) if strategy == "cast" else {}
     refuse_lost_weights(model, stored)
     for module in names:
@@ -129,6 +126,15 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
             )
             module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
     return model
+
+
+def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
+    """A plan is for the model that was audited, not for what wraps it."""
+    missing = next((path for path in scopes if path not in paths), None)
+    if missing is not None:
+        wrapper = next((name for name in ("module", "_orig_mod") if f"{name}.{missing}" in paths), None)
+        advice = f"apply the plan to its .{wrapper} and wrap it again" if wrapper else "audit it again"
+        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: {advice}")
 
 
 def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:

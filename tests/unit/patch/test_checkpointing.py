@@ -74,6 +74,7 @@ def bert() -> nn.Module:
 
 @both
 @reentrant
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 def test_gradient_checkpointing_of_transformers(name: str, use_reentrant: bool) -> None:
     islands = {f"encoder.layer.{i}.attention.output.LayerNorm": scope("fp32") for i in range(2)}
     chosen = plan(name, {"": scope("bf16"), **islands, "encoder.layer.1.output": scope("fp32")})

@@ -25,6 +25,12 @@ def test_a_scope_that_is_missing() -> None:
     assert caught.value.slug == "plan-mismatch"
 
 
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
+def test_a_model_inside_another_is_pointed_at(wrap: Any) -> None:
+    with pytest.raises(ValueError, match=r"apply the plan to its \.(module|_orig_mod) and wrap it again"):
+        apply_plan(wrap(seeded(Net)), AUTOCAST)
+
+
 @pytest.mark.parametrize(
     "refused",
     [plan("autocast", {"": scope("fp32")}), plan("cast", {"": scope("bf16"), "gone": scope("fp32")})],
