@@ -13,6 +13,20 @@ import torch
 from torch import nn
 
 PREFIXES = ("module.", "_orig_mod.", "model.")
+SAFETENSORS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights")
 
 
@@ -80,14 +94,31 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: value for shard in shards for name, value in read_checkpoint(path.parent / shard).items()}
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
+        return read_safetensors(path)
     content: Any = torch.load(path, map_location="cpu", weights_only=True)
     for container in CONTAINERS:
         if isinstance(content.get(container), dict):
             content = content[container]
     return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The format is a length in 8 bytes, a JSON header of that length, and the values, little-endian, without gaps.
+
+    Source: huggingface.co/docs/safetensors, "Format". Read here so that nothing but torch is needed.
+    """
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            flat = torch.empty(last - first, dtype=torch.uint8)
+            if last > first:
+                flat = torch.frombuffer(bytearray(content[start + first : start + last]), dtype=torch.uint8)
+            found[name] = flat.view(SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
+    return found
 
 
 def unprefixed(state: dict[str, torch.Tensor], own: set[str]) -> dict[str, torch.Tensor]:

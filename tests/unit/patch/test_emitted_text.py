@@ -129,7 +129,7 @@ def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -
     text = emit(None, 1, PLANS, None, tmp_path)
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
-        for node in ast.parse(text).body
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
     assert imported <= {"__future__", "functools", "importlib", "json", "sys", "pathlib", "typing", "torch"}

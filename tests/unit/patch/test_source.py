@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from auditor.load.weights import load_into
-from auditor.patch.source import load_weights, make_original
+from auditor.patch.source import SAFETENSORS, load_weights, make_original, read_safetensors
 from tests.subjects import seeded
 
 
@@ -71,6 +71,18 @@ def test_it_reads_what_the_audit_reads(kind: str, tmp_path: Path) -> None:
     for name, value in here.state_dict().items():
         assert torch.equal(value, there.state_dict()[name])
         assert torch.equal(value, state()[name])
+
+
+def test_every_dtype_of_safetensors(tmp_path: Path) -> None:
+    values = torch.arange(12).reshape(3, 4)
+    expected = {key: values.to(dtype) for key, dtype in SAFETENSORS.items()}
+    expected |= {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5)}
+    save_file(expected, tmp_path / "w.safetensors", metadata={"format": "pt"})
+    found = read_safetensors(tmp_path / "w.safetensors")
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape)
+        assert torch.equal(found[key].float(), value.float())
 
 
 WRONG = {
