@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from tests.patching import PLANS, Net, patched
+from auditor.patch.runtime import apply_plan
+from tests.patching import PLANS, Net, patched, plan, scope
 from tests.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
@@ -84,3 +87,17 @@ def test_eager_batches_of_any_size(name: str) -> None:
         rows = [model(normal(9, 4)[i : i + 1]) for i in range(9)]
         assert torch.allclose(torch.cat(rows).float(), model(normal(9, 4)).float(), rtol=2**-6, atol=1e-3)
         assert model(normal(0, 4)).shape == (0, 3)
+
+
+@both
+def test_low_layers_in_an_fp32_model(name: str) -> None:
+    """The other way round: FP32 with low scopes in it, one of which holds an island."""
+    scopes = {"": scope("fp32"), "first": scope("bf16"), "head": scope("bf16"), "head.2": scope("fp32")}
+    model, x = apply_plan(seeded(Net), plan(name, scopes)), normal(3, 4)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
+        shapes = ({0: torch.export.Dim.DYNAMIC},)
+        exported = torch.export.export(model, (x,), dynamic_shapes=shapes).module()
+        assert torch.equal(exported(normal(5, 4)), model(normal(5, 4)))
+        assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
