@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.numerics import kernels
 from auditor.numerics.kernels import (
     UnsupportedInFormat,
     in_float32,
@@ -18,6 +19,7 @@ from auditor.numerics.kernels import (
     raised,
     run_op,
 )
+from tests.subjects import normal
 
 aten = torch.ops.aten
 HALVES = [torch.float16, torch.bfloat16]
@@ -184,3 +186,26 @@ def test_names() -> None:
     assert packet_name(math.sqrt) == "sqrt"
     assert is_tensor_core(aten.scaled_dot_product_attention.default)
     assert not is_tensor_core(aten.softmax.int)
+
+
+@pytest.mark.skipif(not kernels._multiplies_bfloat16(), reason="this processor has no bfloat16 products")
+@pytest.mark.parametrize(
+    ("target", "shapes"),
+    [
+        (torch.ops.aten.linear.default, ((4, 96, 256), (192, 256), (192,))),
+        (torch.ops.aten.matmul.default, ((8, 64, 512), (8, 512, 64))),
+        (torch.ops.aten.mm.default, ((128, 2048), (2048, 160))),
+        (torch.ops.aten.conv2d.default, ((2, 32, 28, 28), (64, 32, 3, 3))),
+        (torch.ops.aten.conv2d.default, ((2, 64, 28, 28), (256, 64, 1, 1))),
+    ],
+)
+def test_the_processors_own_products_are_those_of_float32(target: Any, shapes: Any, monkeypatch: Any) -> None:
+    # Only the order of summation may differ, which moves a result across a rounding boundary now and then.
+    args = tuple(normal(*shape, seed=index).bfloat16() for index, shape in enumerate(shapes))
+    native = run_op(target, args, {})
+    monkeypatch.setattr(kernels, "_multiplies_bfloat16", lambda: False)
+    imitated = run_op(target, args, {})
+    assert native.dtype is imitated.dtype is torch.bfloat16
+    gap = (native.float() - imitated.float()).norm() / imitated.float().norm()
+    assert gap < 2**-8 / 20
+    assert float((native != imitated).double().mean()) < 0.01
