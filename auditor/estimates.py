@@ -110,6 +110,8 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
     finally:
         for handle in handles:
             handle.remove()
+        for anchor in measurement.anchors:
+            anchor.grad = None
     for name, source in views.items():
         estimates.samples[name] = estimates.samples.get(source, 1)
         estimates.passes[name] = estimates.passes.get(source, set())
