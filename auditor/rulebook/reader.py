@@ -38,6 +38,10 @@ class Reader:
             self.fail(name, f"{value!r} does not have the form {pattern}", "rule-bad-value")
         return str(value)
 
+    def flag(self, name: str) -> bool:
+        """A required true or false."""
+        return bool(self._required(name, bool, "true or false"))
+
     def texts(self, name: str, choices: Collection[str] = ()) -> tuple[str, ...]:
         """A required, non-empty list of strings."""
         value = self._required(name, list, "a list of strings")
