@@ -78,7 +78,11 @@ CASES = (
     Case("unshifted", lambda: Function(unshifted), (ramp(2, 8),), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
     # exp(20) = 4.9e8; halved, exp(10) = 22026 fits
     Case(
-        "unshifted, large", lambda: Function(unshifted), (ramp(2, 8, scale=20),), {"SFT002": {"exp"}, "SFT004": {"exp"}}
+        "unshifted, large",
+        lambda: Function(unshifted),
+        (ramp(2, 8, scale=20),),
+        {"SFT002": {"exp"}},
+        ("SFT004", "ACT001"),
     ),
     Case(
         "unshifted, guarded",
