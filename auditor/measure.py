@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from .execute import DTYPES, with_literals
-from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from .fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
 from .numerics.causes import cause_of
 from .numerics.formats import FORMATS
 from .numerics.kernels import UnsupportedInFormat, lowered, run_op
@@ -124,7 +124,7 @@ class _Measuring(fx.Interpreter):
         if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
                 return super().run_node(n)
-        return super().run_node(n)
+        return settled(n.target, super().run_node(n))
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = tensors_of(reference)

@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .execute import with_literals
-from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from .fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
 from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, raised, run_op
 from .records import NodeError
 
@@ -41,7 +41,7 @@ def run_alone(
     if mutates(n.target):
         args, kwargs = _fresh(args), _fresh(kwargs)
     try:
-        exact = target_of(n)(*raised(args), **raised(kwargs))
+        exact = settled(n.target, target_of(n)(*raised(args), **raised(kwargs)))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
         return None, None, f"{packet_name(target_of(n))}: {str(error).splitlines()[0][:160]}"
     try:
