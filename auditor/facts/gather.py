@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..policy import treatment
 from ..records import Capture, NodeRange, Verdict
-from .dimensions import gemm_alignment, gemm_size, reduction_length, sequence_length
+from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
 from .graph import dtype, op_of, operation, readers, source
 from .literals import as_one, beyond, formats_where, lost
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
@@ -105,6 +105,8 @@ class _Collector:
             gemm_n=n,
             gemm_k=k,
             gemm_alignment=gemm_alignment(node),
+            gemm_m_alignment=row_alignment(node),
+            gemm_padding=padding_cost(node),
             additions=self._additions[node],
             constants=literals,
             constant_max_abs=largest([abs(c) for c in literals]),

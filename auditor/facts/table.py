@@ -66,6 +66,10 @@ class NodeFacts:
         "elements",
         "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)",
     )
+    gemm_m_alignment: int | None = _fact("elements", "largest power of two, at most 64, that divides the rows")
+    gemm_padding: float | None = _fact(
+        "1", "share of work added by rounding columns and summed products (channels, if convolved) up to multiples of 8"
+    )
     additions: int = _fact(
         "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
     )

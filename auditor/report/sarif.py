@@ -70,7 +70,11 @@ def _rule(finding: Finding) -> dict[str, Any]:
 
 
 def _sources(finding: Finding) -> str:
-    return "".join(["\n\n**References.**\n", *(f"\n- {item}" for item in finding.references)]) if finding.references else ""
+    return (
+        "".join(["\n\n**References.**\n", *(f"\n- {item}" for item in finding.references)])
+        if finding.references
+        else ""
+    )
 
 
 def _help_uri(finding: Finding) -> dict[str, str]:

@@ -93,7 +93,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, se
     "language model": (
         LanguageModel,
         lambda: TOKENS,
-        {"BND003": {"words", "positions"}, "BND002": {"output"}, "BND001": set(), "NRM004": {"body.norm1", "body.norm2", "norm"}},
+        {
+            "BND003": {"words", "positions"},
+            "BND002": {"output"},
+            "BND001": set(),
+            "NRM004": {"body.norm1", "body.norm2", "norm"},
+        },
     ),
     "tensor parallel": (
         TensorParallel,

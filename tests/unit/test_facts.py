@@ -83,6 +83,16 @@ def test_gemm_alignment(function: object, shapes: list[tuple[int, ...]], node: s
     assert facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node].gemm_alignment == expected
 
 
+def test_rows_and_what_padding_costs() -> None:
+    facts = facts_of(lambda a, b: F.linear(a, b), torch.ones(2, 13, 20), torch.ones(10, 20)).facts["linear"]
+    assert facts.gemm_m_alignment == 2  # 26 rows
+    assert facts.gemm_padding == pytest.approx(24 * 16 / (20 * 10) - 1)
+    convolved = facts_of(lambda a, b: F.conv2d(a, b), torch.ones(1, 3, 6, 6), torch.ones(16, 3, 3, 3)).facts["conv2d"]
+    assert convolved.gemm_m_alignment == 16  # 4 * 4 positions
+    assert convolved.gemm_padding == pytest.approx(8 / 3 - 1)
+    assert facts_of(torch.exp, torch.ones(2)).facts["exp"].gemm_padding is None
+
+
 def test_the_short_name_of_an_operation() -> None:
     facts = facts_of(lambda x: torch.linalg.vector_norm(x).view(1), torch.ones(2)).facts
     assert [fact.operation for fact in facts.values()] == ["linalg_vector_norm", "view"]
@@ -192,7 +202,12 @@ def test_constants_are_literals_not_axes_or_exponents_of_ten() -> None:
         (65504.0, ("fp8_e4m3", "fp8_e5m2"), (), ()),  # FP16's largest
         (65519.0, ("fp8_e4m3", "fp8_e5m2"), (), ()),  # rounds down to it; 65520 does not
         (65520.0, ("fp16", "fp8_e4m3", "fp8_e5m2"), (), ()),
-        (3.4e38, ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"), (), ()),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
+        (
+            3.4e38,
+            ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
+            (),
+            (),
+        ),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
         (449.0, ("fp8_e4m3",), (), ()),  # ends at 448, has no infinity
         (1e-6, (), ("fp8_e4m3", "fp8_e5m2"), ()),  # half of 2**-9 and of 2**-16 are 9.8e-4 and 7.6e-6
         (2.9e-8, (), ("fp16", "fp8_e4m3", "fp8_e5m2"), ()),  # half of 2**-24 is 2.98e-8
