@@ -50,7 +50,7 @@ status = "stable"                 # or preview; retired: kept, never fires
 severity = "warning"              # error, warning, info
 confidence = "medium"             # high, medium, low
 formats = ["fp16", "bf16"]
-supersedes = []                   # optional: codes of more general rules that say nothing where this one fires
+# supersedes = ["RED009"]         # more general rules that say nothing where this one fires
 measurable = true                 # optional: whether running the operation low can bear the rule out
 when = [                          # all of them; { any = [...] } and { not = ... } nest
     { fact = "upcast", equals = false },
