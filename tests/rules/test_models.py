@@ -13,8 +13,10 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 from auditor.load import from_object
+from auditor.measure import measure
 from auditor.records import Finding
 from auditor.rulebook import load_rules
+from tests.capturing import captured
 from tests.slow.agreement import Specimen, found_in
 
 RULES = load_rules()
@@ -43,6 +45,11 @@ class RowParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.all_reduce(self.shard(x), "sum", dist.group.WORLD)
+
+
+class Reduced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)
 
 
 class TensorParallel(nn.Module):
@@ -139,3 +146,13 @@ def test_the_measurement_bears_out_that_factorisations_have_no_half_kernel() -> 
     factorised = [item for item in findings("whitening") if item.rule == "LIN001"]
     assert {item.op for item in factorised} == {"aten.linalg_cholesky.default", "aten.linalg_solve_triangular.default"}
     assert {(item.severity, item.agrees) for item in factorised} == {("error", True)}
+
+
+def test_the_result_of_a_collective_is_read_when_it_is_there() -> None:
+    model = Reduced().eval()
+    inputs = (torch.full((1 << 22,), 3.0),)
+    traced = captured(model, *inputs).capture
+    found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
+    (name,) = (name for name, node in traced.nodes.items() if node.op.startswith("_c10d_functional.all_reduce"))
+    assert (found.ranges[name].max_abs, found.ranges[name].min_abs) == (4.0, 4.0)  # of one rank, 3 + 1
+    assert [found.errors[name][fmt].local_error for fmt in ("fp16", "bf16")] == [0.0, 0.0]
