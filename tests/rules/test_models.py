@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.load import from_object
 from auditor.measure import measure
@@ -148,11 +150,24 @@ def test_the_measurement_bears_out_that_factorisations_have_no_half_kernel() -> 
     assert {(item.severity, item.agrees) for item in factorised} == {("error", True)}
 
 
-def test_the_result_of_a_collective_is_read_when_it_is_there() -> None:
-    model = Reduced().eval()
-    inputs = (torch.full((1 << 22,), 3.0),)
+class Recorded(TorchDispatchMode):
+    """The operations that run, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
+    model, inputs = Reduced().eval(), (torch.full((2, 4), 3.0),)
     traced = captured(model, *inputs).capture
-    found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
+    with Recorded() as recorded:
+        found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
     (name,) = (name for name, node in traced.nodes.items() if node.op.startswith("_c10d_functional.all_reduce"))
-    assert (found.ranges[name].max_abs, found.ranges[name].min_abs) == (4.0, 4.0)  # of one rank, 3 + 1
-    assert [found.errors[name][fmt].local_error for fmt in ("fp16", "bf16")] == [0.0, 0.0]
+    assert found.ranges[name].max_abs == 4.0  # of one rank, 3 + 1
+    after = {second for first, second in pairwise(recorded.names) if first == "_c10d_functional.all_reduce.default"}
+    assert after == {"_c10d_functional.wait_tensor.default"}
