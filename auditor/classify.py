@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .facts import NodeFacts
 from .records import Capture, Finding
 from .rulebook import Matcher, Rule, evaluate, facts_used
+from .rulebook.rule import CONFIDENCES, SEVERITIES
 
 
 def classify(capture: Capture, facts: Mapping[str, NodeFacts], rules: Sequence[Rule]) -> tuple[Finding, ...]:
-    """Findings in graph order, then by code; `agrees` is left for the measurement to fill."""
+    """Findings in graph order, then by code; `agrees` is left for the measurement to fill.
+
+    Of the rules that fire on one operation, those that another of them supersedes say nothing.
+    """
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
@@ -22,7 +27,29 @@ def classify(capture: Capture, facts: Mapping[str, NodeFacts], rules: Sequence[R
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
-    return tuple(sorted(findings, key=lambda finding: (order[finding.node], finding.rule)))
+    kept = _most_specific(findings, {rule.code: rule for rule in rules})
+    return tuple(sorted(kept, key=lambda finding: (order[finding.node], finding.rule)))
+
+
+def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
+    """The findings that none on the same node supersedes, each as severe and as sure as the surest it stands for."""
+    by_node: dict[str, dict[str, Finding]] = {}
+    for finding in findings:
+        by_node.setdefault(finding.node, {})[finding.rule] = finding
+    kept = []
+    for fired in by_node.values():
+        superseded = {code for finding in fired.values() for code in rules[finding.rule].supersedes}
+        for code, finding in fired.items():
+            if code not in superseded:
+                group = [finding, *(fired[other] for other in rules[code].supersedes if other in fired)]
+                kept.append(_strongest(group))
+    return kept
+
+
+def _strongest(group: Sequence[Finding]) -> Finding:
+    severity = max((finding.severity for finding in group), key=SEVERITIES.index)
+    confidence = max((finding.confidence for finding in group), key=CONFIDENCES.index)
+    return replace(group[0], severity=severity, confidence=confidence)
 
 
 def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str) -> Finding:
@@ -43,6 +70,9 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str) -> Findi
         why=rule.why,
         advice=rule.advice,
         evidence={fact: getattr(facts, fact) for fact in dict.fromkeys([*facts_used(rule.when), *shown])},
+        references=rule.references,
+        declared=rule.severity,
+        measurable=rule.measurable,
     )
 
 

@@ -13,8 +13,6 @@ from .rulebook import Rule
 MEASURED = frozenset({"MSR001", "MSR002"})
 """Rules that report the measurement itself, where no other rule accounts for it."""
 UNUSED_IGNORE = "CFG001"
-UNMEASURED = ("COL", "TRN", "HWR", "CFG")
-"""Families on which a forward pass in one process has nothing to say: ranks, gradients, speed, settings."""
 
 
 def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]) -> tuple[Finding, ...]:
@@ -47,13 +45,13 @@ def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[
 
 
 def _is_cause(finding: Finding) -> bool:
-    return finding.rule not in MEASURED and finding.severity != "info" and not finding.rule.startswith(UNMEASURED)
+    return finding.rule not in MEASURED and finding.severity != "info" and finding.measurable
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
     measured = [verdicts[name].verdict for name in finding.formats if name in verdicts]
     measured = [verdict for verdict in measured if verdict != "untested"]
-    if not measured or finding.rule.startswith(UNMEASURED):
+    if not measured or not finding.measurable:
         return finding
     agrees = any(verdict in ("unsafe", "sensitive") for verdict in measured)
     if agrees or finding.severity == "info":
@@ -85,4 +83,7 @@ def _unused(rule: Rule, ignore: Ignore) -> Finding:
         why=rule.why,
         advice=rule.advice,
         evidence={"module": ignore.module, "code": ignore.code, "reason": ignore.reason},
+        references=rule.references,
+        declared=rule.severity,
+        measurable=rule.measurable,
     )

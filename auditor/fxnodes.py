@@ -40,6 +40,14 @@ def mutates(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
+def settled(target: object, value: Any) -> Any:
+    """The value, once it is there: a functional collective returns tensors that are still being filled."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
+        return value
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    return pytree.tree_map_only(torch.Tensor, wait, value)
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of a node's value."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from .batchnorm import BATCH_NORMS, batch_norm
 from .discrete import deciding
 from .execute import with_literals
-from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from .fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
 from .numerics.causes import cause_of
 from .numerics.formats import FORMATS
 from .numerics.kernels import UnsupportedInFormat, lowered, run_op
@@ -115,7 +115,7 @@ class _Measuring(fx.Interpreter):
         if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
                 return super().run_node(n)
-        return super().run_node(n)
+        return settled(n.target, super().run_node(n))
 
     def _connected(self, reference: Any) -> Any:
         """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""

@@ -178,7 +178,8 @@ class Weight:
 class Finding:
     """A rule that fired on a node. severity: error | warning | info; confidence: high | medium | low.
 
-    agrees: whether the measurement bears the rule out (None where it was not measured).
+    agrees: whether the measurement bears the rule out (None where it was not measured). declared: the severity in the
+    rule's file. measurable: whether running the operation low can bear the rule out at all.
     """
 
     rule: str
@@ -195,6 +196,9 @@ class Finding:
     advice: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     agrees: bool | None = None
+    references: tuple[str, ...] = ()
+    declared: str = ""
+    measurable: bool = True
 
 
 @dataclass(frozen=True)

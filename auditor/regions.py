@@ -13,7 +13,7 @@ from torch import fx
 
 from .calibrate import Calibration
 from .execute import DTYPES, with_literals
-from .fxnodes import mutates, target_of, tensors_of, viewed
+from .fxnodes import mutates, settled, target_of, tensors_of, viewed
 from .numerics.kernels import UnsupportedInFormat, raised, run_op
 from .numerics.metrics import output_error
 from .records import Batch, Capture, Contribution, FlaggedRegion, Verdict
@@ -184,5 +184,5 @@ class _RegionLow(_Values):
 
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), read)
         if not low:
-            return target_of(n)(*args, **kwargs)
+            return settled(n.target, target_of(n)(*args, **kwargs))
         return run_op(target_of(n), *with_literals(args, kwargs, self.literals.get(n.name)))

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .execute import with_literals
-from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from .fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
 from .numerics.kernels import UnsupportedInFormat, is_tensor_core, product, raised, run_op
 from .records import NodeError
 
@@ -54,7 +54,7 @@ def run_alone(
         if is_tensor_core(target) and _on_cpu(args):
             low = product(target, args, kwargs, dtype)
             return low, low, None  # its only error is the rounding of the result
-        exact = target(*raised(args), **raised(kwargs))
+        exact = settled(n.target, target(*raised(args), **raised(kwargs)))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
         return None, None, f"{packet_name(target)}: {str(error).splitlines()[0][:160]}"
     try:

@@ -74,9 +74,9 @@ def rules(args: argparse.Namespace) -> int:
         print(reference(found), end="")
         return 0
     if args.format == "json":
-        fields = ("code", "name", "family", "since", "status", "severity", "confidence", "formats")
-        texts = ("message", "why", "advice", "references")
-        print(json.dumps([{name: getattr(rule, name) for name in (*fields, *texts)} for rule in found], indent=2))
+        from .rulebook import as_data
+
+        print(json.dumps([as_data(rule) for rule in found], indent=2))
     else:
         print("\n".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}" for rule in found))
     return 0

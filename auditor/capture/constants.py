@@ -61,7 +61,7 @@ def _suspicious(graph_module: fx.GraphModule) -> bool:
 
 
 def _is_telltale(value: float) -> bool:
-    return any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
+    return value == 1 - _INFO.eps or any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
 
 
 def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype) -> tuple[nn.Module, Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import gcd, prod
@@ -13,6 +14,9 @@ from .graph import arguments_with_defaults, op_of, packet, shape, source
 
 Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
+
+LARGEST_TILE = 64
+"""Alignments beyond it are not told apart."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError)
 """What a formula raises on an overload, rank or size it was not made for; the fact is then unknown."""
@@ -49,12 +53,28 @@ def gemm_size(node: fx.Node) -> Gemm | None:
 
 def gemm_alignment(node: fx.Node) -> int | None:
     """Largest power of two, at most 64, that divides the dimensions a tensor core tiles: n and k, or the channels."""
+    tiled = _tiled(node)
+    return gcd(*tiled, LARGEST_TILE) if tiled else None
+
+
+def row_alignment(node: fx.Node) -> int | None:
+    """Largest power of two, at most 64, that divides the rows of a matrix product: for a layer, batch times positions."""
+    size = gemm_size(node)
+    return gcd(size[0], LARGEST_TILE) if size else None
+
+
+def padding_cost(node: fx.Node) -> float | None:
+    """Share of multiplications added when the dimensions a tensor core tiles are rounded up to multiples of eight."""
+    tiled = _tiled(node)
+    return prod(math.ceil(width / 8) * 8 for width in tiled) / prod(tiled) - 1 if tiled and prod(tiled) else None
+
+
+def _tiled(node: fx.Node) -> tuple[int, ...] | None:
     size = gemm_size(node)
     if size is None:
         return None
     weight = arguments_with_defaults(node).get("weight") if "conv" in op_of(node) else None
-    tiled = shape(weight)[:2] if weight is not None else size[1:]
-    return gcd(*tiled, 64)
+    return shape(weight)[:2] if weight is not None else size[1:]
 
 
 def sequence_length(node: fx.Node) -> int | None:

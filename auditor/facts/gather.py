@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
+from ..policy import treatment
 from ..records import Capture, NodeRange, Verdict
-from .dimensions import gemm_alignment, gemm_size, reduction_length, sequence_length
+from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
 from .graph import dtype, op_of, operation, readers, source
+from .literals import as_one, beyond, formats_where, lost
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .table import NodeFacts
@@ -96,17 +98,23 @@ class _Collector:
             casts_up=self._upcasts.casts_up(node),
             casts_up_input=self._upcasts.casts_up_input(node),
             autocast_off=not autocast_on(self._capture, node.name),
+            autocast=treatment(record.op),
             reduction_length=reduction_length(node),
             sequence_length=sequence_length(node),
             gemm_m=m,
             gemm_n=n,
             gemm_k=k,
             gemm_alignment=gemm_alignment(node),
+            gemm_m_alignment=row_alignment(node),
+            gemm_padding=padding_cost(node),
             additions=self._additions[node],
             constants=literals,
             constant_max_abs=largest([abs(c) for c in literals]),
             constant_min_abs=smallest([abs(c) for c in literals if c]),
             constant_gap_to_one=smallest([abs(1 - c) for c in literals if c != 1]),
+            constants_beyond=formats_where(beyond, literals),
+            constants_lost=formats_where(lost, literals),
+            constants_as_one=formats_where(as_one, literals),
             eps=eps(node, literals),
             reduce_op=reduce_op(node),
             whole_numbers=whole_numbers(node),
@@ -119,6 +127,7 @@ class _Collector:
             weight_min_abs=smallest([item.min_abs for item in weights]),
             weight_uses=self._weights.uses(node),
             buffer_max_abs=largest([item.max_abs for item in buffers]),
+            buffer_min_abs=smallest([item.min_abs for item in buffers]),
             input_max_abs=into,
             output_max_abs=output_max_abs,
             output_min_abs=output.min_abs if output else None,

@@ -53,6 +53,9 @@ class NodeFacts:
     casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
     casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
     autocast_off: bool = _fact("", "the author disabled autocast around it")
+    autocast: str = _fact(
+        "", "what CUDA autocast does to the op: lower, fp32, fp32_unless_dtype, promote, banned, or none"
+    )
 
     reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
     sequence_length: int | None = _fact("steps", "steps a recurrent state is carried through")
@@ -63,6 +66,10 @@ class NodeFacts:
         "elements",
         "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)",
     )
+    gemm_m_alignment: int | None = _fact("elements", "largest power of two, at most 64, that divides the rows")
+    gemm_padding: float | None = _fact(
+        "1", "share of work added by rounding columns and summed products (channels, if convolved) up to multiples of 8"
+    )
     additions: int = _fact(
         "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
     )
@@ -71,6 +78,9 @@ class NodeFacts:
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
     constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
     constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
+    constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
+    constants_lost: tuple[str, ...] = _fact("", "formats in which one of the literals, not zero, is zero")
+    constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
     eps: float | None = _fact(
         "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
     )
@@ -86,6 +96,7 @@ class NodeFacts:
     weight_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the parameters it reads")
     weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
+    buffer_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
     output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")

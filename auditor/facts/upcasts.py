@@ -11,8 +11,9 @@ import re
 import torch
 from torch import fx
 
+from ..policy import treatment
 from ..records import Capture
-from .graph import CASTS, PRODUCTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
+from .graph import CASTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
 
 _RAISES = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")
 _LOWERS = re.compile(r"\.type_as\(|\.to\((?!(?:dtype=)?torch\.)")
@@ -26,14 +27,14 @@ _HIGH = (torch.float32, torch.float64)
 class Upcasts:
     """Where in a capture values are high by the author's word. nodes: operations, casts aside, on such values.
 
-    A product reads raised values, but hands none on unless autocast is off around it: autocast lowers its inputs.
+    What autocast lowers, such as a product, reads raised values but hands none on, unless autocast is off around it.
     """
 
     def __init__(self, capture: Capture) -> None:
         self._followers = _followers(capture)
         self._high: dict[fx.Node, bool] = {}
         for node in capture.graph_module.graph.nodes:
-            lowered = packet(op_of(node)) in PRODUCTS and autocast_on(capture, node.name)
+            lowered = treatment(op_of(node)) == "lower" and autocast_on(capture, node.name)
             self._high[node] = self._is_high(node) and not lowered
         self.nodes = frozenset(node.name for node in self._high if self._computes_high(node))
 

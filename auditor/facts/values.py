@@ -14,6 +14,7 @@ from ..records import Capture, NodeRange
 from .graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
 
 _GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
+_SCALINGS = frozenset({"aten.div", "aten.mul"})
 _LARGEST_EPS = 1e-2
 
 
@@ -62,10 +63,13 @@ def _uncast(node: Any) -> Any:
 
 
 def subtracts_own(node: fx.Node, reductions: frozenset[str]) -> bool:
-    """Whether the node is x - r(x) for a reduction r among `reductions`."""
+    """Whether the node is x - r(x) for a reduction r among `reductions`; a sum that is scaled counts as a mean."""
     if packet(op_of(node)) != "aten.sub" or len(node.all_input_nodes) < 2:
         return False
     first, second = (source(item) for item in node.all_input_nodes[:2])
+    if "aten.mean" in reductions and packet(op_of(second)) in _SCALINGS and len(second.all_input_nodes) == 1:
+        second = source(second.all_input_nodes[0])
+        reductions = frozenset({"aten.sum"})
     return packet(op_of(second)) in reductions and first in {source(item) for item in second.all_input_nodes}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
-from ..fxnodes import packet_name
+from ..fxnodes import packet_name, settled
 from ..tables import table
 from .formats import LOW_DTYPES
 
@@ -45,7 +45,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     dtype, on_cpu = _low_dtype(args, kwargs)
     if dtype is None:
-        return target(*args, **kwargs)
+        return settled(target, target(*args, **kwargs))
     name = packet_name(target)
     if _listed(name, "missing_on_cuda"):
         raise UnsupportedInFormat(f"{name} has no {_dtype_name(dtype)} kernel on CUDA")
@@ -53,7 +53,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         _refuse_mixed(name, args, kwargs)
         return product(target, args, kwargs, dtype)
     try:
-        return target(*args, **kwargs)
+        return settled(target, target(*args, **kwargs))
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if on_cpu and _listed(name, "missing_on_cpu") and _NO_KERNEL.search(str(error)):
             return in_float32(target, args, kwargs, dtype)

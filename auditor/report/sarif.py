@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -56,15 +57,30 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "fullDescription": {"text": (summary(finding.why) or words)[:LONGEST_TEXT]},
         "help": {
             "text": help_text,
-            "markdown": f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}",
+            "markdown": f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}{_sources(finding)}",
         },
-        "defaultConfiguration": {"level": LEVELS[finding.severity]},
+        **_help_uri(finding),
+        "defaultConfiguration": {"level": LEVELS[finding.declared or finding.severity]},
         "properties": {
             "precision": finding.confidence,
-            "problem.severity": PROBLEMS[finding.severity],
+            "problem.severity": PROBLEMS[finding.declared or finding.severity],
             "tags": ["precision", *finding.formats],
         },
     }
+
+
+def _sources(finding: Finding) -> str:
+    return (
+        "".join(["\n\n**References.**\n", *(f"\n- {item}" for item in finding.references)])
+        if finding.references
+        else ""
+    )
+
+
+def _help_uri(finding: Finding) -> dict[str, str]:
+    """The first address among the rule's references."""
+    found = re.search(r"https://\S+", " ".join(finding.references))
+    return {"helpUri": found[0]} if found else {}
 
 
 def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> list[dict[str, Any]]:

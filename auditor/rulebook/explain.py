@@ -1,13 +1,29 @@
-"""A rule in words, from its file alone."""
+"""A rule in words and as plain data, from its file alone."""
 
 from __future__ import annotations
 
+import textwrap
+from typing import Any
+
 from .conditions import describe
-from .rule import Chain, Match, Rule
+from .rule import Chain, Example, Match, Rule
+
+
+def as_data(rule: Rule) -> dict[str, Any]:
+    """The rule as JSON holds it; where it looks and on which condition it fires are in words."""
+    fields = ("code", "name", "family", "since", "status", "severity", "confidence", "formats", "supersedes")
+    texts = ("message", "why", "advice", "references")
+    return {
+        **{name: getattr(rule, name) for name in fields},
+        "looks_for": _places(rule.match),
+        "fires_where": describe(rule.when),
+        **{name: getattr(rule, name) for name in texts},
+        "example": vars(rule.example) if rule.example else None,
+    }
 
 
 def explain(rule: Rule) -> str:
-    """Markdown about one rule: what it looks for, why that hurts, what to do."""
+    """Markdown about one rule: what it looks for, why that hurts, an example, what to do, and its sources."""
     condition = describe(rule.when)
     sections = [
         f"# {rule.code}: {rule.name}",
@@ -15,15 +31,37 @@ def explain(rule: Rule) -> str:
         f"Family: {rule.family}. Since {rule.since} ({rule.status}).",
         "## What it looks for",
         "\n".join(f"- {line}" for line in _places(rule.match))
-        + (f"\n\nIt fires where {condition}." if condition else ""),
+        + (f"\n\nIt fires where {condition}." if condition else "")
+        + _superseded(rule),
         "## Why",
         rule.why,
+        *(_example(rule.example) if rule.example else []),
         "## What to do",
         rule.advice,
+        *(_repaired(rule.example) if rule.example and rule.example.fixed else []),
         "## References",
         "\n".join(f"- {reference}" for reference in rule.references),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _superseded(rule: Rule) -> str:
+    if not rule.supersedes:
+        return ""
+    return f"\n\nWhere it fires, {', '.join(rule.supersedes)} say nothing, and it is as severe as the severest of them."
+
+
+def _example(example: Example) -> list[str]:
+    called = ", ".join(f"`{item}`" for item in example.inputs)
+    return ["## Example", "It fires on", _indented(example.code), *([f"called with {called}."] if called else [])]
+
+
+def _repaired(example: Example) -> list[str]:
+    return ["The example, repaired:", _indented(example.fixed)]
+
+
+def _indented(code: str) -> str:
+    return textwrap.indent(code, "    ")
 
 
 def _places(match: Match) -> list[str]:

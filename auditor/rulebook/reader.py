@@ -38,6 +38,10 @@ class Reader:
             self.fail(name, f"{value!r} does not have the form {pattern}", "rule-bad-value")
         return str(value)
 
+    def flag(self, name: str) -> bool:
+        """A required true or false."""
+        return bool(self._required(name, bool, "true or false"))
+
     def texts(self, name: str, choices: Collection[str] = ()) -> tuple[str, ...]:
         """A required, non-empty list of strings."""
         value = self._required(name, list, "a list of strings")
@@ -70,11 +74,12 @@ class Reader:
     def _line(self, key: str) -> int:
         """Line of the key where it is written, of its table's header or name otherwise, else 1.
 
-        TOML readers keep no positions, so the text is searched; a key written twice gives its first line.
+        TOML readers keep no positions, so the text is searched, table by table on the way to the key; of tables in a list
+        the first that has the key is taken.
         """
-        owner = re.sub(r"\[\d+\]", "", self.key).rpartition(".")[2]
-        for name in (key, owner):
-            found = name and re.search(rf"(?m)(?:^\s*|[{{,]\s*|^\[+[\w.]*){re.escape(name)}(?:\s*=|\]|\.)", self._text)
-            if found:
-                return self._text.count("\n", 0, found.end()) + 1
-        return 1
+        at = 0
+        for name in [*re.sub(r"\[\d+\]", "", self.key).split("."), key]:
+            pattern = rf"(?:^\s*|[{{,]\s*|^\[+[\w.]*){re.escape(name)}(?:\s*=|\]|\.)"
+            found = re.compile(pattern, re.MULTILINE).search(self._text, at) if name else None
+            at = found.end() if found else at
+        return self._text.count("\n", 0, at) + 1

@@ -36,6 +36,53 @@ reason = "its input is normalised before"
 ```
 """
 
+_OWN = """\
+## Rules of your own
+
+One file a rule, `DIR/<family>/<CODE>-<name>.toml`, given with `--rules DIR`. A file that does not fit is refused by line and
+key.
+
+```toml
+code = "OWN001"                   # three letters, the same for the whole family, and three digits
+name = "tangent-near-a-pole"      # the bad thing
+since = "1.0.0"
+status = "stable"                 # or preview; retired: kept, never fires
+severity = "warning"              # error, warning, info
+confidence = "medium"             # high, medium, low
+formats = ["fp16", "bf16"]
+# supersedes = ["RED009"]         # more general rules that say nothing where this one fires
+measurable = true                 # optional: whether running the operation low can bear the rule out
+when = [                          # all of them; { any = [...] } and { not = ... } nest
+    { fact = "upcast", equals = false },
+    { fact = "output_max_abs", above = 100 },
+]
+message = "a tangent reaches {output_max_abs:.3g}: its poles amplify what its argument lost"
+why = "Near a pole the result is inversely proportional to the distance from it."
+advice = \"\"\"
+Compute the angle and its tangent in FP32:
+
+    y = torch.tan(x.float()).to(x.dtype)
+\"\"\"
+references = ["Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002: https://doi.org/10.1137/1.9780898718027"]
+
+[example]                         # optional: what `explain` shows, forward(...) or a module called model
+inputs = ["torch.tensor([1.5, 1.565])"]
+code = "def forward(x): return torch.tan(x)"
+fixed = "def forward(x): return torch.tan(x.float()).to(x.dtype)"
+
+[match]                           # everything given must hold
+ops = ["aten.tan"]                # in full, without overload, or with wildcards
+# position = "last"               # first or last layer with weights
+# owner_type = "Decoder*"         # class of the module
+# [[match.chain]]                 # operations in a graph, reshapes and casts left out; several are alternatives
+# paths = ["x > square > sum > guard? > root"]   # `?`: may be missing
+# report = "square"
+# [match.chain.nodes.square]      # and one table for each of the others
+# ops = ["aten.pow.Tensor_Scalar", "aten.mul.Tensor"]
+# when = [{ fact = "squares", equals = true }]
+```
+"""
+
 _FACTS_HEAD = """\
 ## Facts
 
@@ -45,12 +92,13 @@ is not known holds neither way, so a rule fires only on what is known.
 
 
 def reference(rules: Sequence[Rule]) -> str:
-    """Markdown: an overview, every rule in full by family, how to choose among findings, and the table of facts."""
+    """Markdown: an overview, every rule by family, how to choose among findings and to add rules, and the table of facts."""
     families = [
         "\n".join([f"## {family.capitalize()}\n", *(_demoted(explain(rule)) for rule in group)])
         for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
     ]
-    return "\n".join([_HEAD, _overview(rules), *families, _SETTINGS, _FACTS_HEAD, _comparisons(), _facts()])
+    rest = [_SETTINGS, _OWN, _FACTS_HEAD, _comparisons(), _facts()]
+    return "\n".join([_HEAD, _overview(rules), *families, *rest])
 
 
 def _overview(rules: Sequence[Rule]) -> str:

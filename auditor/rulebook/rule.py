@@ -56,8 +56,25 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Example:
+    """Code on which a rule fires, and the same code repaired ("" where there is nothing to repair).
+
+    code, fixed: Python that defines `forward(...)`, or a module called `model`, with torch, nn and F at hand. inputs:
+    one Python expression for each tensor that it is called with.
+    """
+
+    code: str
+    fixed: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Rule:
-    """One way for a model to be hurt by a format. status: stable | preview | retired (kept, never fires)."""
+    """One way for a model to be hurt by a format. status: stable | preview | retired (kept, never fires).
+
+    supersedes: codes of more general rules, which say nothing where this one fires; it then speaks with the highest
+    severity and confidence among them. measurable: whether running one operation low can bear the rule out.
+    """
 
     code: str
     name: str
@@ -74,3 +91,6 @@ class Rule:
     advice: str
     references: tuple[str, ...]
     path: Path
+    example: Example | None = None
+    supersedes: tuple[str, ...] = ()
+    measurable: bool = True

@@ -19,13 +19,14 @@ from .rule import (
     Chain,
     ChainNode,
     Condition,
+    Example,
     Match,
     Rule,
 )
 
 _KEYS = (
     *("code", "name", "since", "status", "severity", "confidence", "formats"),
-    *("match", "when", "message", "why", "advice", "references"),
+    *("match", "when", "message", "why", "advice", "references", "example", "supersedes", "measurable"),
 )
 _GROUPS = ("all", "any", "not")
 _SAMPLES: dict[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts": ("x",), "numbers": (1.0,)}
@@ -56,10 +57,23 @@ def parse_rule(path: Path, text: str, table: dict[str, Any]) -> Rule:
         advice=reader.text("advice").strip("\n"),
         references=reader.texts("references"),
         path=path,
+        example=_example(reader.reader("example")) if "example" in table else None,
+        supersedes=reader.texts("supersedes") if "supersedes" in table else (),
+        measurable=reader.flag("measurable") if "measurable" in table else True,
     )
     if path.stem != f"{rule.code}-{rule.name}":
         reader.fail("name", f"the file must be called {rule.code}-{rule.name}.toml", "rule-bad-value")
     return rule
+
+
+def _example(reader: Reader) -> Example:
+    reader.allow(("code", "fixed", "inputs"))
+    has = reader.table.keys()
+    return Example(
+        code=reader.text("code").strip("\n"),
+        fixed=reader.text("fixed").strip("\n") if "fixed" in has else "",
+        inputs=reader.texts("inputs") if "inputs" in has else (),
+    )
 
 
 def _match(reader: Reader) -> Match:

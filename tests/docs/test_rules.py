@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+from auditor.classify import classify
 from auditor.facts import FACTS
 from auditor.rulebook import load_rules, reference
+from tests.capturing import captured
+from tests.rules.examples import example
 
 
 def text(root) -> str:
@@ -36,3 +39,14 @@ def test_severity_and_formats_stand_in_the_overview(root):
     for rule in load_rules():
         row = next(line for line in text(root).splitlines() if line.startswith(f"| [{rule.code}]"))
         assert row.endswith(f"| {rule.severity} | {rule.confidence} | {', '.join(rule.formats)} |")
+
+
+def test_the_rule_shown_to_those_who_write_their_own_is_one(root, tmp_path):
+    shown = re.search(r"(?s)## Rules of your own\n.*?```toml\n(.*?)```", text(root))[1]
+    path = tmp_path / "own" / "OWN001-tangent-near-a-pole.toml"
+    path.parent.mkdir()
+    path.write_text(shown)
+    (rule,) = load_rules([tmp_path])
+    model, inputs = example(rule)
+    toy = captured(model, *inputs)
+    assert [finding.node for finding in classify(toy.capture, toy.facts, [rule])] == ["tan"]

@@ -71,7 +71,7 @@ CASES = (
     Case("exponential of 9.5", *on(torch.exp, ONES * 9.5), {"ACT001": {"exp"}}),
     Case("sinh of 10", *on(torch.sinh, ONES * 10), {"ACT001": {"sinh"}}),
     Case("exponential of 8", *on(torch.exp, ONES * 8), {}, ("ACT001",)),
-    Case("exponential of 12", *on(torch.exp, ONES * 12), {}, ("ACT001",)),
+    Case("exponential of 12", *on(torch.exp, ONES * 12), {"SFT004": {"exp"}}, ("ACT001",)),
     Case("exponential, clamped", *on(lambda x: x.clamp(max=9.5).exp(), ONES * 12), {}, ("ACT001",)),
     # a row of four ones times 20000: 80000 > 65504
     Case("large layer", lambda: weighted(20000.0), (ONES,), {"ACT002": {"linear"}}, ("ACT005",)),
@@ -79,6 +79,8 @@ CASES = (
     Case("large layer, upcast", lambda: Upcast(weighted(20000.0)), (ONES,), {}, ("ACT002", "ACT005")),
     Case("what overflowed before", *on(lambda x: x - 1, ONES * 1e6), {}, ("ACT002",)),
     Case("a literal beyond FP16", *on(lambda x: x * 1e6, ONES), {}, ("ACT002",)),
+    # 300 * 301 = 90300 > 65504, and a gated product by its form
+    Case("gate, large", *on(gated, ONES * 300, ONES * 301), {"ACT003": {"mul"}}, ("ACT002",)),
     # 300 * 100 = 30000: 1.1 doublings left
     Case("gate", *on(gated, ONES * 300, ONES * 100), {"ACT003": {"mul"}}, ("ACT002",)),
     Case("gate by sigmoid", *on(gated_by_sigmoid, ONES, ONES * 9000), {"ACT003": {"mul"}}),

@@ -26,6 +26,11 @@ def scaled_before(q: Tensor) -> Tensor:
     return torch.softmax((q * 0.125) @ q.transpose(-1, -2), -1) @ q
 
 
+def scaled_before_masked(q: Tensor) -> Tensor:
+    scores = (q * 0.125) @ q.transpose(-1, -2)
+    return torch.softmax(scores.masked_fill(MASK, float("-inf")), -1) @ q
+
+
 def scaled_after_upcast(q: Tensor) -> Tensor:
     scores = q.float() @ q.float().transpose(-1, -2) / 8.0
     return torch.softmax(scores, -1).to(q.dtype) @ q
@@ -100,9 +105,10 @@ CASES = (
     ),
     Case("scaled after, masked", *on(scaled_after_masked, QUERY), {"ATT001": {"einsum"}}, ("ATT002", "CON001")),
     # q.q sums eight squares of up to 300: 8 * 90000 > 65504
-    Case("scaled after, large", *on(scaled_after, QUERY * 300), {"ATT001": {"matmul"}, "ATT002": {"matmul"}}),
+    Case("scaled after, large", *on(scaled_after, QUERY * 300), {"ATT001": {"matmul"}}, ("ATT002", "ACT002")),
     # an eighth of the sum of eight squares: the mean square of 309 to 400, still above 65504
-    Case("scaled before, large", *on(scaled_before, QUERY * 400), {"ATT002": {"matmul"}}, ("ATT001",)),
+    Case("scaled before, large", *on(scaled_before, QUERY * 400), {"ATT002": {"matmul"}}, ("ATT001", "ACT002")),
+    Case("scaled before, masked, large", *on(scaled_before_masked, QUERY * 400), {"ATT002": {"matmul"}}, ("ATT001",)),
     Case("scaled before", *on(scaled_before, QUERY), {"ATT004": {"matmul_1"}}, ("ATT001", "ATT002", "ATT003")),
     Case("scaled after, upcast", *on(scaled_after_upcast, QUERY * 300), {}, ("ATT001", "ATT002")),
     Case("fused", *on(fused, QUERY), {"ATT003": {"scaled_dot_product_attention"}}, ("ATT001", "ATT004")),

@@ -77,5 +77,6 @@ CASES = (
     Case("tanh cells", lambda: Unrolled(nn.RNNCell(3, 4)), (ramp(1, 20, 3),), {"RNN003": calls("rnn_tanh_cell", 20)}),
     Case("few gru cells", lambda: Unrolled(nn.GRUCell(3, 4)), (ramp(1, 16, 3),), {}, ALL),
     Case("lstm cells", UnrolledLstm, (ramp(1, 20, 3),), {}, ALL),
-    Case("gru, upcast", GruUpcast, (ramp(1, 100, 3),), {}, ALL),
+    # autocast lowers a recurrent layer whatever its input: the upcast is undone
+    Case("gru, upcast", GruUpcast, (ramp(1, 100, 3),), {"BND005": {"gru"}}, ALL),
 )

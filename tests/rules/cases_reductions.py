@@ -101,7 +101,9 @@ CASES = (
     Case("pooled, upcast", *on(pooled_upcast, ramp(2, 64, 4)), {}, ("RED001",)),
     Case("mean", *on(lambda x: x.mean(1), ramp(2, 64, 4)), {}, ("RED001", "RED002")),
     # 64 * 2000 = 128000 > 65504
-    Case("pooled, large", *on(pooled, torch.full((1, 64, 2), 2000.0)), {"RED001": {"sum_1"}, "RED002": {"sum_1"}}),
+    Case("pooled, large", *on(pooled, torch.full((1, 64, 2), 2000.0)), {"RED001": {"sum_1"}}, ("RED002",)),
+    # 20 ** 4 = 160000
+    Case("large product", *on(lambda x: x.prod(-1), torch.full((1, 4), 20.0)), {"RED002": {"prod"}}),
     Case("large total", *on(lambda x: x.cumsum(-1), torch.full((1, 8), 9000.0)), {"RED002": {"cumsum"}}),
     Case("large total, upcast", *on(pooled_upcast, torch.full((1, 64, 2), 2000.0)), {}, ("RED002",)),
     Case("cumsum", *on(lambda x: x.cumsum(-1), ramp(2, 256)), {"RED003": {"cumsum"}}),
@@ -109,6 +111,8 @@ CASES = (
     Case("short cumsum", *on(lambda x: x.cumsum(-1), ramp(300, 2)), {}, ("RED003",)),
     Case("cumsum in float32", *on(lambda x: torch.cumsum(x, -1, dtype=torch.float32), ramp(2, 256)), {}, ("RED003",)),
     Case("variance by difference", *on(variance, ramp(2, 8)), {"RED004": {"sub"}}),
+    # the mean square is 10000, the variance 0.3 ** 2: 17 bits cancel
+    Case("small variance", *on(variance, 100 + ramp(2, 8, scale=0.3)), {"RED004": {"sub"}}, ("RED009",)),
     Case("variance of squares", *on(variance_of_squares, ramp(2, 8)), {"RED004": {"sub"}}),
     Case("variance, upcast", *on(variance_upcast, ramp(2, 8)), {}, ("RED004",)),
     Case("variance in two passes", *on(variance_in_two_passes, ramp(2, 8)), {}, ("RED004",)),

@@ -40,6 +40,20 @@ def shifted_upcast(x: Tensor) -> Tensor:
     return (e / e.sum(-1, keepdim=True)).to(x.dtype)
 
 
+def log_softmax(x: Tensor) -> Tensor:
+    shifted = x - x.amax(-1, keepdim=True)
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+def log_softmax_from_the_logits(x: Tensor) -> Tensor:
+    top = x.max(-1, keepdim=True)[0]
+    return x - (torch.log((x - top).exp().sum(-1, keepdim=True)) + top)
+
+
+def log_softmax_upcast(x: Tensor) -> Tensor:
+    return log_softmax(x.float()).to(x.dtype)
+
+
 def gate(x: Tensor) -> Tensor:
     return torch.exp(x) / (1 + torch.exp(-x))  # exponentials and a quotient, but no sum over an axis
 
@@ -59,7 +73,7 @@ CASES = (
         lambda: Function(lambda x: x.log_softmax(-1)),
         (ramp(2, 8),),
         {"SFT001": {"log_softmax"}},
-        ("SFT005",),
+        ("SFT005", "SFT007"),
     ),
     Case(
         "softmax in float32",
@@ -78,7 +92,11 @@ CASES = (
     Case("unshifted", lambda: Function(unshifted), (ramp(2, 8),), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
     # exp(20) = 4.9e8; halved, exp(10) = 22026 fits
     Case(
-        "unshifted, large", lambda: Function(unshifted), (ramp(2, 8, scale=20),), {"SFT002": {"exp"}, "SFT004": {"exp"}}
+        "unshifted, large",
+        lambda: Function(unshifted),
+        (ramp(2, 8, scale=20),),
+        {"SFT002": {"exp"}},
+        ("SFT004", "ACT001"),
     ),
     Case(
         "unshifted, guarded",
@@ -91,6 +109,14 @@ CASES = (
     Case("shifted by max", lambda: Function(shifted_by_max_values), (ramp(2, 8),), {"SFT003": {"exp"}}, ("SFT002",)),
     Case("unshifted, upcast", lambda: Function(unshifted_upcast), (ramp(2, 8, scale=20),), {}, (*HAND, "SFT004")),
     Case("shifted, upcast", lambda: Function(shifted_upcast), (ramp(2, 8),), {}, HAND),
+    Case("log softmax by hand", lambda: Function(log_softmax), (ramp(2, 8),), {"SFT007": {"sum_1"}}, (*HAND, "RED005")),
+    Case(
+        "log softmax by hand, from the logits",
+        lambda: Function(log_softmax_from_the_logits),
+        (ramp(2, 8),),
+        {"SFT007": {"sum_1"}},
+    ),
+    Case("log softmax by hand, upcast", lambda: Function(log_softmax_upcast), (ramp(2, 8),), {}, ("SFT007",)),
     Case("a gate", lambda: Function(gate), (ramp(2, 8),), {}, HAND),
     # expm1(12) = 162754
     Case("expm1", lambda: Function(torch.expm1), (ramp(2, 8, scale=12),), {"SFT004": {"expm1"}}),

@@ -118,6 +118,10 @@ CASES = (
     Case("three channels", convolution(3, 16), (ramp(1, 3, 8, 8),), {"HWR001": {"conv2d"}, "HWR002": {"conv2d"}}),
     Case("sixteen channels", convolution(16, 8), (ramp(1, 16, 8, 8),), {"HWR002": {"conv2d"}}, ("HWR001",)),
     Case("multiples of eight", linear(16, 24), (ramp(8, 16),), {}, ("HWR001", "HWR002")),
+    Case("26 rows", linear(16, 24), (ramp(2, 13, 16),), {"HWR003": {"linear"}}, ("HWR001",)),
+    Case("20 rows", linear(16, 8), (ramp(20, 16),), {"HWR003": {"linear"}}),
+    Case("32 rows", linear(16, 24), (ramp(2, 16, 16),), {}, ("HWR003",)),
+    Case("six rows", linear(16, 24), (ramp(6, 16),), {}, ("HWR003",)),
     Case("few numbers", linear(3, 5), (ramp(2, 3),), {}, ("HWR001",)),
     Case("no layer", lambda: Function(torch.exp), (ramp(2, 4),), {}, ("HWR001", "HWR002")),
 )

@@ -46,9 +46,31 @@ def test_a_finding_speaks_in_the_users_terms() -> None:
     assert (finding.severity, finding.formats, finding.owner) == ("error", ("fp16",), "")
     assert finding.source is not None
     assert finding.source.startswith("test_classify.py:")
-    assert finding.evidence == {"constant_max_abs": 1e9, "upcast": False}
+    assert finding.evidence == {"constants_beyond": ("fp16", "fp8_e4m3", "fp8_e5m2"), "upcast": False, "constant_max_abs": 1e9}
     assert finding.agrees is None
     assert "masked_fill" in finding.advice
+
+
+class Scores(nn.Module):
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1)
+
+
+def test_the_most_specific_rule_speaks_with_the_severity_of_those_it_supersedes() -> None:
+    toy = captured(Scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
+    (found,) = (item for item in classify(toy.capture, toy.facts, RULES) if item.node == "matmul")
+    assert (found.rule, found.severity, found.confidence, found.declared) == ("ATT001", "error", "high", "warning")
+    alone = [rule for rule in RULES if rule.code != "ATT001"]
+    assert [item.rule for item in classify(toy.capture, toy.facts, alone) if item.node == "matmul"] == ["ATT002"]
+    small = captured(Scores(), torch.ones(1, 2, 4))
+    (found,) = (item for item in classify(small.capture, small.facts, RULES) if item.node == "matmul")
+    assert (found.rule, found.severity, found.confidence) == ("ATT001", "warning", "low")
+
+
+def test_a_finding_carries_what_reporters_need_of_its_rule() -> None:
+    (finding,) = (item for item in classify(TOY.capture, TOY.facts, RULES) if item.rule == "CON001")
+    (rule,) = (rule for rule in RULES if rule.code == "CON001")
+    assert (finding.declared, finding.references, finding.measurable) == (rule.severity, rule.references, True)
 
 
 def test_a_retired_rule_stays_silent() -> None:

@@ -83,6 +83,16 @@ def test_gemm_alignment(function: object, shapes: list[tuple[int, ...]], node: s
     assert facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node].gemm_alignment == expected
 
 
+def test_rows_and_what_padding_costs() -> None:
+    facts = facts_of(lambda a, b: F.linear(a, b), torch.ones(2, 13, 20), torch.ones(10, 20)).facts["linear"]
+    assert facts.gemm_m_alignment == 2  # 26 rows
+    assert facts.gemm_padding == pytest.approx(24 * 16 / (20 * 10) - 1)
+    convolved = facts_of(lambda a, b: F.conv2d(a, b), torch.ones(1, 3, 6, 6), torch.ones(16, 3, 3, 3)).facts["conv2d"]
+    assert convolved.gemm_m_alignment == 16  # 4 * 4 positions
+    assert convolved.gemm_padding == pytest.approx(8 / 3 - 1)
+    assert facts_of(torch.exp, torch.ones(2)).facts["exp"].gemm_padding is None
+
+
 def test_the_short_name_of_an_operation() -> None:
     facts = facts_of(lambda x: torch.linalg.vector_norm(x).view(1), torch.ones(2)).facts
     assert [fact.operation for fact in facts.values()] == ["linalg_vector_norm", "view"]
@@ -186,6 +196,52 @@ def test_constants_are_literals_not_axes_or_exponents_of_ten() -> None:
     assert (facts["add"].eps, facts["clamp"].eps) == (1e-6, None)
 
 
+@pytest.mark.parametrize(
+    ("literal", "beyond", "lost", "as_one"),
+    [
+        (65504.0, ("fp8_e4m3", "fp8_e5m2"), (), ()),  # FP16's largest
+        (65519.0, ("fp8_e4m3", "fp8_e5m2"), (), ()),  # rounds down to it; 65520 does not
+        (65520.0, ("fp16", "fp8_e4m3", "fp8_e5m2"), (), ()),
+        (
+            3.4e38,
+            ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
+            (),
+            (),
+        ),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
+        (449.0, ("fp8_e4m3",), (), ()),  # ends at 448, has no infinity
+        (1e-6, (), ("fp8_e4m3", "fp8_e5m2"), ()),  # half of 2**-9 and of 2**-16 are 9.8e-4 and 7.6e-6
+        (2.9e-8, (), ("fp16", "fp8_e4m3", "fp8_e5m2"), ()),  # half of 2**-24 is 2.98e-8
+        (1 - 2**-11, (), (), ("bf16", "fp8_e4m3", "fp8_e5m2")),  # FP16's and TF32's neighbour of 1
+        (1 - 1e-4, (), (), ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")),
+        (1 + 2**-10, (), (), ("bf16", "fp8_e4m3", "fp8_e5m2")),
+        (0.5, (), (), ()),
+    ],
+)
+def test_literals_against_the_formats(
+    literal: float, beyond: tuple[str, ...], lost: tuple[str, ...], as_one: tuple[str, ...]
+) -> None:
+    facts = facts_of(lambda x: x * literal, torch.ones(2)).facts["mul"]
+    assert (facts.constants_beyond, facts.constants_lost, facts.constants_as_one) == (beyond, lost, as_one)
+
+
+def test_what_autocast_does_to_an_operation() -> None:
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        bilinear = F.bilinear(x, y, torch.ones(1, 2, 2))
+        return [x @ y, x.softmax(-1), x.exp(), x.relu(), bilinear, F.binary_cross_entropy(x, y), x.sum()]
+
+    facts = facts_of(function, torch.ones(2, 2), torch.ones(2, 2)).facts
+    assert {fact.operation: fact.autocast for fact in facts.values() if fact.operation != "ones"} == {
+        "matmul": "lower",
+        "softmax": "fp32_unless_dtype",
+        "exp": "fp32",
+        "relu": "none",
+        "bilinear": "promote",
+        "binary_cross_entropy": "banned",
+        "sum": "fp32_unless_dtype",
+    }
+    assert captured(nn.LSTM(2, 2), torch.ones(2, 1, 2)).facts["lstm"].autocast == "lower"
+
+
 def test_literals_that_follow_the_dtype_are_left_out() -> None:
     facts = facts_of(lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), torch.ones(2, 2)).facts
     assert facts["masked_fill"].constants == ()
@@ -195,7 +251,7 @@ def test_ranges_of_activations_weights_and_buffers() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[4.0, 0.0], [0.5, -8.0]]))
-    model[1].running_var.fill_(100.0)
+    model[1].running_var.copy_(torch.tensor([100.0, 0.25]))
     facts = captured(model, torch.tensor([[2.0, 1.0]])).facts
     linear, norm = facts["linear"], facts["_native_batch_norm_legit_no_training"]
     assert (linear.weight_max_abs, linear.weight_min_abs, linear.buffer_max_abs) == (8.0, 0.5, None)
@@ -203,7 +259,7 @@ def test_ranges_of_activations_weights_and_buffers() -> None:
     assert (linear.output_max_abs, linear.output_min_abs) == (8.0, 7.0)  # 4 * 2 and 0.5 * 2 - 8
     assert linear.headroom_bits_fp16 == pytest.approx(math.log2(65504 / 8))
     assert linear.headroom_bits_bf16 == pytest.approx(math.log2(torch.finfo(torch.bfloat16).max / 8))
-    assert norm.buffer_max_abs == 100.0
+    assert (norm.buffer_max_abs, norm.buffer_min_abs) == (100.0, 0.25)  # the mean is zero
     assert norm.input_max_abs == 8.0
 
 

@@ -25,6 +25,10 @@ def finding(
     return Finding(rule, rule.lower(), node, owner, "aten.exp.default", None, severity, "high", formats, "m", "w", "a")
 
 
+def unmeasurable(rule: str, node: str, owner: str) -> Finding:
+    return replace(finding(rule, node, owner), measurable=False)
+
+
 def codes(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
     return [(item.rule, item.node) for item in findings]
 
@@ -75,7 +79,8 @@ def test_the_whole_model_is_no_module_that_explains_its_operations() -> None:
 
 
 def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain_nothing() -> None:
-    rules = [finding(code, "a", "head") for code in ("TRN001", "COL001", "HWR001", "MSR001")]
+    rules = [unmeasurable(code, "a", "head") for code in ("TRN001", "COL001", "HWR001")]
+    rules.append(finding("MSR001", "a", "head"))
     assert [(item.rule, item.agrees) for item in confronted(rules, {"a": {"fp16": UNSAFE}})] == [
         ("TRN001", None),
         ("COL001", None),
@@ -83,6 +88,20 @@ def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain
         ("MSR001", True),
     ]
     assert [item.severity for item in confronted(rules[:3], {"a": {"fp16": SAFE}})] == ["warning"] * 3
+
+
+def test_whether_a_rule_can_be_measured_stands_in_its_file() -> None:
+    families = {rule.family for rule in RULES if not rule.measurable}
+    assert families == {"training", "collectives", "hardware", "settings"}
+    assert all(rule.measurable == (rule.family not in families) for rule in RULES)
+
+
+def test_what_the_author_raised_is_not_reported_as_unforeseen() -> None:
+    toy = captured(Raised(), torch.ones(2, 4))
+    verdicts = {name: {"fp16": UNSAFE, "bf16": UNSAFE} for name in toy.facts}
+    facts = gather(toy.capture, Raised(), toy.ranges, verdicts)
+    found = confronted(classify(toy.capture, facts, RULES), verdicts)
+    assert codes(found) == [(code, node) for node in ("cast_1", "cos") for code in ("MSR001", "MSR002")]
 
 
 def test_one_format_does_not_explain_the_other() -> None:
@@ -96,6 +115,11 @@ def test_one_format_does_not_explain_the_other() -> None:
 class Toy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.tanh().cos()
+
+
+class Raised(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() / 3.0).tan().to(x.dtype).cos()
 
 
 def test_facts_of_the_measurement_fire_their_rules() -> None:

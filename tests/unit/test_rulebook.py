@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from auditor.errors import AuditorError, RuleError
 from auditor.facts import NodeFacts
 from auditor.resources import resource_dir
-from auditor.rulebook import Condition, Matcher, evaluate, explain, facts_used, load_rules
+from auditor.rulebook import Condition, Example, Matcher, as_data, evaluate, explain, facts_used, load_rules
 from auditor.rulebook.conditions import describe
 from auditor.rulebook.patterns import op_matches
 from tests.capturing import Function, captured
@@ -76,6 +78,17 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ('ops = ["aten.sum"]', "", 14, "says nothing", "rule-missing-key"),
         ('ops = ["aten.sum"]', 'position = "middle"', 15, "match.position: 'middle' is not one of", "rule-bad-value"),
         ('why = "because"', "why = ", 10, "file:", "rule-not-toml"),
+        (
+            'formats = ["fp16"]',
+            'formats = ["fp16"]\nmeasurable = 1',
+            8,
+            "must be true or false, not int",
+            "rule-bad-type",
+        ),
+        ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 8, "no rule is called", "rule-bad-value"),
+        ("[match]", "[example]\ncode = 3\n\n[match]", 15, "example.code: must be a string", "rule-bad-type"),
+        ("[match]", '[example]\ncod = "x"\n\n[match]', 15, "example.cod: unknown key", "rule-unknown-key"),
+        ("[match]", '[example]\nfixed = "x"\n\n[match]', 14, "example.code: is missing", "rule-missing-key"),
     ],
 )
 def test_a_malformed_file_is_refused_by_file_line_and_key(
@@ -129,6 +142,63 @@ def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as prefix:
         load_rules([tmp_path])
     assert prefix.value.slug == "rule-prefix"
+
+
+SECOND = RULE.replace("TST001", "TST002")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ('supersedes = ["TST002"]', 'formats = ["fp16", "bf16"]', "TST002 also speaks of bf16, which TST001 does not"),
+        ('supersedes = ["TST002"]', 'formats = ["fp16"]\nsupersedes = ["TST001"]', "TST002 supersedes TST001 in turn"),
+        ('supersedes = ["TST001"]', 'formats = ["fp16"]', "TST001 supersedes TST001 in turn"),
+    ],
+)
+def test_a_rule_supersedes_only_what_it_can_stand_for(tmp_path: Path, first: str, second: str, words: str) -> None:
+    path = write(tmp_path, RULE.replace('formats = ["fp16"]', f'formats = ["fp16"]\n{first}'))
+    write(tmp_path, SECOND.replace('formats = ["fp16"]', second), stem="TST002-bad-thing")
+    with pytest.raises(RuleError) as caught:
+        load_rules([tmp_path])
+    assert str(caught.value) == f"{path}:8: supersedes: {words}"
+
+
+EXAMPLE = """[example]
+inputs = ["torch.ones(4)"]
+code = "def forward(x): return x.sum()"
+fixed = "def forward(x): return x.mean()"
+
+"""
+
+
+def test_an_example_is_read_and_explained(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
+    (rule,) = load_rules([tmp_path])
+    assert rule.example == Example(
+        "def forward(x): return x.sum()", "def forward(x): return x.mean()", ("torch.ones(4)",)
+    )
+    sections = re.findall(r"(?m)^## (.+)$", explain(rule))
+    assert sections == ["What it looks for", "Why", "Example", "What to do", "References"]
+    for line in (rule.example.code, rule.example.fixed):
+        assert f"\n    {line}\n" in explain(rule)
+    assert "called with `torch.ones(4)`" in explain(rule)
+
+
+def test_a_rule_of_ones_own_needs_no_example(tmp_path: Path) -> None:
+    write(tmp_path)
+    (rule,) = load_rules([tmp_path])
+    assert rule.example is None
+    assert "## Example" not in explain(rule)
+
+
+def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
+    (rule,) = load_rules([tmp_path])
+    data = json.loads(json.dumps(as_data(rule)))
+    assert data["looks_for"] == ["operations: `aten.sum`"]
+    assert data["fires_where"] == "reduction_length above 8 elements"
+    assert data["example"]["inputs"] == ["torch.ones(4)"]
+    assert {"code", "name", "family", "why", "advice", "message", "references", "supersedes"} <= data.keys()
 
 
 def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def test_epsilon_and_tiny() -> None:
     }
 
 
+def test_one_less_epsilon() -> None:
+    found = capture_of(Function(lambda x: x.clamp(max=1 - torch.finfo(x.dtype).eps)), X)
+    name = only(found, "clamp").name
+    assert found.constants["fp16"] == {name: {2: 1 - 2.0**-10}}
+    assert found.constants["bf16"] == {name: {2: 1 - 2.0**-7}}
+
+
 def test_a_cast_back_to_the_dtype_of_the_input() -> None:
     found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), X)
     up, down = nodes_by_op(found, "to")

@@ -43,6 +43,18 @@ def test_everything_code_scanning_asks_for_is_there(hostile):
         assert result["partialFingerprints"]["primaryLocationLineHash"]
 
 
+def test_a_rule_keeps_the_severity_of_its_file_where_the_measurement_refutes_a_finding():
+    audit = make_audit(60)
+    cited = ("Someone, A paper, 2020: https://example.org/paper",)
+    refuted = [replace(f, severity="info", declared="error", agrees=False, references=cited) for f in audit.findings]
+    found = run(replace(audit, findings=tuple(refuted)))
+    rules = found["tool"]["driver"]["rules"]
+    assert {rule["defaultConfiguration"]["level"] for rule in rules} == {"error"}
+    assert {rule["helpUri"] for rule in rules} == {"https://example.org/paper"}
+    assert all(cited[0] in rule["help"]["markdown"] for rule in rules)
+    assert {result["level"] for result in found["results"]} == {"note"}
+
+
 def fingerprints(audit):
     return [r["partialFingerprints"]["primaryLocationLineHash"] for r in run(audit)["results"]]
 

@@ -1,0 +1,77 @@
+"""The example in each rule file fires its rule, and the repaired one does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from auditor.classify import classify
+from auditor.config import selection
+from auditor.findings import silenced
+from auditor.load import from_object
+from auditor.records import Finding
+from auditor.rulebook import Rule, load_rules
+from tests.capturing import captured
+from tests.rules.examples import Side, example
+from tests.slow.agreement import Specimen, found_in
+
+RULES = load_rules()
+APART = ("linalg", "recurrent")
+"""Families with operations that can not even be traced in half precision; others would lose that trace with them."""
+GROUPS = {
+    **{name: [rule for rule in RULES if rule.family == name] for name in APART},
+    "others": [rule for rule in RULES if rule.family not in (*APART, "measured", "settings")],
+}
+
+
+def fired(rules: list[Rule], *, fixed: bool) -> dict[str, set[str]]:
+    """Codes that fire on each rule's example; captured as one model, which takes a tenth of the time."""
+    parts: list[tuple[str, nn.Module, int]] = []
+    inputs = []
+    for rule in rules:
+        model, tensors = example(rule, fixed=fixed)
+        parts.append((rule.code, model, len(tensors)))
+        inputs += tensors
+    toy = captured(Side(parts), *inputs)
+    found: dict[str, set[str]] = {rule.code: set() for rule in rules}
+    for finding in classify(toy.capture, toy.facts, RULES):
+        found[finding.owner.partition(".")[0]].add(finding.rule)
+    return found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_example_fires_its_rule(group: str) -> None:
+    found = fired(GROUPS[group], fixed=False)
+    assert [code for code, codes in found.items() if code not in codes] == []
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_repaired_example_fires_its_rule(group: str) -> None:
+    repaired = [rule for rule in GROUPS[group] if rule.example and rule.example.fixed]
+    assert [code for code, codes in fired(repaired, fixed=True).items() if code in codes] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_that_warns_shows_a_repair(rule: Rule) -> None:
+    assert rule.example is not None
+    assert rule.example.fixed or rule.severity == "info" or rule.family == "measured"
+
+
+def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_other() -> None:
+    for rule in RULES:
+        if rule.family == "measured":
+            found = found_in(Specimen(rule.code, lambda rule=rule: from_object(*example(rule)), failing=True), RULES)
+            assert {(finding.rule, finding.agrees) for finding in found} == {("MSR001", True), ("MSR002", True)}
+
+
+def test_the_example_of_an_unused_ignore(tmp_path: Path) -> None:
+    (rule,) = (rule for rule in RULES if rule.code == "CFG001")
+    assert rule.example is not None
+    norm = Finding("NRM001", "", "pow_1", "blocks.0.ln", "", None, "warning", "high", ("fp16",), "", "", "")
+    file = tmp_path / "pyproject.toml"
+    file.write_text(rule.example.code)
+    assert [item.rule for item in silenced((norm,), selection(tmp_path), RULES)] == ["NRM001", "CFG001"]
+    file.write_text(rule.example.fixed)
+    assert silenced((norm,), selection(tmp_path), RULES) == ()
