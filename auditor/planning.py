@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from .execute import PolicyInterpreter
+from .nesting import boundaries
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
 from .problem import FORBIDDEN, Problem
@@ -36,7 +37,11 @@ class Trial:
     def error(self, how: Running) -> float:
         """Distance of a low run of the graph from the reference. Raises: UnsupportedInFormat where an operation refuses."""
         interpreter = PolicyInterpreter(
-            self.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
+            self.capture,
+            how.setting,
+            crossing=how.crossing,
+            placeholder_precision=how.placeholder_precision,
+            literals=how.literals,
         )
         with torch.no_grad():
             outputs = interpreter.run(*self.capture.bind(self.model, self.batch))
@@ -108,38 +113,15 @@ def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> floa
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    scopes: dict[str, ScopeChoice] = {}
-    for owner in sorted(chosen.precision, key=lambda path: (path.count(".") + bool(path), path)):
-        precision = chosen.precision[owner]
-        if not owner or precision != _inherited(owner, scopes):
-            because = _because(problem, chosen, owner, findings) if precision == "fp32" else ()
-            scopes[owner] = ScopeChoice(precision, because, _output(problem, owner, chosen.precision))
-    return scopes
-
-
-def _inherited(path: str, scopes: Mapping[str, ScopeChoice]) -> str:
-    while path:
-        path = path.rpartition(".")[0]
-        if path in scopes:
-            return scopes[path].precision
-    return scopes[""].precision
-
-
-def _output(problem: Problem, owner: str, precision: Mapping[str, str]) -> str:
-    """keep: what leaves an FP32 island is read by FP32 scopes alone, or is an output of the model."""
-    if precision[owner] != "fp32":
-        return "cast"
-    inside = {name for name, node in problem.capture.nodes.items() if _within(node.owner, owner)}
-    outside = [
-        node.owner
-        for name, node in problem.capture.nodes.items()
-        if name not in inside and any(source in inside for source in node.inputs)
-    ]
-    return "keep" if all(precision.get(reader, "fp32") == "fp32" for reader in outside) else "cast"
-
-
-def _within(path: str, scope: str) -> bool:
-    return path == scope or path.startswith(f"{scope}.")
+    wrapped = boundaries(problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"))
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            _because(problem, chosen, path, findings) if boundary.precision == "fp32" else (),
+            "keep" if boundary.keeps else "cast",
+        )
+        for path, boundary in wrapped.items()
+    }
 
 
 def _because(problem: Problem, chosen: Candidate, owner: str, findings: Sequence[Finding]) -> tuple[str, ...]:

@@ -33,7 +33,11 @@ class Problem:
         """Dtypes of all nodes when every owner has the given precision."""
         how = running(self.capture, self.strategy, precision, self.format)
         return resolve(
-            self.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
+            self.capture,
+            how.setting,
+            crossing=how.crossing,
+            placeholder_precision=how.placeholder_precision,
+            literals=how.literals,
         )
 
     def forbidden(self, resolution: Resolution, name: str) -> bool:

@@ -81,12 +81,23 @@ class Placeholder:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
+
+    path: str
+    depth: int
+    key: str
+
+
+@dataclass(frozen=True)
 class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
     method: "export" (torch.export) or "concrete" (the path these inputs take, where Python branches on values).
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
+    region_depths: {node: number of module calls open where its region was entered}.
+    calls: {node: the module calls that enclose it, the root's first}.
     outputs: names of the nodes the model returns, in flattened order.
     """
 
@@ -98,6 +109,8 @@ class Capture:
     method: str
     constants: Mapping[str, Mapping[str, Mapping[int | str, Any]]] = field(default_factory=dict)
     regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    region_depths: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
