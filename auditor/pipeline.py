@@ -29,6 +29,7 @@ from .records import Capture, Finding, NodeReport, Progress, Subject
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
+from .tables import table
 from .verdicts import Judgement, judge
 
 
@@ -46,6 +47,7 @@ def run(
     command: str,
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
+    target: str = DEFAULT_DEVICE,
     selection: Selection = EVERYTHING,
 ) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
@@ -53,6 +55,7 @@ def run(
     Raises: AuditorError (its slug names the condition).
     """
     _check_options(formats, strategies, max_error, mode, loss_fn)
+    _check_target(target)
     native = _device(device) == "cuda"
     stages = _Stages(progress)
     with untouched(seed), in_eval(subject.model):
@@ -76,7 +79,7 @@ def run(
             distance=metric or output_error,
             max_error=max_error,
             seed=seed,
-            target=DEFAULT_DEVICE,
+            target=target,
             native=native,
         )
         with stages("baseline", "plain autocast, plain cast"):
@@ -148,6 +151,14 @@ def _check_options(
         raise AuditorError(
             "this version audits the forward pass; use mode inference (its autocast plans also train)",
             slug="no-training",
+        )
+
+
+def _check_target(target: str) -> None:
+    known = table("devices")
+    if target not in known:
+        raise AuditorError(
+            f"there are no figures for {target!r}: target is one of {', '.join(known)}", slug="bad-option"
         )
 
 

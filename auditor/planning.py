@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .execute import PolicyInterpreter
+from .memory import memory_of
 from .nesting import boundaries
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
@@ -17,6 +18,7 @@ from .problem import FORBIDDEN, Problem
 from .records import Batch, Capture, Finding, Plan, ScopeChoice
 from .solve import Candidate, between, candidates, evaluate
 from .strategies import Running, plain, running
+from .tables import table
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
@@ -64,6 +66,10 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
+        note=_unfit(problem),
+        target=problem.device,
+        memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen))),
+        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32"))),
         pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
     )
 
@@ -99,11 +105,23 @@ def _allowed(point: Candidate) -> bool:
 
 def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> float:
     """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses."""
-    precision: Callable[[str], str] = lambda owner: candidate.precision.get(owner, "fp32")  # noqa: E731
     try:
-        return trial.error(running(problem.capture, problem.strategy, precision, problem.format))
+        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format))
     except UnsupportedInFormat:
         return float("inf")
+
+
+def _unfit(problem: Problem) -> str:
+    """A word on devices without arithmetic in the format."""
+    if problem.format in table("devices")[problem.device]:
+        return ""
+    return (
+        f"the {problem.device} has no {problem.format.upper()} arithmetic: its speed-up is that of moving fewer bytes"
+    )
+
+
+def _precision_in(candidate: Candidate) -> Callable[[str], str]:
+    return lambda owner: candidate.precision.get(owner, "fp32")
 
 
 def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> float:
@@ -113,7 +131,7 @@ def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> floa
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    wrapped = boundaries(problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"))
+    wrapped = boundaries(problem.capture, problem.strategy, _precision_in(chosen))
     return {
         path: ScopeChoice(
             boundary.precision,

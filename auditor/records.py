@@ -227,8 +227,19 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes a forward pass needs: its weights and buffers, and the most its inputs and activations take at one time."""
+
+    weights: int
+    activations: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with what it costs and how it held up."""
+    """Precision of every scope under one strategy and format, with what it costs and how it held up.
+
+    target: the device that the speed-up is predicted for; memory, fp32_memory: predicted, with the plan and without.
+    """
 
     name: str
     strategy: str
@@ -242,6 +253,9 @@ class Plan:
     verification: Verification | None = None
     pareto: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    target: str | None = None
+    memory: Memory | None = None
+    fp32_memory: Memory | None = None
 
 
 @dataclass(frozen=True)

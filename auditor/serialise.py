@@ -57,6 +57,9 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "failure": checked.failure if checked else None,
         "low_precision_flops": _number(plan.low_precision_flops),
         "predicted_speedup": _number(plan.predicted_speedup),
+        "target": plan.target,
+        "predicted_memory": vars(plan.memory) if plan.memory else None,
+        "fp32_memory": vars(plan.fp32_memory) if plan.fp32_memory else None,
         "pareto": [[_number(error), _number(time)] for error, time in plan.pareto],
     }
 

@@ -187,3 +187,20 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
         plain_error(capture, "cast", "fp16", trial)
+
+
+@pytest.mark.parametrize(
+    ("device", "fmt", "word"), [("T4", "bf16", "no BF16"), ("T4", "fp16", ""), ("H100", "bf16", "")]
+)
+def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "simulated_error", lambda *_: 0.0)
+    problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
+    plan = make_plan(problem, NO_TRIAL, math.inf, ())
+    assert plan.target == device
+    assert word in plan.note
+    assert bool(word) == bool(plan.note)
+    assert plan.predicted_speedup == pytest.approx(plan_times(problem, "fp32") / plan_times(problem, fmt))
+
+
+def plan_times(problem: Problem, precision: str) -> float:
+    return evaluate(problem, dict.fromkeys(owners_of(problem.capture), precision)).seconds
