@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .baselines import baselines_of
 from .calibrate import Calibration, calibrate
 from .capture import capture
 from .classify import classify
@@ -24,13 +25,14 @@ from .guard import untouched
 from .load import in_eval
 from .numerics.metrics import output_error
 from .planning import Distance
-from .plans import Workbench, baselines_of, parameters_of, plans_of, recommend
+from .plans import as_run, parameters_of, plans_of, recommend
 from .records import Capture, Finding, NodeReport, Progress, Subject
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
 from .tables import table
 from .verdicts import Judgement, judge
+from .workbench import Workbench
 
 
 def run(
@@ -85,7 +87,7 @@ def run(
         with stages("baseline", "plain autocast, plain cast"):
             baselines = baselines_of(bench, strategies, formats)
         with stages("plan", "solve, patch, verify"):
-            plans = plans_of(bench, strategies, formats, stages.tick)
+            plans = plans_of(bench, strategies, formats, baselines, stages.tick)
     recommended, reason = recommend(plans, max_error)
     by_node = _rules_by_node(findings)
     return Audit(
@@ -100,7 +102,7 @@ def run(
         nodes=tuple(_report(captured, found, judged, by_node, costs, name) for name in captured.nodes),
         findings=findings,
         plans=plans,
-        baselines=baselines,
+        baselines=as_run(baselines, plans),
         recommended=recommended,
         recommendation=reason,
         seconds=stages.seconds,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .energy import energy_of
 from .execute import PolicyInterpreter
 from .memory import memory_of
 from .nesting import boundaries
@@ -17,7 +18,7 @@ from .outputs import tensor_outputs
 from .problem import FORBIDDEN, Problem
 from .records import Batch, Capture, Finding, Plan, ScopeChoice
 from .solve import Candidate, between, candidates, evaluate
-from .strategies import Running, plain, running
+from .strategies import Running, plain, running, scoped
 from .tables import table
 
 MARGIN = 0.8
@@ -28,16 +29,28 @@ Distance = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]
 
 @dataclass(frozen=True)
 class Trial:
-    """One model on one batch, its FP32 outputs, and the measure of distance that the budget speaks of."""
+    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
 
     capture: Capture
     model: nn.Module
-    batch: Batch
-    reference: Sequence[torch.Tensor]
+    batches: Sequence[Batch]
+    references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
 
-    def error(self, how: Running) -> float:
-        """Distance of a low run of the graph from the reference. Raises: UnsupportedInFormat where an operation refuses."""
+    def error(self, how: Running, enough: float = math.inf) -> float:
+        """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
+
+        Raises: UnsupportedInFormat where an operation refuses.
+        """
+        worst = 0.0
+        for batch, expected in zip(self.batches, self.references, strict=True):
+            found = self.distance(expected, self._run(how, batch))
+            if not found <= enough:
+                return found
+            worst = max(worst, found)
+        return worst
+
+    def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         interpreter = PolicyInterpreter(
             self.capture,
             how.setting,
@@ -46,8 +59,7 @@ class Trial:
             literals=how.literals,
         )
         with torch.no_grad():
-            outputs = interpreter.run(*self.capture.bind(self.model, self.batch))
-        return self.distance(self.reference, tensor_outputs(outputs))
+            return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
 
 def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[Finding]) -> Plan:
@@ -56,10 +68,30 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
     Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
     """
     curve = candidates(problem)
-    chosen = _fastest_that_holds(problem, curve, trial, budget)
+    return _plan(problem, _fastest_that_holds(problem, curve, trial, budget), curve, findings)
+
+
+def plain_plan(problem: Problem) -> Plan:
+    """Everything low: what `torch.autocast` around the model, or a cast of all of it, comes to."""
+    low = dict.fromkeys(energy_of(problem).scopes, problem.format)
+    return _plan(problem, evaluate(problem, low), candidates(problem), ())
+
+
+def fp32_plan(problem: Problem) -> Plan:
+    """Nothing low: where every other plan would do harm."""
+    high = dict.fromkeys(energy_of(problem).scopes, "fp32")
+    return _plan(problem, evaluate(problem, high), candidates(problem), ())
+
+
+def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
+    """Whether the plan runs something low that is unsafe: that one run happens to hold does not make it safe."""
+    return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in energy_of(problem).scopes}))
+
+
+def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findings: Sequence[Finding]) -> Plan:
     slowest = max(curve, key=lambda point: point.seconds).seconds
     return Plan(
-        name=f"{problem.strategy}_{problem.format}",
+        name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
         scopes=scopes_of(problem, chosen, findings),
@@ -89,7 +121,7 @@ def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: 
     probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
     probe = min(probe, holds - 1)
     while holds - fails > 1:
-        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial) <= budget:
+        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial, budget) <= budget:
             holds, probe = probe, max(probe - 1, fails + 1)
         else:
             fails, probe = probe, (probe + holds + 1) // 2
@@ -103,10 +135,13 @@ def _allowed(point: Candidate) -> bool:
     return point.predicted_error < math.sqrt(FORBIDDEN)
 
 
-def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> float:
-    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses."""
+def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough: float = math.inf) -> float:
+    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses.
+
+    enough: once a batch is beyond it, the others are left out.
+    """
     try:
-        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format))
+        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
     except UnsupportedInFormat:
         return float("inf")
 
@@ -122,11 +157,6 @@ def _unfit(problem: Problem) -> str:
 
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:
     return lambda owner: candidate.precision.get(owner, "fp32")
-
-
-def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> float:
-    """Error without a plan: everything under autocast, or everything cast. Raises: UnsupportedInFormat where it cannot run."""
-    return trial.error(running(capture, strategy, plain(fmt), fmt))
 
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:

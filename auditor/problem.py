@@ -29,6 +29,11 @@ class Problem:
     format: str
     device: str
 
+    @property
+    def name(self) -> str:
+        """The name of its plan: `autocast_bf16`."""
+        return f"{self.strategy}_{self.format}"
+
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
         how = running(self.capture, self.strategy, precision, self.format)

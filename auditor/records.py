@@ -260,11 +260,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What happens without a plan: the whole model under plain autocast, or plainly cast. None if it raised."""
+    """What happens without a plan: the whole model under plain autocast, or plainly cast. None if it raised.
+
+    rules_only: the same with FP32 wherever a rule fired; low_precision_flops: of that, the share that is low.
+    """
 
     measured_error: float | None
     finite: bool
     failure: str | None = None
+    low_precision_flops: float | None = None
+    rules_only: Baseline | None = None
 
 
 @dataclass(frozen=True)

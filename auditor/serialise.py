@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .records import FORMAT_VERSION, Finding, NodeReport, Plan
+from .records import FORMAT_VERSION, Baseline, Finding, NodeReport, Plan
 
 if TYPE_CHECKING:
     from .result import Audit
@@ -31,13 +31,22 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "recommendation": audit.recommendation,
         "plans": {name: _plan(plan) for name, plan in audit.plans.items()},
         "baselines": {
-            name: {"measured_error": _number(b.measured_error), "finite": b.finite, "failure": b.failure}
-            for name, b in audit.baselines.items()
+            name: {**_baseline(b), "rules_only": _rules_only(b.rules_only)} for name, b in audit.baselines.items()
         },
         "nodes": [_node(report, audit.formats) for report in audit.nodes],
         "findings": [_finding(finding) for finding in audit.findings],
         "warnings": list(audit.warnings),
     }
+
+
+def _baseline(found: Baseline) -> dict[str, Any]:
+    return {"measured_error": _number(found.measured_error), "finite": found.finite, "failure": found.failure}
+
+
+def _rules_only(found: Baseline | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {**_baseline(found), "low_precision_flops": _number(found.low_precision_flops)}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
