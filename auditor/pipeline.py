@@ -31,8 +31,9 @@ from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
 from .tables import table
+from .units import in_unit, unit_of
 from .verdicts import Judgement, judge
-from .workbench import Workbench
+from .workbench import Workbench, reference
 
 
 def run(
@@ -66,6 +67,8 @@ def run(
             captured = capture(subject, formats)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             found = calibrate(captured, subject, formats, seed, stages.tick)
+        if metric is not None:
+            found = in_unit(found, unit_of(metric, reference(subject, subject.batches[0]), max_error))
         judged = judge(captured, found, formats, max_error)
         with stages("classify", f"{len(rules)} rules"):
             facts = gather(captured, subject.model, found.ranges, judged.verdicts)

@@ -6,9 +6,9 @@ import argparse
 import json
 import random
 
-from auditor.capture.exported import trace_exported
+from auditor.capture import capture
 from auditor.costs import costs_of
-from auditor.load import in_eval
+from auditor.load import from_object, in_eval
 from auditor.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
 from auditor.solve import candidates
@@ -35,7 +35,7 @@ def at_depth(layers: int) -> list[Row]:
     """The whole curve under both strategies: every cut, and every point of it evaluated."""
     model, args = gpt(layers)
     with in_eval(model):
-        graph = trace_exported(model, (args, {}))
+        graph = capture(from_object(model, args), ("bf16",))
     return [timed(drawn(graph, strategy), layers) for strategy in STRATEGIES]
 
 
