@@ -17,6 +17,7 @@ from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
 from .problem import FORBIDDEN, Problem
 from .records import Batch, Capture, Finding, Plan, ScopeChoice
+from .refine import refined
 from .solve import Candidate, between, candidates, evaluate
 from .strategies import Running, plain, running, scoped
 from .tables import table
@@ -107,12 +108,16 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findi
 
 
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
-    """First over the curve, then between the last point that fails and the first that holds."""
+    """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
     found = _bisect(problem, curve, trial, budget)
-    if found == 0:
-        return curve[0]
-    finer = between(problem, curve[found - 1], curve[found])
-    return finer[_bisect(problem, finer, trial, budget)]
+    chosen = curve[found]
+    if found > 0:
+        finer = between(problem, curve[found - 1], curve[found])
+        chosen = finer[_bisect(problem, finer, trial, budget)]
+    better = refined(problem, chosen, max(budget, chosen.predicted_error))
+    if better is not chosen and simulated_error(problem, better, trial, budget) <= budget:
+        return better
+    return chosen
 
 
 def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:

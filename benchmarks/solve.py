@@ -6,17 +6,17 @@ import argparse
 import json
 import random
 
-from auditor.capture import capture
+from auditor.capture.exported import trace_exported
 from auditor.costs import costs_of
-from auditor.load import from_object, in_eval
+from auditor.load import in_eval
 from auditor.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
 from auditor.solve import candidates
 from auditor.strategies import STRATEGIES
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
-from benchmarks.subjects import gpt
+from benchmarks.subjects import vit
 
-LAYERS = (8, 32, 122)
+LAYERS = (16, 64, 240)
 UNSAFE = 0.02
 """Share of the nodes that must not run low."""
 
@@ -33,9 +33,9 @@ COLUMNS = {
 
 def at_depth(layers: int) -> list[Row]:
     """The whole curve under both strategies: every cut, and every point of it evaluated."""
-    model, args = gpt(layers)
+    model, args = vit(layers)
     with in_eval(model):
-        graph = capture(from_object(model, args), ("bf16",))
+        graph = trace_exported(model, (args, {}))
     return [timed(drawn(graph, strategy), layers) for strategy in STRATEGIES]
 
 
