@@ -32,12 +32,14 @@ def audit(
     rules: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    target: str = "A100",
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
     example_inputs: a tensor, a tuple of positional arguments, or a list of such tuples (batches); kwargs: keyword
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
-    candidate)` over the two lists of output tensors. rules: a directory of rules of your own, beside those that ship.
+    candidate)` over the two lists of output tensors. target: the device that times and speed-ups are predicted for, a
+    row of `tables/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     Raises: AuditorError with a slug, and a message that says what to do.
     """
     subject = from_object(model, example_inputs, kwargs or {})
@@ -53,5 +55,6 @@ def audit(
         rules=load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])]),
         seed=seed,
         progress=progress,
+        target=target,
         command="auditor.audit(model, example_inputs)",
     )

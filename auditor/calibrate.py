@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,11 +47,16 @@ def calibrate(
 
 
 def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
-    """Batches that the captured graph is valid for."""
+    """Audited batches that the captured graph is valid for."""
+    return usable(capture, subject, subject.batches)
+
+
+def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
+    """Those of some batches that the captured graph is valid for: of the first batch's shapes, or that batch itself."""
     first = subject.batches[0]
     if capture.method != "export":
-        return [first]
-    return [batch for batch in subject.batches if _shapes(batch) == _shapes(first)]
+        return [batch for batch in batches if batch is first]
+    return [batch for batch in batches if _shapes(batch) == _shapes(first)]
 
 
 def _shapes(batch: Batch) -> str:

@@ -20,6 +20,7 @@ from . import config, publish, verbs
 from .errors import AuditorError, LoadError
 from .progress import reporter
 from .snippets import verb
+from .tables import table
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ def _audit_parser() -> argparse.ArgumentParser:
     )
     add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add(
+        "--target",
+        dest="gpu",
+        metavar="GPU",
+        choices=list(table("devices")),
+        default="A100",
+        help="times are predicted for it: %(choices)s; default %(default)s",
+    )
     add("--mode", choices=("inference", "training"), default="inference", help="default: %(default)s")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
@@ -98,7 +107,8 @@ def _audit_parser() -> argparse.ArgumentParser:
 
 def _configured(parser: argparse.ArgumentParser) -> list[str]:
     """`[tool.auditor]` as options that come before the user's own, so that argparse checks them and the user's win."""
-    options = {action.dest for action in parser._actions if action.option_strings and action.nargs != 0}
+    actions = [action for action in parser._actions if action.option_strings and action.nargs != 0]
+    options = {action.option_strings[-1].removeprefix("--").replace("-", "_") for action in actions}
     return [f"--{name.replace('_', '-')}={value}" for name, value in config.read(Path.cwd(), options).items()]
 
 
@@ -141,6 +151,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
         selection=config.selection(Path.cwd()),
         seed=args.seed,
         progress=progress,
+        target=args.gpu,
         command=args.command,
     )
     return audit, directory

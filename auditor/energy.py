@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
@@ -26,7 +26,8 @@ class Energy:
 
     scopes: {owner: (seconds low, seconds FP32, squared error low)}. pairs: {(producer, consumer): (squared error,
     seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a difference
-    between the two costs `island` seconds. tied: owners that must agree.
+    between the two costs `island` seconds. tied: owners that must agree. shielded: owners that the author runs outside
+    autocast; a scope of their own would switch it on again, so they are low only with the owner above them.
     """
 
     scopes: dict[str, tuple[float, float, float]]
@@ -34,11 +35,20 @@ class Energy:
     tree: dict[str, str]
     tied: set[tuple[str, str]]
     island: float
+    shielded: frozenset[str] = frozenset()
 
     def tied_to(self, owner: str) -> set[str]:
         """Owners that must agree with this one."""
         graph = nx.Graph(list(self.tied))
         return set(nx.node_connected_component(graph, owner)) if owner in graph else set()
+
+    def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
+        """The precisions, with every shielded owner in FP32 where the one above it is."""
+        found = dict(precision)
+        for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
+            if found[self.tree[owner]] == "fp32":
+                found[owner] = "fp32"
+        return found
 
     def multipliers(self) -> list[float]:
         """Geometric steps around the ratio of all time to all error that is at stake."""
@@ -59,6 +69,8 @@ class Energy:
             graph.add(("scope", producer), ("scope", consumer), elapsed)
         for owner, above in self.tree.items():
             graph.add_both(("scope", owner), ("scope", above), self.island)
+            if owner in self.shielded:
+                graph.add(("scope", owner), ("scope", above), float("inf"))
         for a, b in self.tied:
             graph.add_both(("scope", a), ("scope", b), float("inf"))
         _, (_, high_side) = nx.minimum_cut(graph.graph, _LOW, _HIGH)
@@ -119,7 +131,7 @@ def energy_of(problem: Problem) -> Energy:
         for owner in readers:
             charge(owner, 0.0, 0.0, problem.cast_square(name) / len(readers))
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    return Energy(scopes, pairs, tree, _tied(problem), island_seconds(problem))
+    return Energy(scopes, pairs, tree, _tied(problem), island_seconds(problem), _shielded(problem))
 
 
 def island_seconds(problem: Problem) -> float:
@@ -134,6 +146,19 @@ def _users(capture: Capture) -> dict[str, list[str]]:
         for source in node.inputs:
             found.setdefault(source, []).append(node.name)
     return found
+
+
+def _shielded(problem: Problem) -> frozenset[str]:
+    """Owners all of whose operations lie in regions where the author switches autocast off before calling them."""
+    if problem.strategy != "autocast":
+        return frozenset()
+    regions, depths, calls = problem.capture.regions, problem.capture.region_depths, problem.capture.calls
+    free = {
+        node.owner
+        for name, node in problem.capture.nodes.items()
+        if regions.get(name, (True, ""))[0] or len(calls[name]) <= depths[name]
+    }
+    return frozenset({node.owner for node in problem.capture.nodes.values()} - free)
 
 
 def _tied(problem: Problem) -> set[tuple[str, str]]:

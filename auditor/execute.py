@@ -21,17 +21,37 @@ _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region."""
+    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
+
+    wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
+    """
 
     precision: str
     autocast: bool
+    wins: bool = False
+
+    def in_region(self, region: tuple[bool, str] | None) -> Setting:
+        """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
+        if region is None or self.wins:
+            return self
+        return Setting(_NAMES.get(region[1], self.precision), autocast=region[0])
+
+
+Crossing = Callable[[str, str], tuple[str, ...]]
+"""Precisions that a value is converted to, one after the other, on its way from a node to one that reads it."""
+
+
+def straight(source: str, reader: str) -> tuple[str, ...]:
+    """No module is wrapped: values reach their readers as they are."""
+    return ()
 
 
 class PolicyInterpreter(fx.Interpreter):
     """Runs a capture node by node, casting as autocast would and as the boundaries of scopes would.
 
-    setting: what each node's scope asks for; the author's own regions win over it. literals: values of dtype-derived
-    literals, {node: {argument: value}}. observe(node, output) sees every result. Raises UnsupportedInFormat.
+    setting: what each node's scope asks for; the author's own regions win over it. crossing: what the scopes on the way
+    convert. literals: values of dtype-derived literals, {node: {argument: value}}. observe(node, output) sees every
+    result. Raises UnsupportedInFormat.
     """
 
     def __init__(
@@ -39,6 +59,7 @@ class PolicyInterpreter(fx.Interpreter):
         capture: Capture,
         setting: Callable[[str], Setting],
         *,
+        crossing: Crossing = straight,
         placeholder_precision: Mapping[str, str] | None = None,
         literals: Mapping[str, Mapping[int | str, Any]] | None = None,
         observe: Callable[[fx.Node, Any], None] | None = None,
@@ -46,10 +67,10 @@ class PolicyInterpreter(fx.Interpreter):
         super().__init__(capture.graph_module)
         self._capture = capture
         self._setting = setting
+        self._crossing = crossing
         self._placeholders = placeholder_precision or {}
         self._literals = literals or {}
         self._observe = observe
-        self._inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
 
     def run_node(self, n: fx.Node) -> Any:
         """Result of one node, in the dtype its scope and autocast give it."""
@@ -64,6 +85,8 @@ class PolicyInterpreter(fx.Interpreter):
                 node = self._capture.nodes[n.name]
                 where = f"{node.owner or 'the model'} ({node.source or node.op})"
                 raise UnsupportedInFormat(f"{error} in {where}") from error
+        elif n.op == "output":
+            result = self._arrived(n, n.args)[0]
         else:
             result = super().run_node(n)
         if self._observe is not None:
@@ -71,39 +94,27 @@ class PolicyInterpreter(fx.Interpreter):
         return result
 
     def _call(self, n: fx.Node) -> Any:
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = self._arrived(n, n.args), self._arrived(n, n.kwargs)
         setting = self._setting(n.name)
         if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
             args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
-        args, kwargs = self._cross_boundaries(n, setting, args, kwargs)
-        region = self._capture.regions.get(n.name)
-        if region is not None:  # the author's own word
-            setting = Setting(_NAMES.get(region[1], setting.precision), autocast=region[0])
+        setting = setting.in_region(self._capture.regions.get(n.name))
         if setting.autocast:
             args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
         result = run_op(target_of(n), args, kwargs)
         cast = self._literals.get(n.name, {}).get("result")
         return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
 
-    def _cross_boundaries(
-        self, n: fx.Node, setting: Setting, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Casts that a wrapped scope makes on what enters it from a scope of another precision."""
-        crossing = {
-            source for source in n.all_input_nodes if self._precision_at(source.name) not in (None, setting.precision)
-        }
-        if not crossing or (setting.autocast and setting.precision != "fp32"):
-            return args, kwargs  # autocast casts by itself what must be low
-        convert = raised if setting.precision == "fp32" else lambda x: lowered(x, DTYPES[setting.precision])
-        picked = {id(self.env[source]) for source in crossing}
-        leaf = lambda x: convert(x) if id(x) in picked else x  # noqa: E731
-        return pytree.tree_map(leaf, args), pytree.tree_map(leaf, kwargs)
+    def _arrived(self, n: fx.Node, arguments: Any) -> Any:
+        """Arguments of a node as they reach it, once the wrapped modules on the way have converted them."""
 
-    def _precision_at(self, name: str) -> str | None:
-        """Precision of the scope a value comes from; that of the root for an input; None for weights, which have none."""
-        if name in self._capture.nodes:
-            return self._setting(name).precision
-        return self._placeholders.get(name, "fp32") if name in self._inputs else None
+        def arrived(source: fx.Node) -> Any:
+            value = self.env[source]
+            for precision in self._crossing(source.name, n.name):
+                value = lowered(value, DTYPES[precision])
+            return value
+
+        return fx.node.map_arg(arguments, arrived)
 
 
 def autocast_arguments(

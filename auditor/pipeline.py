@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .baselines import baselines_of
 from .calibrate import Calibration, calibrate
 from .capture import capture
 from .classify import classify
@@ -24,13 +25,16 @@ from .guard import untouched
 from .load import in_eval
 from .numerics.metrics import output_error
 from .planning import Distance
-from .plans import Workbench, baselines_of, parameters_of, plans_of, recommend
+from .plans import as_run, parameters_of, plans_of, recommend
 from .records import Capture, Finding, NodeReport, Progress, Subject, Weight
 from .regions import run_regions
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
+from .tables import table
+from .units import in_unit, unit_of
 from .verdicts import Judgement, judge
+from .workbench import Workbench, reference
 
 
 def run(
@@ -47,6 +51,7 @@ def run(
     command: str,
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
+    target: str = DEFAULT_DEVICE,
     selection: Selection = EVERYTHING,
 ) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
@@ -54,6 +59,7 @@ def run(
     Raises: AuditorError (its slug names the condition).
     """
     _check_options(formats, strategies, max_error, mode, loss_fn)
+    _check_target(target)
     native = _device(device) == "cuda"
     stages = _Stages(progress)
     with untouched(seed), in_eval(subject.model):
@@ -62,6 +68,8 @@ def run(
             captured = capture(subject, formats)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             found = calibrate(captured, subject, formats, seed, stages.tick)
+        if metric is not None:
+            found = in_unit(found, unit_of(metric, reference(subject, subject.batches[0]), max_error))
         judged = judge(captured, found, formats, max_error)
         with stages("regions", "flagged nodes that lie together"):
             regions = run_regions(captured, subject.model, subject.batches[0], found, judged.verdicts, formats)
@@ -79,13 +87,13 @@ def run(
             distance=metric or output_error,
             max_error=max_error,
             seed=seed,
-            target=DEFAULT_DEVICE,
+            target=target,
             native=native,
         )
         with stages("baseline", "plain autocast, plain cast"):
             baselines = baselines_of(bench, strategies, formats)
         with stages("plan", "solve, patch, verify"):
-            plans = plans_of(bench, strategies, formats, stages.tick)
+            plans = plans_of(bench, strategies, formats, baselines, stages.tick)
     recommended, reason = recommend(plans, max_error)
     by_node = _rules_by_node(findings)
     return Audit(
@@ -100,7 +108,7 @@ def run(
         nodes=tuple(_report(captured, found, judged, by_node, costs, name) for name in captured.nodes),
         findings=findings,
         plans=plans,
-        baselines=baselines,
+        baselines=as_run(baselines, plans),
         recommended=recommended,
         recommendation=reason,
         seconds=stages.seconds,
@@ -153,6 +161,14 @@ def _check_options(
         raise AuditorError(
             "this version audits the forward pass; use mode inference (its autocast plans also train)",
             slug="no-training",
+        )
+
+
+def _check_target(target: str) -> None:
+    known = table("devices")
+    if target not in known:
+        raise AuditorError(
+            f"there are no figures for {target!r}: target is one of {', '.join(known)}", slug="bad-option"
         )
 
 

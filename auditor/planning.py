@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from .energy import energy_of
 from .execute import PolicyInterpreter
 from .islands import savings
+from .memory import memory_of
+from .nesting import boundaries
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
 from .problem import FORBIDDEN, Problem
 from .records import Batch, Capture, Finding, Plan, ScopeChoice
+from .refine import refined
 from .solve import Candidate, between, candidates, evaluate
-from .strategies import Running, plain, running
+from .strategies import Running, plain, running, scoped
+from .tables import table
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
@@ -26,22 +31,37 @@ Distance = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]
 
 @dataclass(frozen=True)
 class Trial:
-    """One model on one batch, its FP32 outputs, and the measure of distance that the budget speaks of."""
+    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
 
     capture: Capture
     model: nn.Module
-    batch: Batch
-    reference: Sequence[torch.Tensor]
+    batches: Sequence[Batch]
+    references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
 
-    def error(self, how: Running) -> float:
-        """Distance of a low run of the graph from the reference. Raises: UnsupportedInFormat where an operation refuses."""
+    def error(self, how: Running, enough: float = math.inf) -> float:
+        """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
+
+        Raises: UnsupportedInFormat where an operation refuses.
+        """
+        worst = 0.0
+        for batch, expected in zip(self.batches, self.references, strict=True):
+            found = self.distance(expected, self._run(how, batch))
+            if not found <= enough:
+                return found
+            worst = max(worst, found)
+        return worst
+
+    def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         interpreter = PolicyInterpreter(
-            self.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
+            self.capture,
+            how.setting,
+            crossing=how.crossing,
+            placeholder_precision=how.placeholder_precision,
+            literals=how.literals,
         )
         with torch.no_grad():
-            outputs = interpreter.run(*self.capture.bind(self.model, self.batch))
-        return self.distance(self.reference, tensor_outputs(outputs))
+            return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
 
 def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[Finding]) -> Plan:
@@ -50,27 +70,55 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
     Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
     """
     curve = candidates(problem)
-    chosen = _fastest_that_holds(problem, curve, trial, budget)
+    return _plan(problem, _fastest_that_holds(problem, curve, trial, budget), curve, findings)
+
+
+def plain_plan(problem: Problem) -> Plan:
+    """Everything low: what `torch.autocast` around the model, or a cast of all of it, comes to."""
+    low = dict.fromkeys(energy_of(problem).scopes, problem.format)
+    return _plan(problem, evaluate(problem, low), candidates(problem), ())
+
+
+def fp32_plan(problem: Problem) -> Plan:
+    """Nothing low: where every other plan would do harm."""
+    high = dict.fromkeys(energy_of(problem).scopes, "fp32")
+    return _plan(problem, evaluate(problem, high), candidates(problem), ())
+
+
+def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
+    """Whether the plan runs something low that is unsafe: that one run happens to hold does not make it safe."""
+    return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in energy_of(problem).scopes}))
+
+
+def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findings: Sequence[Finding]) -> Plan:
     slowest = max(curve, key=lambda point: point.seconds).seconds
     return Plan(
-        name=f"{problem.strategy}_{problem.format}",
+        name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
         scopes=scopes_of(problem, chosen, findings),
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
+        note=_unfit(problem),
+        target=problem.device,
+        memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen))),
+        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32"))),
         pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
     )
 
 
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
-    """First over the curve, then between the last point that fails and the first that holds."""
+    """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
     found = _bisect(problem, curve, trial, budget)
-    if found == 0:
-        return curve[0]
-    finer = between(problem, curve[found - 1], curve[found])
-    return finer[_bisect(problem, finer, trial, budget)]
+    chosen = curve[found]
+    if found > 0:
+        finer = between(problem, curve[found - 1], curve[found])
+        chosen = finer[_bisect(problem, finer, trial, budget)]
+    better = refined(problem, chosen, max(budget, chosen.predicted_error))
+    if better is not chosen and simulated_error(problem, better, trial, budget) <= budget:
+        return better
+    return chosen
 
 
 def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:
@@ -79,7 +127,7 @@ def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: 
     probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
     probe = min(probe, holds - 1)
     while holds - fails > 1:
-        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial) <= budget:
+        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial, budget) <= budget:
             holds, probe = probe, max(probe - 1, fails + 1)
         else:
             fails, probe = probe, (probe + holds + 1) // 2
@@ -93,56 +141,43 @@ def _allowed(point: Candidate) -> bool:
     return point.predicted_error < math.sqrt(FORBIDDEN)
 
 
-def simulated_error(problem: Problem, candidate: Candidate, trial: Trial) -> float:
-    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses."""
-    precision: Callable[[str], str] = lambda owner: candidate.precision.get(owner, "fp32")  # noqa: E731
+def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough: float = math.inf) -> float:
+    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses.
+
+    enough: once a batch is beyond it, the others are left out.
+    """
     try:
-        return trial.error(running(problem.capture, problem.strategy, precision, problem.format))
+        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
     except UnsupportedInFormat:
         return float("inf")
 
 
-def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> float:
-    """Error without a plan: everything under autocast, or everything cast. Raises: UnsupportedInFormat where it cannot run."""
-    return trial.error(running(capture, strategy, plain(fmt), fmt))
+def _unfit(problem: Problem) -> str:
+    """A word on devices without arithmetic in the format."""
+    if problem.format in table("devices")[problem.device]:
+        return ""
+    return (
+        f"the {problem.device} has no {problem.format.upper()} arithmetic: its speed-up is that of moving fewer bytes"
+    )
+
+
+def _precision_in(candidate: Candidate) -> Callable[[str], str]:
+    return lambda owner: candidate.precision.get(owner, "fp32")
 
 
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    scopes: dict[str, ScopeChoice] = {}
     saved = savings(problem, chosen)
-    for owner in sorted(chosen.precision, key=lambda path: (path.count(".") + bool(path), path)):
-        precision = chosen.precision[owner]
-        if not owner or precision != _inherited(owner, scopes):
-            because = _because(problem, chosen, owner, findings) if precision == "fp32" else ()
-            cost = saved[owner] if precision == "fp32" else None
-            scopes[owner] = ScopeChoice(precision, because, _output(problem, owner, chosen.precision), cost)
-    return scopes
-
-
-def _inherited(path: str, scopes: Mapping[str, ScopeChoice]) -> str:
-    while path:
-        path = path.rpartition(".")[0]
-        if path in scopes:
-            return scopes[path].precision
-    return scopes[""].precision
-
-
-def _output(problem: Problem, owner: str, precision: Mapping[str, str]) -> str:
-    """keep: what leaves an FP32 island is read by FP32 scopes alone, or is an output of the model."""
-    if precision[owner] != "fp32":
-        return "cast"
-    inside = {name for name, node in problem.capture.nodes.items() if _within(node.owner, owner)}
-    outside = [
-        node.owner
-        for name, node in problem.capture.nodes.items()
-        if name not in inside and any(source in inside for source in node.inputs)
-    ]
-    return "keep" if all(precision.get(reader, "fp32") == "fp32" for reader in outside) else "cast"
-
-
-def _within(path: str, scope: str) -> bool:
-    return path == scope or path.startswith(f"{scope}.")
+    wrapped = boundaries(problem.capture, problem.strategy, _precision_in(chosen))
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            _because(problem, chosen, path, findings) if boundary.precision == "fp32" else (),
+            "keep" if boundary.keeps else "cast",
+            saved.get(path) if boundary.precision == "fp32" else None,
+        )
+        for path, boundary in wrapped.items()
+    }
 
 
 def _because(problem: Problem, chosen: Candidate, owner: str, findings: Sequence[Finding]) -> tuple[str, ...]:

@@ -6,106 +6,96 @@ import copy
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from .costs import Cost
-from .numerics.kernels import UnsupportedInFormat
 from .numerics.metrics import worst_output_error
-from .outputs import forward, tensor_outputs
 from .patch.emit import emit
 from .patch.live import plan_table
 from .patch.runtime import apply_plan
-from .planning import MARGIN, Distance, Trial, make_plan, plain_error
+from .planning import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
 from .problem import Problem
-from .records import Baseline, Batch, Capture, Contribution, Finding, Plan, Subject, Verdict, Verification
+from .records import Baseline, Batch, Plan, Subject, Verification
 from .verification import run_patched, verify_emitted
+from .workbench import Outputs, Workbench, reference
 
 ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
 
-Outputs = list[list[torch.Tensor]]
 Tick = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Workbench:
-    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats."""
+def plans_of(
+    bench: Workbench,
+    strategies: Sequence[str],
+    formats: Sequence[str],
+    baselines: Mapping[str, Baseline],
+    tick: Tick,
+) -> dict[str, Plan]:
+    """Every plan, verified on inputs it was not made from where there are any.
 
-    subject: Subject
-    capture: Capture
-    costs: Mapping[str, Cost]
-    contributions: Mapping[str, Mapping[str, Contribution]]
-    verdicts: Mapping[str, Mapping[str, Verdict]]
-    findings: Sequence[Finding]
-    distance: Distance
-    max_error: float
-    seed: int
-    target: str
-    native: bool
-
-    @property
-    def device(self) -> str:
-        """Device of the verification runs."""
-        return "cuda" if self.native else "cpu"
-
-    def trial(self) -> Trial:
-        """The first audited batch and its FP32 outputs."""
-        batch = self.subject.batches[0]
-        return Trial(self.capture, self.subject.model, batch, reference(self.subject, batch), self.distance)
-
-
-def reference(subject: Subject, batch: Batch) -> list[torch.Tensor]:
-    """FP32 outputs of the model as it is."""
-    with torch.no_grad():
-        return [output.detach() for output in tensor_outputs(forward(subject.model, batch))]
-
-
-def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
-    """What happens without a plan, measured on the first audited batch."""
-    trial = bench.trial()
-    found = {}
-    for strategy in strategies:
-        for fmt in formats:
-            try:
-                error = plain_error(bench.capture, strategy, fmt, trial)
-            except UnsupportedInFormat as failure:
-                found[f"{strategy}_{fmt}"] = Baseline(None, False, str(failure).splitlines()[0])
-            else:
-                finite = math.isfinite(error)
-                found[f"{strategy}_{fmt}"] = Baseline(error if finite else None, finite)
-    return found
-
-
-def plans_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> dict[str, Plan]:
-    """Every plan, verified on inputs it was not made from where there are any."""
-    trial, found = bench.trial(), {}
-    budgets = {(strategy, fmt): MARGIN * bench.max_error for strategy in strategies for fmt in formats}
-    pending = dict(budgets)
+    A plan that misses the budget, or is further off than the same model without a plan, is solved again for less error.
+    """
+    trial = bench.trial(bench.usable(bench.subject.batches))
+    problems = {f"{strategy}_{fmt}": bench.problem(strategy, fmt) for strategy in strategies for fmt in formats}
+    pending, found = dict.fromkeys(problems, MARGIN * bench.max_error), dict[str, Plan]()
     for _ in range(ROUNDS):
-        for (strategy, fmt), budget in pending.items():
-            tick(f"{strategy} {fmt}")
-            plan = make_plan(_problem(bench, strategy, fmt), trial, budget, bench.findings)
-            found[plan.name] = plan
-        checked = verify(bench, {f"{s}_{f}": found[f"{s}_{f}"] for s, f in pending}, tick)
-        found.update(checked)
+        for name, budget in pending.items():
+            tick(name.replace("_", " "))
+            found[name] = make_plan(problems[name], trial, budget, bench.findings)
+        found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
-            key: _tightened(budget, found[f"{key[0]}_{key[1]}"], bench.max_error)
-            for key, budget in pending.items()
-            if not found[f"{key[0]}_{key[1]}"].verified and _has_low(found[f"{key[0]}_{key[1]}"])
+            name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
+            for name, budget in pending.items()
+            if _has_low(found[name]) and (not found[name].verified or _outdone(found[name], baselines[name]))
         }
-        if not pending:
-            break
+    harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
+    return found | _undone(bench, harmful, baselines, tick)
+
+
+def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
+    """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
+    found = dict(baselines)
+    for name, plan in plans.items():
+        if not _has_fp32(plan) and plan.measured_error is not None:
+            found[name] = replace(found[name], measured_error=plan.measured_error, finite=True, failure=None)
     return found
+
+
+def _allowed(plan: Plan, baseline: Baseline, max_error: float) -> float:
+    """The error that a plan may have: the budget, and no more than there is without the plan."""
+    return min(max_error, baseline.measured_error or 0.0) if _outdone(plan, baseline) else max_error
+
+
+def _outdone(plan: Plan, baseline: Baseline) -> bool:
+    """Whether the model is closer to FP32 without the plan. With everything low the two are one."""
+    if plan.measured_error is None or baseline.measured_error is None or not _has_fp32(plan):
+        return False
+    return plan.measured_error > baseline.measured_error
+
+
+def _undone(
+    bench: Workbench, problems: Mapping[str, Problem], baselines: Mapping[str, Baseline], tick: Tick
+) -> dict[str, Plan]:
+    """Plans that would do harm give way: to everything low, where that is safe and within the budget, else to FP32."""
+    if not problems:
+        return {}
+    plans = {}
+    for name, problem in problems.items():
+        plans[name] = plain_plan(problem)
+        within = (baselines[name].measured_error or 0.0) <= bench.max_error
+        if not within or lowers_unsafe(problem, plans[name]):
+            plans[name] = fp32_plan(problem)
+    return verify(bench, plans, tick)
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
-    batches = bench.subject.held_out or bench.subject.batches
+    batches = bench.checks
     expected = [reference(bench.subject, batch) for batch in batches]
     tick("running the patched model")
     if bench.subject.origin is not None:
@@ -113,12 +103,6 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     else:
         answers = {name: _in_this_process(bench, plan, batches) for name, plan in plans.items()}
     return {name: _judged(bench, plan, expected, answers[name]) for name, plan in plans.items()}
-
-
-def _problem(bench: Workbench, strategy: str, fmt: str) -> Problem:
-    return Problem(
-        bench.capture, bench.costs, bench.contributions[fmt], bench.verdicts[fmt], strategy, fmt, bench.target
-    )
 
 
 def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan], batches: Sequence[Batch]) -> dict[str, Any]:
@@ -169,6 +153,10 @@ def _tightened(budget: float, plan: Plan, max_error: float) -> float:
 
 def _has_low(plan: Plan) -> bool:
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
+
+
+def _has_fp32(plan: Plan) -> bool:
+    return any(choice.precision == "fp32" for choice in plan.scopes.values())
 
 
 def parameters_of(subject: Subject) -> int:

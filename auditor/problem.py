@@ -29,11 +29,20 @@ class Problem:
     format: str
     device: str
 
+    @property
+    def name(self) -> str:
+        """The name of its plan: `autocast_bf16`."""
+        return f"{self.strategy}_{self.format}"
+
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
         how = running(self.capture, self.strategy, precision, self.format)
         return resolve(
-            self.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
+            self.capture,
+            how.setting,
+            crossing=how.crossing,
+            placeholder_precision=how.placeholder_precision,
+            literals=how.literals,
         )
 
     def forbidden(self, resolution: Resolution, name: str) -> bool:

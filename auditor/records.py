@@ -81,12 +81,23 @@ class Placeholder:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
+
+    path: str
+    depth: int
+    key: str
+
+
+@dataclass(frozen=True)
 class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
     method: "export" (torch.export) or "concrete" (the path these inputs take, where Python branches on values).
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
+    region_depths: {node: number of module calls open where its region was entered}.
+    calls: {node: the module calls that enclose it, the root's first}.
     outputs: names of the nodes the model returns, in flattened order.
     """
 
@@ -98,6 +109,8 @@ class Capture:
     method: str
     constants: Mapping[str, Mapping[str, Mapping[int | str, Any]]] = field(default_factory=dict)
     regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    region_depths: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -250,8 +263,19 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes a forward pass needs: its weights and buffers, and the most its inputs and activations take at one time."""
+
+    weights: int
+    activations: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with what it costs and how it held up."""
+    """Precision of every scope under one strategy and format, with what it costs and how it held up.
+
+    target: the device that the speed-up is predicted for; memory, fp32_memory: predicted, with the plan and without.
+    """
 
     name: str
     strategy: str
@@ -265,15 +289,23 @@ class Plan:
     verification: Verification | None = None
     pareto: tuple[tuple[float, float], ...] = ()
     note: str = ""
+    target: str | None = None
+    memory: Memory | None = None
+    fp32_memory: Memory | None = None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What happens without a plan: the whole model under plain autocast, or plainly cast. None if it raised."""
+    """What happens without a plan: the whole model under plain autocast, or plainly cast. None if it raised.
+
+    rules_only: the same with FP32 wherever a rule fired; low_precision_flops: of that, the share that is low.
+    """
 
     measured_error: float | None
     finite: bool
     failure: str | None = None
+    low_precision_flops: float | None = None
+    rules_only: Baseline | None = None
 
 
 @dataclass(frozen=True)

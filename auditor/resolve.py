@@ -10,14 +10,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .execute import Setting
+from .execute import Crossing, Setting, straight
 from .fxnodes import tensors_of
 from .policy import treatment
 from .records import Capture
 
 LOW = ("fp16", "bf16")
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-_REGION = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _WIDTH = {"fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
 
 # Operations whose floating result has the dtype of their first tensor, whatever the others have.
@@ -33,13 +32,15 @@ _FIRST = frozenset(
 class Resolution:
     """dtypes: {node or placeholder: fp16 | bf16 | fp32 | fp64 | "" for discrete}.
 
-    lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}.
+    lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}: each is rounded once.
+    cast: values that are lowered, or raised where they cross into another scope: each takes time.
     reads_low: nodes whose kernel is handed a low tensor, once autocast and scope boundaries have cast.
     conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
     """
 
     dtypes: Mapping[str, str]
     lowered: Mapping[str, frozenset[str]]
+    cast: frozenset[str]
     reads_low: frozenset[str]
     conflicts: frozenset[str]
 
@@ -56,15 +57,16 @@ def resolve(
     capture: Capture,
     setting: Callable[[str], Setting],
     *,
+    crossing: Crossing = straight,
     placeholder_precision: Mapping[str, str] | None = None,
     literals: Mapping[str, Mapping[int | str, Any]] | None = None,
 ) -> Resolution:
     """Dtype of every node when each runs under `setting(node)`; the author's own autocast regions win over it."""
-    walk = _Walk(capture, setting, placeholder_precision or {}, literals or {})
+    walk = _Walk(capture, setting, crossing, placeholder_precision or {}, literals or {})
     for node in capture.graph_module.graph.nodes:
         walk.visit(node)
     lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
-    return Resolution(walk.dtypes, lowered, frozenset(walk.reads_low), frozenset(walk.conflicts))
+    return Resolution(walk.dtypes, lowered, frozenset(walk.cast), frozenset(walk.reads_low), frozenset(walk.conflicts))
 
 
 class _Walk:
@@ -72,14 +74,16 @@ class _Walk:
         self,
         capture: Capture,
         setting: Callable[[str], Setting],
+        crossing: Crossing,
         placeholders: Mapping[str, str],
         literals: Mapping[str, Mapping[int | str, Any]],
     ) -> None:
         self.capture, self.setting, self.placeholders, self.literals = capture, setting, placeholders, literals
-        self.inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
+        self.crossing = crossing
         self.dtypes: dict[str, str] = {}
         self.scalar: dict[str, bool] = {}
         self.lowered: dict[str, set[str]] = {}
+        self.cast: set[str] = set()
         self.reads_low: set[str] = set()
         self.conflicts: set[str] = set()
 
@@ -95,11 +99,12 @@ class _Walk:
         elif node.op == "placeholder" and own:
             self.dtypes[node.name] = self.placeholders.get(node.name, own)
         else:
+            self._entering(node)
             self.dtypes[node.name] = own
 
     def _call(self, node: fx.Node, own: str) -> str:
         described = self.capture.nodes[node.name]
-        setting, inputs = self._entering(node)
+        setting, inputs = self.setting(node.name).in_region(self.capture.regions.get(node.name)), self._entering(node)
         literal = self._literal_dtype(node)
         if setting.autocast:
             how = treatment(described.op)
@@ -119,30 +124,27 @@ class _Walk:
             return own
         return self._promoted(node, described.op, inputs, own)
 
-    def _entering(self, node: fx.Node) -> tuple[Setting, dict[str, str]]:
-        """The node's setting, and the dtype of each input once scope boundaries have cast it."""
-        setting = self.setting(node.name)
-        inputs = {source.name: self.dtypes[source.name] for source in node.all_input_nodes}
-        for name, dtype in inputs.items():
-            outside = self._precision_at(name) not in (None, setting.precision)
-            if outside and dtype in ("fp32", *LOW) and (setting.precision == "fp32" or not setting.autocast):
-                if setting.precision in LOW and dtype == "fp32":
-                    self.lowered.setdefault(name, set()).add(node.name)
-                inputs[name] = setting.precision
-        region = self.capture.regions.get(node.name)
-        if region is not None:
-            return Setting(_REGION.get(region[1], setting.precision), region[0]), inputs
-        return setting, inputs
+    def _entering(self, node: fx.Node) -> dict[str, str]:
+        """Dtype of each input once the wrapped modules on its way have cast it."""
+        return {source.name: self._arrived(source.name, node.name) for source in node.all_input_nodes}
 
-    def _precision_at(self, name: str) -> str | None:
-        if name in self.capture.nodes:
-            return self.setting(name).precision
-        return self.placeholders.get(name, "fp32") if name in self.inputs else None
+    def _arrived(self, source: str, reader: str) -> str:
+        dtype = self.dtypes[source]
+        for step in self.crossing(source, reader) if dtype in ("fp32", *LOW) else ():
+            if dtype != step:
+                self._cast(source, reader, step)
+            dtype = step
+        return dtype
 
     def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
         for name, dtype in inputs.items():
             if dtype == "fp32" and precision in LOW:
-                self.lowered.setdefault(name, set()).add(node.name)
+                self._cast(name, node.name, precision)
+
+    def _cast(self, source: str, reader: str, precision: str) -> None:
+        self.cast.add(source)
+        if precision in LOW and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
+            self.lowered.setdefault(source, set()).add(reader)
 
     def _literal_dtype(self, node: fx.Node) -> str:
         low = self.setting(node.name).precision != "fp32"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .records import FORMAT_VERSION, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
+from .records import FORMAT_VERSION, Baseline, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
 from .snippets.offer import shared_modules, tied_parameters
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "recommendation": audit.recommendation,
         "plans": {name: _plan(plan) for name, plan in audit.plans.items()},
         "baselines": {
-            name: {"measured_error": _number(b.measured_error), "finite": b.finite, "failure": b.failure}
-            for name, b in audit.baselines.items()
+            name: {**_baseline(b), "rules_only": _rules_only(b.rules_only)} for name, b in audit.baselines.items()
         },
         "nodes": [_node(report, audit.formats) for report in audit.nodes],
         "weights": [{"name": w.name, "kind": w.kind, "range": _range(w.range)} for w in audit.weights],
@@ -43,6 +42,16 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in audit.findings],
         "warnings": list(audit.warnings),
     }
+
+
+def _baseline(found: Baseline) -> dict[str, Any]:
+    return {"measured_error": _number(found.measured_error), "finite": found.finite, "failure": found.failure}
+
+
+def _rules_only(found: Baseline | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {**_baseline(found), "low_precision_flops": _number(found.low_precision_flops)}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -67,6 +76,9 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "failure": checked.failure if checked else None,
         "low_precision_flops": _number(plan.low_precision_flops),
         "predicted_speedup": _number(plan.predicted_speedup),
+        "target": plan.target,
+        "predicted_memory": vars(plan.memory) if plan.memory else None,
+        "fp32_memory": vars(plan.fp32_memory) if plan.fp32_memory else None,
         "pareto": [[_number(error), _number(time)] for error, time in plan.pareto],
     }
 

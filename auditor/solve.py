@@ -67,7 +67,7 @@ def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Cand
         for other in {owner, *energy.tied_to(owner)}:
             precision[other] = problem.format
         if count % stride == 0 and count < len(pending):
-            steps.append(evaluate(problem, precision))
+            steps.append(evaluate(problem, energy.settled(precision)))
     return [step for step in reversed(steps) if step is slower or step.seconds < slower.seconds]
 
 
@@ -84,7 +84,7 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
         low_flops += cost.flops if dtype in LOW else 0
     squares += sum(problem.cast_square(name) for name in problem.rounded_values(resolution))
     elements = output_elements(problem.capture)
-    for name in resolution.lowered.keys() & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
+    for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
         elapsed += cast_seconds(elements[name], problem.device)
     price = elapsed + island_seconds(problem) * _changes(precision)
     return Candidate(dict(precision), math.sqrt(squares), elapsed, price, low_flops / flops if flops else 0.0)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .execute import Setting
+from .execute import Crossing, Setting
+from .nesting import Passage, boundaries
 from .records import Capture, ScopeChoice
 
 STRATEGIES = ("autocast", "cast")
@@ -17,24 +18,29 @@ class Running:
     """How a capture runs under a strategy: arguments of PolicyInterpreter and of resolve."""
 
     setting: Callable[[str], Setting]
+    crossing: Crossing
     placeholder_precision: Mapping[str, str]
     literals: Mapping[str, Mapping[int | str, Any]]
 
 
 def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:
-    """A capture under `strategy`, every node in the precision of its owner.
+    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it.
 
     autocast: weights and inputs stay FP32, low scopes run under autocast. cast: every floating parameter and buffer is
     stored in the precision of the scopes that read it (FP32 as soon as one of them is), and inputs in that of the root.
     """
     autocast = strategy == "autocast"
+    wrapped = boundaries(capture, strategy, precision_of)
+    passage = Passage(capture, wrapped)
 
     def setting(name: str) -> Setting:
-        precision = precision_of(capture.nodes[name].owner)
-        return Setting(precision, autocast and precision != "fp32")
+        innermost = passage.enclosing(name)[-1]
+        precision = wrapped[innermost.path].precision
+        inside = innermost.depth >= capture.region_depths.get(name, innermost.depth + 1)
+        return Setting(precision, autocast and precision != "fp32", wins=autocast and inside)
 
     if autocast:
-        return Running(setting, {}, capture.constants.get(f"autocast_{format}", {}))
+        return Running(setting, passage.steps, {}, capture.constants.get(f"autocast_{format}", {}))
     readers = readers_of(capture)
     stored = {}
     for placeholder in capture.placeholders:
@@ -44,7 +50,7 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
             owners = readers.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             stored[placeholder.name] = format if low else "fp32"
-    return Running(setting, stored, capture.constants.get(format, {}))
+    return Running(setting, passage.steps, stored, capture.constants.get(format, {}))
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:

@@ -34,6 +34,14 @@ def gpt(layers: int, width: int = 128, tokens: int = 64) -> Built:
     return transformers.GPT2LMHeadModel(config).eval(), (torch.randint(0, 256, (BATCH, tokens)),)
 
 
+def vit(layers: int) -> Built:
+    """A vision transformer of any depth, without literals that depend on a dtype."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=layers, num_heads=4, num_classes=10)
+    return model.eval(), (torch.randn(BATCH, 3, 32, 32),)
+
+
 def _vision(name: str) -> Callable[[], Built]:
     def make() -> Built:
         import timm

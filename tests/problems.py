@@ -57,11 +57,34 @@ class Towers(nn.Module):
         return self.left(x), self.right(x)
 
 
+class Shielded(nn.Module):
+    """A layer that the author runs outside autocast, and one that switches it off itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.middle, self.careful = nn.Linear(4, 4), nn.Linear(4, 4), Careful()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            weights = self.router(x.float())
+        return self.careful(self.middle(x) * weights)
+
+
+class Careful(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
+
+
 @cache
 def captured(kind: str) -> Capture:
-    """The capture of `chain`, `branches`, `tied` or `towers`, made once."""
+    """The capture of `chain`, `branches`, `tied`, `towers` or `shielded`, made once."""
     chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
     models = {"chain": chain, "branches": Branches(), "tied": Tied(), "towers": Towers()}
+    models["shielded"] = Shielded()
     return capture_of(models[kind], torch.ones(2, 4))
 
 

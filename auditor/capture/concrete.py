@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases
 from .exported import decompose, quiet, return_only
-from .naming import describe_nodes
-from .regions import cuda_regions_kept, mark_entered_regions, recorded_regions
+from .naming import describe_nodes, enclosing_calls
+from .regions import cuda_regions_kept, mark_entered_regions, recorded_depths, recorded_regions
 
 
 def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
@@ -65,6 +66,8 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         bind=_Binder(tuple(batch[1]), constants, copied=_writes(traced)),
         method="concrete",
         regions=recorded_regions(traced),
+        region_depths=recorded_depths(traced),
+        calls=enclosing_calls(traced, model),
     )
 
 
@@ -140,11 +143,12 @@ def _writes(traced: torch.fx.GraphModule) -> bool:
 @contextmanager
 def _owners_recorded(model: nn.Module) -> Iterator[None]:
     stack: dict[str, tuple[str, str]] = {}
+    calls = itertools.count()
     handles = []
 
     def enter(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, *_: Any) -> None:
-            stack[f"{path}#{len(stack)}"] = (path, type(module).__name__)
+            stack[f"{path}#{next(calls)}"] = (path, type(module).__name__)
             fx_traceback.current_meta["nn_module_stack"] = dict(stack)
 
         return hook

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases, protect_casts, restore_casts
-from .naming import describe_nodes
-from .regions import cuda_regions_kept, inline_regions, recorded_regions
+from .naming import describe_nodes, enclosing_calls
+from .regions import cuda_regions_kept, inline_regions, recorded_depths, recorded_regions
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -50,6 +50,8 @@ def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> C
         bind=_Binder(program),
         method="export",
         regions=recorded_regions(graph_module),
+        region_depths=recorded_depths(graph_module),
+        calls=enclosing_calls(graph_module, model),
     )
 
 

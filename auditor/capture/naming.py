@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..records import Node
+from ..records import Call, Node
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -28,6 +28,29 @@ def describe_nodes(graph_module: fx.GraphModule, model: nn.Module) -> dict[str, 
     return {
         node.name: _describe(node, canonical, types) for node in graph_module.graph.nodes if node.op == "call_function"
     }
+
+
+def enclosing_calls(graph_module: fx.GraphModule, model: nn.Module) -> dict[str, tuple[Call, ...]]:
+    """The module calls around every operation, the root's first: what its values pass on their way to another one."""
+    canonical = _canonical_paths(model)
+    known: dict[tuple[str, ...], tuple[Call, ...]] = {}
+    found = {}
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            stack = node.meta.get("nn_module_stack") or {}
+            if tuple(stack) not in known:
+                known[tuple(stack)] = _calls(stack, canonical)
+            found[node.name] = known[tuple(stack)]
+    return found
+
+
+def _calls(stack: dict[str, Any], canonical: dict[str, str]) -> tuple[Call, ...]:
+    calls = [Call("", 0, "")]
+    for key, (path, _) in stack.items():
+        path = re.sub(r"@\d+", "", path)
+        if path:
+            calls.append(Call(canonical.get(path, path), len(calls), key))
+    return tuple(calls)
 
 
 def op_name(target: Any) -> str:

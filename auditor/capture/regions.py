@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 Region = tuple[bool, str]
 """Whether autocast is enabled, and its dtype."""
 
+_Mark = tuple[Region, int]
 _KEY = "auditor_autocast"
 _HOPS = torch.ops.higher_order
 
@@ -54,15 +55,21 @@ def inline_regions(program: ExportedProgram) -> None:
 def recorded_regions(graph_module: fx.GraphModule) -> dict[str, Region]:
     """{node: region} for the nodes inside an explicit autocast region."""
     marked = {node.name: (node.meta.get("custom") or {}).get(_KEY) for node in graph_module.graph.nodes}
-    return {name: region for name, region in marked.items() if region is not None}
+    return {name: mark[0] for name, mark in marked.items() if mark is not None}
+
+
+def recorded_depths(graph_module: fx.GraphModule) -> dict[str, int]:
+    """{node: number of module calls that were open where its region was entered}."""
+    marked = {node.name: (node.meta.get("custom") or {}).get(_KEY) for node in graph_module.graph.nodes}
+    return {name: mark[1] for name, mark in marked.items() if mark is not None}
 
 
 def mark_entered_regions(graph_module: fx.GraphModule) -> None:
     """Remember the regions of a graph that enters and leaves them by `_enter_autocast` and `_exit_autocast`."""
-    stack: list[Region] = []
+    stack: list[_Mark] = []
     for node in graph_module.graph.nodes:
         if node.target is torch.amp.autocast_mode._enter_autocast:
-            stack.append((bool(node.args[2]), _dtype_name(node.args[1])))
+            stack.append(((bool(node.args[2]), _dtype_name(node.args[1])), _depth(node)))
         elif node.target is torch.amp.autocast_mode._exit_autocast:
             stack.pop()
         elif stack:
@@ -75,7 +82,7 @@ def _inline(graph_module: fx.GraphModule) -> dict[str, str]:
     for node in list(graph_module.graph.nodes):
         if node.target is _HOPS.wrap_with_autocast:
             _, dtype, enabled, _, body, *operands = node.args
-            renamed |= _splice(graph_module, node, body, operands, (bool(enabled), _dtype_name(dtype)))
+            renamed |= _splice(graph_module, node, body, operands, ((bool(enabled), _dtype_name(dtype)), _depth(node)))
         elif node.target is _HOPS.wrap_with_set_grad_enabled:
             _, body, *operands = node.args
             renamed |= _splice(graph_module, node, body, operands, None)
@@ -83,7 +90,7 @@ def _inline(graph_module: fx.GraphModule) -> dict[str, str]:
 
 
 def _splice(
-    graph_module: fx.GraphModule, call: fx.Node, body: fx.Node, operands: list[fx.Node], region: Region | None
+    graph_module: fx.GraphModule, call: fx.Node, body: fx.Node, operands: list[fx.Node], region: _Mark | None
 ) -> dict[str, str]:
     inner = getattr(graph_module, str(body.target))
     for name, child in inner.named_children():  # bodies of regions inside this one
@@ -109,9 +116,14 @@ def _splice(
     return renamed
 
 
-def _mark(node: fx.Node, region: Region) -> None:
+def _mark(node: fx.Node, region: _Mark) -> None:
     custom = node.meta.get("custom") or {}
     node.meta["custom"] = {_KEY: region, **custom}  # the innermost region was marked first, and stands
+
+
+def _depth(node: fx.Node) -> int:
+    """Module calls that are open where a region is entered: the root's, at least."""
+    return max(1, len(node.meta.get("nn_module_stack") or {}))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
 from .view import View, place, view
-from .words import compact, count, label, magnitude, op, percent, scope
+from .words import compact, count, label, magnitude, memory, op, percent, scope
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _accuracy(audit),
         _trained_in_bf16(audit),
         _speed(seen),
-        _memory(audit),
+        _memory(audit, seen),
         _protected(audit),
         _matching(audit, "Do eps and other small constants vanish?", ("eps", "tiny")),
         _matching(audit, "Does a mask constant overflow?", ("mask", "constant-beyond")),
@@ -131,7 +131,14 @@ def _speed(seen: View) -> Answer:
     )
 
 
-def _memory(audit: Audit) -> Answer:
+def _memory(audit: Audit, seen: View) -> Answer:
+    plan = seen.chosen.plan if seen.chosen else None
+    if plan and plan.memory and plan.fp32_memory:
+        return Answer(
+            "Will it need less memory?",
+            f"Predicted for one forward: {memory(plan.memory)} with the plan, {memory(plan.fp32_memory)} in FP32.",
+            "plans",
+        )
     full, half = compact(4 * audit.parameters), compact(2 * audit.parameters)
     return Answer(
         "Will it need less memory?",

@@ -10,7 +10,7 @@ from ..result import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import Island, PlanView, View, view
-from .words import count, op, percent, printable, ratio, scope
+from .words import count, memory, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
@@ -120,9 +120,11 @@ def _plans(page: _Page, seen: View) -> None:
         page.line(_columns(list(zip(_plan_cells(p), widths, strict=True))), "bold" if p.recommended else "")
     page.line()
     if seen.chosen:
-        page.line(
-            f"  * recommended; {percent(seen.chosen.plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted"
-        )
+        plan = seen.chosen.plan
+        share, where = percent(plan.low_precision_flops), f" for one {plan.target}" if plan.target else ""
+        page.line(f"  * recommended; {share} of the FLOPs low; speed-ups are predicted{where}")
+        if plan.memory and plan.fp32_memory:
+            page.line(f"    predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}")
         _islands(page, seen.chosen.islands)
         page.line()
 

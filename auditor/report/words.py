@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..records import Memory
+
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -54,6 +56,11 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return f"{share:.0%}"
+
+
+def memory(found: Memory) -> str:
+    """Weights and activations together: `15MB`."""
+    return f"{compact(found.weights + found.activations)}B"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -73,3 +73,17 @@ def test_prediction_is_near_the_measurement(audited: Audited) -> None:
     for plan in audited.audit.plans.values():
         if plan.low_precision_flops > 0.5:
             assert plan.predicted_error / 8 < plan.measured_error < 8 * plan.predicted_error, plan.name
+
+
+def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> None:
+    for name, plan in audited.audit.plans.items():
+        baseline = audited.audit.baselines[name]
+        if baseline.measured_error is not None:
+            assert plan.measured_error <= baseline.measured_error, name
+
+
+def test_rules_alone_are_measured_beside(audited: Audited) -> None:
+    for name, baseline in audited.audit.baselines.items():
+        assert baseline.rules_only is not None, name
+        assert 0 <= baseline.rules_only.low_precision_flops <= 1, name
+        print(name, baseline.measured_error, baseline.rules_only, audited.audit.plans[name].low_precision_flops)

@@ -20,7 +20,13 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", t
 def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt: str) -> None:
     graph = audited.capture
     how = running(graph, strategy, plain(fmt), fmt)
-    expected = resolve(graph, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals)
+    expected = resolve(
+        graph,
+        how.setting,
+        crossing=how.crossing,
+        placeholder_precision=how.placeholder_precision,
+        literals=how.literals,
+    )
     seen: dict[str, str] = {}
 
     def observe(node: fx.Node, value: object) -> None:
@@ -31,6 +37,7 @@ def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt
     interpreter = PolicyInterpreter(
         graph,
         how.setting,
+        crossing=how.crossing,
         placeholder_precision=how.placeholder_precision,
         literals=how.literals,
         observe=observe,

@@ -109,7 +109,7 @@ def test_default_fails_on_errors_only(stages):
 
 def test_options_reach_the_stages(stages, tmp_path):
     words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
-    words += ["--mode", "training", "--seed", "7", "--out", "else where", "--inputs", "x.py:f"]
+    words += ["--mode", "training", "--seed", "7", "--target", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
     (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\n")
     assert cli.main(words) == 0
     (call,) = stages.calls
@@ -120,7 +120,9 @@ def test_options_reach_the_stages(stages, tmp_path):
         "device": "cpu",
         "mode": "training",
         "seed": 7,
-        "command": "python -m auditor " + " ".join(words).replace("else where", "'else where'"),
+        "target": "RTX 4090",
+        "command": "python -m auditor "
+        + " ".join(words).replace("else where", "'else where'").replace("RTX 4090", "'RTX 4090'"),
     }
     assert {name: call[name] for name in expected} == expected
     assert call["subject"].batches[0][0][0].shape == (5, 3)
@@ -221,11 +223,12 @@ def test_bad_options_exit_with_2(stages, words):
 
 def test_configuration_sets_defaults_and_options_win(stages, tmp_path):
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.auditor]\nformats = ["bf16"]\nmax-error = 0.25\nfail-on = "warning"\nout = "here"\n'
+        '[tool.auditor]\nformats = ["bf16"]\nmax-error = 0.25\ntarget = "T4"\nfail-on = "warning"\nout = "here"\n'
     )
     stages.severities = ("warning",)
     assert cli.main(["model.py", "--max-error", "0.125"]) == 1
     assert (stages.calls[0]["formats"], stages.calls[0]["max_error"]) == (("bf16",), 0.125)
+    assert stages.calls[0]["target"] == "T4"
     assert (tmp_path / "here" / "plan.json").exists()
 
 

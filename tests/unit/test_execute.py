@@ -97,7 +97,9 @@ def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[st
     model, x = seeded(TwoScopes), normal(2, 4)
     capture = capture_of(model, x)
     how = running(capture, strategy, labels.__getitem__, "fp16")
-    seen = run(capture, model, x, setting=how.setting, placeholder_precision=how.placeholder_precision)
+    seen = run(
+        capture, model, x, setting=how.setting, crossing=how.crossing, placeholder_precision=how.placeholder_precision
+    )
     assert [str(seen[op].dtype) for op in ("linear", "layer_norm", "relu")] == [f"torch.{name}" for name in expected]
 
 
@@ -125,6 +127,13 @@ def test_a_refusal_names_the_place() -> None:
     capture = capture_of(model, torch.eye(3))
     how = running(capture, "cast", lambda owner: "fp16", "fp16")
     with pytest.raises(UnsupportedInFormat) as caught:
-        run(capture, model, torch.eye(3), setting=how.setting, placeholder_precision=how.placeholder_precision)
+        run(
+            capture,
+            model,
+            torch.eye(3),
+            setting=how.setting,
+            crossing=how.crossing,
+            placeholder_precision=how.placeholder_precision,
+        )
     node = only(capture, "linalg_cholesky")
     assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"

@@ -18,11 +18,11 @@ from auditor.costs import costs_of
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
 from auditor.outputs import tensor_outputs
-from auditor.planning import Trial, _bisect, make_plan, plain_error, scopes_of, simulated_error
+from auditor.planning import Trial, _bisect, make_plan, scopes_of, simulated_error
 from auditor.problem import Problem, must_stay_fp32
 from auditor.records import Capture, Finding, ScopeChoice, Verdict
 from auditor.solve import Candidate, candidates, evaluate
-from auditor.strategies import STRATEGIES, scoped
+from auditor.strategies import STRATEGIES, plain, running, scoped
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of
 from tests.subjects import FORMATS, capture_of
@@ -46,7 +46,7 @@ class Simulation:
     def __init__(self, errors: list[float]) -> None:
         self.errors, self.asked = errors, []
 
-    def __call__(self, problem: Problem, candidate: Candidate, trial: Trial) -> float:
+    def __call__(self, problem: Problem, candidate: Candidate, trial: Trial, enough: float) -> float:
         self.asked.append(int(candidate.seconds))
         return self.errors[int(candidate.seconds)]
 
@@ -168,7 +168,7 @@ def test_a_plan_states_what_it_gains() -> None:
 
 def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
     with torch.no_grad():
-        return Trial(capture, model, (inputs, {}), tensor_outputs(model(*inputs)), output_error)
+        return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
 
 
 def factored(x: torch.Tensor) -> torch.Tensor:
@@ -186,4 +186,21 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert simulated_error(problem, evaluate(problem, {"": "fp16"}), trial) == math.inf
     assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
-        plain_error(capture, "cast", "fp16", trial)
+        trial.error(running(capture, "cast", plain("fp16"), "fp16"))
+
+
+@pytest.mark.parametrize(
+    ("device", "fmt", "word"), [("T4", "bf16", "no BF16"), ("T4", "fp16", ""), ("H100", "bf16", "")]
+)
+def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "simulated_error", lambda *_: 0.0)
+    problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
+    plan = make_plan(problem, NO_TRIAL, math.inf, ())
+    assert plan.target == device
+    assert word in plan.note
+    assert bool(word) == bool(plan.note)
+    assert plan.predicted_speedup == pytest.approx(plan_times(problem, "fp32") / plan_times(problem, fmt))
+
+
+def plan_times(problem: Problem, precision: str) -> float:
+    return evaluate(problem, dict.fromkeys(owners_of(problem.capture), precision)).seconds

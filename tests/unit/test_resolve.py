@@ -39,7 +39,13 @@ def captured(name: str) -> Capture:
 
 
 def resolved(capture: Capture, how: Running) -> Resolution:
-    return resolve(capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals)
+    return resolve(
+        capture,
+        how.setting,
+        crossing=how.crossing,
+        placeholder_precision=how.placeholder_precision,
+        literals=how.literals,
+    )
 
 
 def without_regions(capture: Capture) -> Capture:
@@ -129,6 +135,7 @@ class Observed:
         interpreter = PolicyInterpreter(
             capture,
             how.setting,
+            crossing=how.crossing,
             placeholder_precision=how.placeholder_precision,
             literals=how.literals,
             observe=self._note,
@@ -242,7 +249,9 @@ def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
 
     how = running(capture, "autocast", plain("fp16"), "fp16")
     with torch.no_grad():
-        PolicyInterpreter(capture, how.setting, literals=how.literals, observe=note).run(normal(4, 4))
+        PolicyInterpreter(capture, how.setting, crossing=how.crossing, literals=how.literals, observe=note).run(
+            normal(4, 4)
+        )
     assert filled == [torch.finfo(torch.float32).min]
 
 

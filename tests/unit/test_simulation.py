@@ -7,7 +7,9 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from auditor.costs import costs_of
 from auditor.execute import PolicyInterpreter
@@ -21,21 +23,21 @@ from auditor.records import Capture, Plan, Verdict
 from auditor.solve import Candidate, evaluate
 from auditor.strategies import STRATEGIES, running
 from auditor.verification import run_patched
-from tests.problems import NOTHING, owners_of
+from tests.problems import NOTHING, owners_of, tied_owners
 from tests.small_models import MODELS
-from tests.subjects import capture_of, seeded
+from tests.subjects import FORMATS, capture_of, normal, seeded
 
 
 @cache
 def small(name: str) -> tuple[nn.Module, Capture]:
-    model = seeded(MODELS[name][0])
-    return model, capture_of(model, *MODELS[name][1])
+    model = seeded(KINDS[name][0])
+    return model, capture_of(model, *KINDS[name][1])
 
 
 def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> None:
     """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits."""
     model, capture = small(name)
-    inputs = MODELS[name][1]
+    inputs = KINDS[name][1]
     every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
     problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
@@ -58,7 +60,11 @@ def simulation_of(
 ) -> list[torch.Tensor]:
     how = running(problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"), problem.format)
     interpreter = PolicyInterpreter(
-        problem.capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals
+        problem.capture,
+        how.setting,
+        crossing=how.crossing,
+        placeholder_precision=how.placeholder_precision,
+        literals=how.literals,
     )
     with torch.no_grad():
         return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
@@ -87,3 +93,76 @@ def test_an_island_deep_inside_is_simulated_as_patched(strategy: str) -> None:
 def test_an_island_whose_result_the_authors_region_reads() -> None:
     # Under cast the FP32 router hands its result back in BF16, and the softmax in the region takes it from there.
     assert_simulated_as_patched("mixture", "cast", "bf16", labels_of("mixture", "bf16", ("router",)))
+
+
+def test_an_fp32_island_in_a_low_block_reads_what_the_block_was_handed() -> None:
+    # The embedding's FP32 result is lowered where it leaves that island; the norm raises what is left of it.
+    labels = labels_of("transformer", "bf16", ("embed", "head", "blocks.0.norm"))
+    assert_simulated_as_patched("transformer", "cast", "bf16", labels)
+
+
+def test_low_scopes_side_by_side_in_an_fp32_root_meet_in_fp32() -> None:
+    assert_simulated_as_patched("mlp", "autocast", "bf16", labels_of("mlp", "bf16", only=("layers.0", "layers.1")))
+
+
+def test_a_low_scope_inside_the_authors_region_sets_autocast_anew() -> None:
+    assert_simulated_as_patched("mixture", "autocast", "bf16", labels_of("mixture", "bf16", only=("router",)))
+
+
+class Inner(nn.Module):
+    """Switches autocast off for one call of its layer, not for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = self.linear(x.float())
+        return self.norm(y) + self.linear(x)
+
+
+class Regions(nn.Module):
+    """Regions around calls and inside them, a part called twice, and a layer that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = Inner(), nn.GELU()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
+        self.other = nn.Sequential(self.body[0], nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            y = self.inner(x)
+        z = self.body(self.body(self.act(y)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            w = self.inner(z) + self.other(self.act(x))
+        return w, z * w
+
+
+KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),))}
+
+
+def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:
+    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
+    labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
+    for group in tied_owners(capture) if strategy == "cast" else ():
+        labels |= dict.fromkeys(group, labels[group[0]])
+    assert_simulated_as_patched(name, strategy, fmt, labels)
+
+
+@settings(max_examples=2, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_a_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
+    drawn_choice(name, strategy, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_any_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
+    drawn_choice(name, strategy, data)

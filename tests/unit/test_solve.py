@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from auditor.costs import Cost
 from auditor.energy import Energy, energy_of
 from auditor.problem import FORBIDDEN, Problem, must_stay_fp32
 from auditor.records import Contribution, Verdict
-from auditor.solve import candidates, evaluate
+from auditor.solve import between, candidates, evaluate
 from auditor.strategies import STRATEGIES, readers_of
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, owners_of
 
@@ -117,6 +118,17 @@ def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
     curve = candidates(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}))
     assert any((point.precision["first"], point.precision["last"]) == ("fp32", "fp16") for point in curve)
     assert ("first", "last") in {owners for owners in readers_of(problem.capture).values() if len(owners) > 1}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rnd=seeds)
+def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd: random.Random) -> None:
+    problem = drawn("shielded", "autocast", rnd)
+    assert energy_of(problem).shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
+    curve = candidates(problem)
+    points = [*curve, *(step for pair in itertools.pairwise(curve) for step in between(problem, *pair))]
+    for point in points:
+        assert point.precision["router"] == "fp32" or point.precision[""] == "fp16"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,0 +1,98 @@
+"""Plans for trained models on inputs they were not made from: what stays low within a budget of one percent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from auditor.load import from_object
+from auditor.pipeline import run
+from auditor.records import Plan
+from auditor.resources import resource_dir
+from auditor.result import Audit
+from auditor.rulebook import load_rules
+from auditor.strategies import scoped
+from benchmarks.harness import Row, in_process_of_its_own, report
+from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
+from benchmarks.trained_models import TRAINED
+
+BUDGET = 0.01
+COLUMNS = {
+    "model": "",
+    "plan": "",
+    "without it": ".2g",
+    "rules alone": ".2g",
+    "predicted": ".2g",
+    "measured": ".2g",
+    "FLOPs low": ".1%",
+    "islands": "d",
+    "holds": "",
+}
+
+
+def audited(name: str) -> Audit:
+    """The model's audit with default options, checked on its held-out inputs."""
+    assert BATCH
+    model, args, others = TRAINED[name]()
+    subject = replace(from_object(model.eval(), args), held_out=((others, {}),))
+    return run(
+        subject,
+        formats=("fp16", "bf16"),
+        max_error=BUDGET,
+        device="cpu",
+        strategies=("autocast", "cast"),
+        mode="inference",
+        rules=load_rules([resource_dir("rules")]),
+        seed=0,
+        progress=None,
+        command="",
+    )
+
+
+def rows_of(name: str) -> list[Row]:
+    """One row per plan."""
+    audit = audited(name)
+    return [row_of(name, audit, plan) for plan in audit.plans.values()]
+
+
+def row_of(name: str, audit: Audit, plan: Plan) -> Row:
+    """islands: FP32 modules that lie directly in a low one, or low ones in an FP32 model."""
+    baseline = audit.baselines[plan.name]
+    rules = baseline.rules_only
+    return {
+        "model": name,
+        "plan": plan.name,
+        "without it": _number(baseline.measured_error),
+        "rules alone": _number(rules.measured_error if rules else None),
+        "predicted": plan.predicted_error,
+        "measured": _number(plan.measured_error),
+        "FLOPs low": plan.low_precision_flops,
+        "islands": sum(scoped(plan.scopes)("") != choice.precision for choice in plan.scopes.values()),
+        "holds": str(plan.verified),
+    }
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(TRAINED))
+    parser.add_argument("--packages", metavar="DIR", default="", help="where the packages of the models are installed")
+    parser.add_argument("--measure", metavar="MODEL", help="one model, as JSON")
+    options = parser.parse_args()
+    if options.packages:
+        sys.path.append(options.packages)
+    if options.measure:
+        print(json.dumps({"rows": rows_of(options.measure)}))
+        return
+    place = ("--packages", options.packages) if options.packages else ()
+    found = [in_process_of_its_own("benchmarks.trained", "--measure", name, *place) for name in options.models]
+    report("trained", [row for each in found for row in each["rows"]], COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
