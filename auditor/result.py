@@ -65,3 +65,9 @@ class Audit:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         return tuple(folder / name for name in texts)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .report import notebook
+
+        return notebook.render(self)

@@ -8,7 +8,7 @@ import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from . import publish
 from .errors import AuditorError
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 PROGRAM = "python -m auditor"
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where the options are listed, instead of listing them."""
+
+    def error(self, message: str) -> NoReturn:
+        text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
+        self.exit(2, f"error: {text}\nhint: `{self.prog} --help` lists the options\n")
+
+
 def parser(verb: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser with what every verb shares."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=PROGRAM if verb == "audit" else f"{PROGRAM} {verb}",
         description=description,
         epilog=epilog,

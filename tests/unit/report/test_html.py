@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from auditor.report import html
+from auditor.report import html, templates
 from tests.unit.report.factory import HOSTILE, make_audit
 
 
@@ -105,4 +105,4 @@ def test_assets_may_not_close_their_element(tmp_path):
     bad = tmp_path / "bad.js"
     bad.write_text("'</SCRIPT>'")
     with pytest.raises(ValueError, match=r"bad\.js"):
-        html._asset(bad)
+        templates.asset(bad)
