@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..load.subject import RANDOM_WEIGHTS, SYNTHETIC_INPUTS
 from ..records import Baseline, Plan
 from ..result import Audit
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
@@ -243,7 +244,8 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
-    return tuple(limits) + tuple(w for w in audit.warnings if w not in limits)
+    said = (*limits, RANDOM_WEIGHTS, SYNTHETIC_INPUTS)
+    return tuple(limits) + tuple(w for w in audit.warnings if w not in said)
 
 
 def place(owner: str, source: str | None) -> str:
