@@ -21,14 +21,7 @@
     return element;
   }
 
-  function ratio(value) {
-    if (value === null || value === undefined) return "–";
-    if (value === "nan") return "NaN";
-    const n = LayerTable.number(value);
-    if (!Number.isFinite(n)) return "non-finite";
-    if (n === 0) return "0";
-    return Math.abs(n) >= 0.001 && Math.abs(n) < 1e6 ? String(Number(n.toPrecision(3))) : n.toExponential(1).replace("e+", "e");
-  }
+  const ratio = Measures.ratio;
 
   /* Theme, printing, copying. */
   const theme = $("theme");
@@ -76,11 +69,12 @@
   let list = { rows: [], flat: false, ops: 0 };
   let active = -1;
   holder.hidden = false;
+  table.measure = data.measures.find((m) => m.column === "max");
 
   const columns = [
     { key: "layer", kind: "layer", title: "Module / operation" },
     ...data.formats.map((f) => ({ key: f.key, kind: "format", title: f.label })),
-    { key: "max", kind: "extra max", title: "Max |x|" },
+    { key: "measure", kind: "extra max", title: "Max |x|" },
     { key: "plan", kind: "extra", title: "Plan" },
     { key: "rules", kind: "extra max", title: "Rules" },
   ];
@@ -141,7 +135,8 @@
     const plans = total ? [...total.plans] : [data.plan[row.op]];
     const rules = total ? (total.rules ? String(total.rules) : "") : table.rules(row.op).join(" ");
     const extra = (text) => cells.push(make("td", { class: "extra", title: text }, text));
-    extra(ratio(total ? total.max : data.max[row.op]));
+    const m = table.measure;
+    extra(Measures.text(table, m, total ? LayerTable.measured(table, row.module) : Measures.op(table, m, row.op)));
     extra(plans.length > 1 ? "mixed" : data.strings[plans[0]]);
     extra(rules);
     return make("tr", {
@@ -336,6 +331,15 @@
     });
   }
   addEventListener("hashchange", follow);
+
+  /* The measure that colours the graph also takes the table's third column, unless a column shows it already. */
+  $("graph-view").hidden = false;
+  GraphView(table, shape, show, (m) => {
+    table.measure = m.kind === "most" || m.kind === "total" ? m : data.measures.find((known) => known.column === "max");
+    columns.find((column) => column.key === "measure").title = table.measure.short;
+    heads();
+    refresh();
+  });
 
   LayerTable.unfold(table, shape, OPENED);
   heads();
