@@ -40,7 +40,7 @@ function GraphView(table, shape, show, changed) {
       ...(colour.t === undefined ? {} : { style: `--t:${colour.t.toFixed(3)}` }),
     },
     make("rect", { width: SIZE.width, height: SIZE.height, rx: 7 }),
-    make("text", { x: 11, y: 18, class: "name" }, clip(name, item.child ? 24 : 26)),
+    make("text", { x: 11, y: 18, class: "name" }, clip(name, item.child ? 21 : 23)),
     make("text", { x: 11, y: 34, class: "under" }, clip(under(item, m, value), 30)));
     if (item.child) group.append(make("text", { x: SIZE.width - 18, y: 26, class: "open" }, "▸"));
     group.append(make("title", {}, `${item.child ? item.child.path : `${table.owner(item.op) || "(whole model)"} ${table.op(item.op)}`}`));

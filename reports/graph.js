@@ -44,12 +44,15 @@ const ModuleGraph = (() => {
     return { list: [...found].map(([key, n]) => [...key.split(" ").map(Number), n]), outside };
   }
 
-  /* Longest path from the top gives the row; in a row, items stand near what they read. */
+  /* Longest path from the top gives the row, and what reads nothing stands right above its first reader. */
   function place(shown, list) {
     const rank = shown.map(() => 0);
     const sources = shown.map(() => []);
     for (const [from, to] of list) if (from < to) sources[to].push(from);
     sources.forEach((from, to) => { rank[to] = Math.max(0, ...from.map((k) => rank[k] + 1)); });
+    const readers = shown.map(() => []);
+    for (const [from, to] of list) if (from < to) readers[from].push(to);
+    sources.forEach((from, k) => { if (!from.length && readers[k].length) rank[k] = Math.min(...readers[k].map((r) => rank[r])) - 1; });
     const rows = [];
     rank.forEach((r, k) => { (rows[r] = rows[r] || []).push(k); });
     const x = shown.map(() => 0);
