@@ -104,7 +104,7 @@ def _audit_parser() -> argparse.ArgumentParser:
         help="also write the graph and its measures for Google's Model Explorer",
     )
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
-    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
 

@@ -25,7 +25,12 @@ def default_directory(name: str) -> Path:
 
 def check_directory(directory: Path) -> None:
     """Raises before any work is done: AuditorError(slug="bad-output")."""
-    nearest = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    try:
+        nearest = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    except OSError as error:
+        raise AuditorError(
+            f"{str(directory)[:80]} is no path ({error.strerror}): name another with --out", "bad-output"
+        ) from error
     if not nearest.is_dir():
         raise AuditorError(f"{nearest} is a file: name a directory with --out", slug="bad-output")
     if not os.access(nearest, os.W_OK):

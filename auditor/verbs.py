@@ -40,6 +40,13 @@ def parser(verb: str, description: str, epilog: str | None = None) -> argparse.A
     return made
 
 
+def seed(text: str) -> int:
+    """What every random generator takes: 0 to 2**32 - 1."""
+    if not text.isascii() or not text.isdecimal() or int(text[:12]) >= 2**32 or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 0 to {2**32 - 1}")
+    return int(text)
+
+
 def rulebook(directory: Path | None) -> tuple[Rule, ...]:
     """The rules that ship, and the user's own beside them."""
     from .resources import resource_dir
@@ -99,7 +106,7 @@ def apply_parser() -> argparse.ArgumentParser:
     add("--inputs", metavar="I", help="as for an audit; the model is run once to see that it works")
     add("--weights", metavar="F", help="checkpoint, as for an audit")
     add("--out", metavar="DIR", type=Path, help="where the file goes, default audits/<name>")
-    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     return made
 
 

@@ -17,6 +17,8 @@ from ..errors import LoadError
 from .sandbox import blame
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
+LONGEST = 4000
+"""Characters that a path may have on the systems we know."""
 _imported_files: dict[str, ModuleType] = {}
 """Modules this file put into `sys.modules`, which a later target of the same name may replace."""
 
@@ -64,6 +66,8 @@ def parse(text: str) -> Target:
     A symbol, and a name of timm's, may carry literal arguments.
     Raises: LoadError(slug="missing-target" | "bad-target").
     """
+    if len(text) > LONGEST:
+        raise LoadError(f"a TARGET of {len(text)} characters is no path: write path/to/model.py[:symbol]", "bad-target")
     if text.startswith(("timm:", "hf:")):
         return _of_hub(text)
     match = _SYMBOL.fullmatch(text)
