@@ -105,6 +105,7 @@ function GraphView(table, shape, show, changed) {
       ...at.edges.map((edge) => edgeElement(edge, at)),
       ...at.shown.map((item, k) => nodeElement(item, k, at, m, top)));
     box.replaceChildren(drawing);
+    box.scrollLeft = (at.width - box.clientWidth) / 2;
     document.getElementById("graph-note").textContent = at.left ? `${at.left.toLocaleString("en")} more are in the table.` : "";
     legend(m);
     crumbs();

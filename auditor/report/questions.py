@@ -34,11 +34,19 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _minimum(seen),
         _accuracy(audit),
         _trained_in_bf16(audit),
-        _speed(seen),
+        _speed(audit, seen),
         _memory(audit),
         _protected(audit),
-        _matching(audit, "Do eps and other small constants vanish?", ("eps", "tiny")),
+        _matching(audit, "Do eps and other small constants vanish?", ("eps", "vanish")),
         _matching(audit, "Does a mask constant overflow?", ("mask", "constant-beyond")),
+        _family(audit, "Are positions and angles exact enough?", ("POS",)),
+        _dtypes(audit),
+        Answer(
+            "Is the compiled model closer to FP32 than the eager one?",
+            "Not covered: the model is run eagerly; compiled kernels may keep intermediate results in FP32.",
+            "method",
+            applies=False,
+        ),
         Answer("How do I keep one module in FP32?", "Each finding carries code that does it.", "findings"),
         _training("Why does the loss scale keep falling?"),
         _training("Why does pure BF16 training stall?"),
@@ -120,14 +128,16 @@ def _trained_in_bf16(audit: Audit) -> Answer:
     )
 
 
-def _speed(seen: View) -> Answer:
+def _speed(audit: Audit, seen: View) -> Answer:
     question = "Will it be faster?"
     if seen.chosen is None:
         return Answer(question, "There is no plan to time.", "plans", applies=False)
     plan = seen.chosen.plan
     share = percent(plan.low_precision_flops)
+    slow = [f for f in audit.findings if f.rule.startswith("HWR")]
+    hint = f" {count(len(slow), 'operation has', 'operations have')} a shape or setting that slows it." if slow else ""
     return Answer(
-        question, f"Predicted {plan.predicted_speedup:.2f}x, with {share} of the FLOPs in low precision.", "plans"
+        question, f"Predicted {plan.predicted_speedup:.2f}x, with {share} of the FLOPs in low precision.{hint}", "plans"
     )
 
 
@@ -160,6 +170,26 @@ def _matching(audit: Audit, question: str, words: tuple[str, ...]) -> Answer:
     return Answer(
         question, f"{count(len(found), 'finding')}, the first in {place(found[0].owner, found[0].source)}.", "findings"
     )
+
+
+def _family(audit: Audit, question: str, prefixes: tuple[str, ...]) -> Answer:
+    found = [f for f in audit.findings if f.rule.startswith(prefixes)]
+    if not found:
+        return Answer(question, "No rule about them fired.", "findings", applies=False)
+    where = place(found[0].owner, found[0].source)
+    return Answer(question, f"{count(len(found), 'finding')}, the first in {where}.", "findings")
+
+
+def _dtypes(audit: Audit) -> Answer:
+    """A model that is simply cast or put under autocast may mix dtypes, or meet an operation without a kernel."""
+    question = "Does a plain cast or plain autocast even run?"
+    failed = {name: base.failure for name, base in audit.baselines.items() if base.failure}
+    if not audit.baselines:
+        return Answer(question, "Not tried.", "plans", applies=False)
+    if not failed:
+        return Answer(question, "Yes, in every format and strategy tried.", "plans")
+    name, reason = next(iter(failed.items()))
+    return Answer(question, f"Not {', '.join(failed)}. {name}: {reason}", "plans")
 
 
 def _training(question: str) -> Answer:

@@ -110,8 +110,11 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for path, choice in plan.scopes.items():
         if path:
-            groups.setdefault((pattern(path), choice.precision, choice.because), []).append(path)
-    return tuple(Island(shape, tuple(paths), low, why) for (shape, low, why), paths in groups.items())
+            alike = tuple(re.sub(r"_\d+\b", "", why) for why in choice.because)  # the nodes of blocks are numbered
+            groups.setdefault((pattern(path), choice.precision, alike), []).append(path)
+    return tuple(
+        Island(shape, tuple(paths), low, plan.scopes[paths[0]].because) for (shape, low, _), paths in groups.items()
+    )
 
 
 def _tally(audit: Audit, fmt: str) -> Tally:
