@@ -108,13 +108,13 @@
       }));
     }
 
-    function verdictCell(code, effect) {
+    function verdictCell(code, effect, said) {
       const name = data.verdicts[code];
       const share = effect === null ? 0 : Math.max(0, Math.min(1, 1 + Math.log10(effect / data.budget) / 4));
       const bar = make("i", { class: name, style: `width:${Math.round(100 * (Number.isFinite(effect) ? share : 1))}%` });
       const glyph = make("span", { class: `v ${name}`, "aria-hidden": "true" }, GLYPHS[code]);
       return make("td", { title: `${name}; moves output ${ratio(effect)}` }, glyph,
-        make("span", { class: "meter", "aria-hidden": "true" }, bar), make("span", { class: "sr" }, `${name} `), ratio(effect));
+        make("span", { class: "meter", "aria-hidden": "true" }, bar), make("span", { class: "sr" }, `${name} `), said || ratio(effect));
     }
 
     const ops = (n) => `${n.toLocaleString("en")} ${n === 1 ? "op" : "ops"}`;
@@ -142,7 +142,8 @@
       const cells = [layerCell(row)];
       for (const format of table.formats) {
         const cell = total ? total.formats[format] : { verdict: table.verdict(format, row.op), effect: table.effect(format, row.op) };
-        cells.push(verdictCell(cell.verdict, cell.effect));
+        const unsupported = !total && (data.cells[format].events[row.op] || [])[3];
+        cells.push(verdictCell(cell.verdict, cell.effect, unsupported ? "does not run" : ""));
       }
       const plans = total ? [...total.plans] : [data.plan[row.op]];
       const rules = total ? (total.rules ? String(total.rules) : "") : table.rules(row.op).join(" ");
