@@ -195,8 +195,8 @@ def _settings(document: Mapping[str, Any]) -> dict[str, str]:
     return {
         "parameters": str(subject.get("parameters")),
         "inputs": ", ".join(map(str, subject.get("inputs", ()))),
-        "inputs from": str(subject.get("inputs_source")),
-        "weights from": str(subject.get("weights_source")),
+        "source of the inputs": str(subject.get("inputs_source")),
+        "source of the weights": str(subject.get("weights_source")),
         "budget": f"{budget.get('max_error')} {budget.get('metric')}",
         "execution": f"{environment.get('device')}, {environment.get('execution')}",
         "torch": str(environment.get("torch")),

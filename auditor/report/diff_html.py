@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..compare import Comparison
-from .diff_words import changes, error, groups, headline, speedup
+from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .templates import environment
 
 SHOWN = 200
@@ -18,6 +18,8 @@ def render(found: Comparison) -> str:
         .render(
             found=found,
             headline=headline(found),
+            recommendation=recommendation(found),
+            caveats=caveats(found),
             new=groups(found.new),
             gone=groups(found.gone),
             changes=changes(found),

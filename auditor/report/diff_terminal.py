@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..compare import Comparison, Known
-from .diff_words import changes, error, groups, headline, speedup
+from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .page import Page, columns, shorten
 from .prose import sentence
 from .words import count, label, op, printable, scope
@@ -18,8 +18,9 @@ def render(found: Comparison, *, width: int = 80, color: bool = False) -> str:
     page.labelled("After", f"{found.after.label} ({found.after.name})", "muted")
     page.line()
     page.labelled("Verdict", headline(found), "error" if found.new else "good")
-    for i, (what, before, after) in enumerate(found.caveats):
-        page.labelled("Caution" if i == 0 else "", f"{what} differ: {before} before, {after} after", "warning")
+    page.labelled("", recommendation(found))
+    for i, caveat in enumerate(caveats(found)):
+        page.labelled("Caution" if i == 0 else "", caveat, "warning")
     page.line()
     _plans(page, found)
     _findings(page, "New", found.new)

@@ -32,12 +32,20 @@ def headline(found: Comparison) -> str:
     """The comparison in one sentence."""
     if not found.new and not found.gone and not found.verdicts and not _plans_differ(found):
         return "Nothing changed: the same findings, verdicts and plans."
-    kept = count(found.kept, "finding stays", "findings stay")
-    parts = f"{count(len(found.new), 'new finding')}, {count(len(found.gone), 'gone', 'gone')}; {kept}."
+    return f"{count(len(found.new), 'new finding')}, {len(found.gone):,} gone, {found.kept:,} as before."
+
+
+def recommendation(found: Comparison) -> str:
+    """Whether another plan is recommended now."""
     was, now = found.before.recommended, found.after.recommended
     if was == now:
-        return f"{parts} {now or 'No plan'} is recommended in both."
-    return f"{parts} Recommended was {was or 'no plan'}, now {now or 'no plan'}."
+        return f"{now or 'No plan'} is recommended in both."
+    return f"Recommended was {was or 'no plan'}; now it is {now or 'no plan'}."
+
+
+def caveats(found: Comparison) -> tuple[str, ...]:
+    """Settings that differ, without which the numbers would compare better."""
+    return tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in found.caveats)
 
 
 def _plans_differ(found: Comparison) -> bool:

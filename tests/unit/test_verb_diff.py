@@ -41,8 +41,9 @@ def test_text_fits_and_says_what_changed(run):
     code, out = run("before", "after")
     assert code == 0
     assert "1 new finding, 1 gone" in out.out
+    assert "autocast_fp16 is recommended in both" in out.out
     assert "NEW001" in out.out
-    assert "budget differ: 0.01 relative L2" in " ".join(out.out.split())
+    assert "Budget: 0.01 relative L2" in " ".join(out.out.split())
     assert all(len(line) <= 80 for line in out.out.splitlines())
     assert "\x1b" not in out.out
     assert out.err == ""
