@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..numerics.formats import FORMATS
@@ -10,7 +11,7 @@ from ..records import NodeReport
 from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
-from .view import View, place, view
+from .view import Island, View, place, view
 from .words import compact, count, label, magnitude, op, percent, scope
 
 
@@ -31,7 +32,7 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _which(seen),
         _birth(audit),
         _overflow(audit),
-        _minimum(seen),
+        _minimum(audit, seen),
         _accuracy(audit),
         _trained_in_bf16(audit),
         _speed(audit, seen),
@@ -89,15 +90,27 @@ def _max_abs(report: NodeReport) -> float:
     return report.range.max_abs if report.range else 0.0
 
 
-def _minimum(seen: View) -> Answer:
+def _minimum(audit: Audit, seen: View) -> Answer:
     question = "What is the least that must stay FP32?"
     if seen.chosen is None:
         return Answer(question, "All of it: no plan met the budget.", "plans")
     kept = [i for i in seen.chosen.islands if i.precision == "fp32"]
-    names = ", ".join(scope(i.pattern if len(i.paths) > 1 else i.paths[0]) for i in kept[:4]) + (
-        " and more" if len(kept) > 4 else ""
-    )
-    return Answer(question, f"{names}." if kept else "Nothing.", "plans")
+    risky = {r.node.owner for r in audit.nodes if _is_risky(r, seen.chosen.plan.format)}
+    needed = [i for i in kept if risky & set(i.paths)]
+    spared = [i for i in kept if i not in needed]
+    answer = f"{_listed(needed)}." if needed else "Nothing."
+    if spared:
+        answer += f" The plan also leaves {_listed(spared)} in FP32, where low precision saves little or no time."
+    return Answer(question, answer, "plans")
+
+
+def _is_risky(report: NodeReport, fmt: str) -> bool:
+    return fmt in report.verdicts and report.verdicts[fmt].verdict in ("unsafe", "sensitive")
+
+
+def _listed(islands: Sequence[Island]) -> str:
+    names = [scope(i.pattern if len(i.paths) > 1 else i.paths[0]) for i in islands]
+    return ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
 
 
 def _accuracy(audit: Audit) -> Answer:

@@ -70,3 +70,15 @@ def test_positions_are_looked_for_by_their_rules():
     found = answers(replace(audit, findings=(rotary,)))["Are positions and angles exact enough?"]
     assert found.applies
     assert "1 finding, the first in" in found.answer
+
+
+def test_what_must_stay_is_told_from_what_merely_saves_no_time():
+    question = "What is the least that must stay FP32?"
+    audit = make_audit(60)
+    assert answers(audit)[question].answer == (
+        "blocks.2.attn.proj. The plan also leaves norm in FP32, where low precision saves little or no time."
+    )
+    safe = tuple(
+        replace(r, verdicts={f: replace(v, verdict="safe") for f, v in r.verdicts.items()}) for r in audit.nodes
+    )
+    assert answers(replace(audit, nodes=safe))[question].answer.startswith("Nothing. The plan also leaves")
