@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything an audit found; what every reporter reads and `plan.json` stores."""
+    """Everything an audit found; what every reporter reads and `plan.json` stores.
+
+    plan_errors: relative L2 error of each node's output in a run of the graph under the recommended plan.
+    """
 
     subject: Subject
     parameters: int
@@ -45,6 +48,7 @@ class Audit:
     seconds: Mapping[str, float]
     warnings: tuple[str, ...]
     command: str
+    plan_errors: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""

@@ -74,3 +74,15 @@ def test_the_narrowest_format_is_where_ranges_hurt_first():
     assert narrowest(("bf16", "fp16")) == "fp16"
     assert narrowest(("bf16", "fp16", "fp8_e4m3")) == "fp8_e4m3"
     assert narrowest(()) is None
+
+
+def test_the_recommended_plan_has_a_line_of_its_own_where_it_was_run():
+    audit = make_audit(25)
+    errors = {r.node.name: 1e-3 for r in audit.nodes if r.node.floating}
+    chart = depth_chart(replace(audit, plan_errors=errors))
+    assert chart is not None
+    assert [s.key for s in chart.series] == ["fp16", "bf16", "plan"]
+    line = points(chart.series[2].line)
+    assert len(line) == 24  # the operation without a kernel runs in FP32 under the plan
+    assert len({y for _, y in line}) == 1
+    assert chart.series[2].dots == ""
