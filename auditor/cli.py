@@ -130,6 +130,8 @@ def _audit(args: argparse.Namespace) -> int:
         return _dry_run(args, subject, directory)
     fresh = _fresh(audit, known)
     print(_rendered(audit, args.format), end="")
+    if args.format == "github":
+        _append_summary(audit)
     if args.format == "text":
         print(_listing(files))
         if known is not None:
@@ -222,6 +224,13 @@ def _rendered(audit: Audit, form: str) -> str:
     options = importlib.import_module("auditor.report.page").looks() if form == "text" else {}
     text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit, **options)
     return text if text.endswith("\n") else text + "\n"
+
+
+def _append_summary(audit: Audit) -> None:
+    """The Markdown summary on the page of the job, where GitHub runs this and names a file for it."""
+    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(file).open("a", encoding="utf-8") as page:
+            page.write(_rendered(audit, "md"))
 
 
 def _listing(files: Iterable[Path]) -> str:

@@ -135,6 +135,15 @@ def test_format_chooses_the_reporter(stages, capsys, form, reporter):
     assert capsys.readouterr().out.startswith(f"rendered by {reporter}\n")
 
 
+def test_github_also_gets_a_summary_of_the_job(stages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("before\n")
+    cli.main(["model.py", "--format", "github"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+    cli.main(["model.py", "--format", "text"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+
+
 def test_json_on_stdout_is_json_alone(stages, capsys):
     cli.main(["model.py", "--format", "json"])
     assert json.loads(capsys.readouterr().out) == {"format_version": 1}
@@ -242,7 +251,16 @@ def test_rules_and_explain(capsys):
     assert rows[0]["name"] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["explain", "--help"], ["absent.py", "--formats", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["explain", "--help"],
+        ["diff", "--help"],
+        ["completion", "bash"],
+        ["absent.py", "--formats", "x"],
+    ],
+)
 def test_torch_is_not_imported_before_it_is_needed(root, words):
     code = f"""
 import sys
