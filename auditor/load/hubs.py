@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import LoadError
 from ..records import Origin
 from .discover import Found
-from .sandbox import call, reseed
+from .sandbox import blame, call, reseed
 from .target import Target
 
 PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
@@ -45,6 +45,10 @@ def require(target: Target) -> None:
             raise LoadError(
                 f"{target.text} needs {name}: `pip install {name}`, then run again", "missing-package"
             ) from error
+        except Exception as error:  # such as a torchvision built for another torch
+            raise LoadError(
+                f"{name} cannot be imported, {blame(error)}: mend its installation", "missing-package"
+            ) from error
 
 
 def build(target: Target, seed: int) -> Found:
@@ -54,7 +58,7 @@ def build(target: Target, seed: int) -> Found:
     """
     with offline():
         reseed(seed)
-        return _timm(target) if target.hub == "timm" else _hugging_face(target)
+        return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
 
 def _timm(target: Target) -> Found:

@@ -173,3 +173,12 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
     with pytest.raises(LoadError, match="pip install timm") as caught:
         load("timm:resnet18")
     assert caught.value.slug == "missing-package"
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('built for another torch')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(LoadError, match="built for another torch") as caught:
+        load("timm:resnet18")
+    assert caught.value.slug == "missing-package"
