@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import math
 import os
 import shlex
@@ -13,21 +11,21 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import completion, config, publish, verb_diff, verbs
+from . import answer, completion, config, publish, verb_diff, verbs
 from .errors import AuditorError, LoadError
 from .progress import reporter
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
-    from .compare import Record
-    from .records import Subject
+    from .readback import Record
+    from .records import Finding, Subject
     from .result import Audit
 
 LEVELS = ("info", "warning", "error")
-REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
 or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
@@ -125,44 +123,38 @@ def _audit(args: argparse.Namespace) -> int:
         if not args.dry_run:
             audit = _run(args, subject, progress)
             progress("write", str(directory), 0, 0)
-            files = publish.write(audit, directory, _extra(audit, args.model_explorer))
+            files = publish.write(audit, directory, answer.extra(audit, args.model_explorer))
     if args.dry_run:
         return _dry_run(args, subject, directory)
     fresh = _fresh(audit, known)
-    print(_rendered(audit, args.format), end="")
     if args.format == "github":
-        _append_summary(audit)
+        print(answer.rendered(replace(audit, findings=fresh), args.format), end="")
+        answer.append_summary(audit)
+    else:
+        print(answer.rendered(audit, args.format), end="")
     if args.format == "text":
-        print(_listing(files))
+        print(answer.listing(files))
         if known is not None:
             print(f"Baseline {len(audit.findings) - len(fresh)} findings known, {len(fresh)} new")
-    return _exit_code(fresh, args.fail_on)
+    return _exit_code((finding.severity for finding in fresh), args.fail_on)
 
 
 def _baseline(file: Path | None) -> Record | None:
     """Read before the audit begins, so that a wrong path costs no time."""
     if file is None:
         return None
-    from .compare import read
+    from .readback import read
 
     return read(file)
 
 
-def _fresh(audit: Audit, known: Record | None) -> list[str]:
-    """Severities of the findings that the baseline does not hold."""
+def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
+    """The findings that the baseline does not hold; all of them where there is none."""
     if known is None:
-        return [finding.severity for finding in audit.findings]
-    from .compare import fresh, record
+        return audit.findings
+    from .compare import fresh
 
-    return [finding.severity for finding in fresh(known.findings, record(audit.to_json(), "this audit").findings)]
-
-
-def _extra(audit: Audit, wanted: bool) -> dict[str, str]:
-    if not wanted:
-        return {}
-    from .report import model_explorer
-
-    return {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()}
+    return fresh(known.findings, audit.findings)
 
 
 def _dry_run(args: argparse.Namespace, subject: Subject, directory: Path) -> int:
@@ -216,26 +208,6 @@ def _require_device(device: str) -> None:
         raise LoadError(
             "--device cuda was asked for, but torch sees no CUDA device: use --device cpu or auto", "no-cuda"
         )
-
-
-def _rendered(audit: Audit, form: str) -> str:
-    if form == "json":
-        return json.dumps(audit.to_json(), indent=2) + "\n"
-    options = importlib.import_module("auditor.report.page").looks() if form == "text" else {}
-    text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit, **options)
-    return text if text.endswith("\n") else text + "\n"
-
-
-def _append_summary(audit: Audit) -> None:
-    """The Markdown summary on the page of the job, where GitHub runs this and names a file for it."""
-    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(file).open("a", encoding="utf-8") as page:
-            page.write(_rendered(audit, "md"))
-
-
-def _listing(files: Iterable[Path]) -> str:
-    labels = {"": "Explorer", ".html": "Report", ".json": "Plan", ".py": "Patched", ".sarif": "SARIF"}
-    return "\n".join(f"{labels.get(file.suffix, 'File'):<8} {file}" for file in files)
 
 
 def _exit_code(severities: Iterable[str], fail_on: str) -> int:

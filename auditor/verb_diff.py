@@ -28,8 +28,9 @@ def diff_parser() -> argparse.ArgumentParser:
 
 def diff(args: argparse.Namespace) -> int:
     """Print the comparison. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
-    from .compare import LEVELS as RISING
-    from .compare import compare, read
+    from .compare import compare
+    from .readback import LEVELS as RISING
+    from .readback import read
 
     found = compare(read(args.before), read(args.after))
     if args.html:

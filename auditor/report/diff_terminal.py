@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..compare import Comparison, Known
+from ..compare import Comparison
+from ..readback import Known
 from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .page import Page, columns, shorten
 from .prose import sentence

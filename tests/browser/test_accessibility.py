@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.compare import compare, record
+from auditor.compare import compare
+from auditor.readback import record
 from auditor.report import diff_html, html
 from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import make_audit

@@ -56,6 +56,13 @@ def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configura
     assert cli.main(["model.py", "-q"]) == 0
 
 
+def test_annotations_are_for_what_is_new(folder, baseline, capsys):
+    cli.main(["model.py", "-q", "--baseline", "old.json", "--format", "github"])
+    annotations = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
+    assert len(annotations) == 1
+    assert "RNG001" in annotations[0]
+
+
 def test_a_wrong_baseline_is_found_before_the_audit_runs(folder, capsys):
     path, ran = folder
     assert cli.main(["model.py", "--baseline", "absent.json"]) == 2

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from auditor.compare import Known, compare, fresh, read, record
+from auditor.compare import compare, fresh
 from auditor.errors import PlanError
+from auditor.readback import Known, read, record
 from tests.unit.report.factory import make_audit
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Baseline
+from auditor.report import html
 from auditor.report.questions import questions
 from tests.unit.report.factory import make_audit
 
@@ -82,3 +83,9 @@ def test_what_must_stay_is_told_from_what_merely_saves_no_time():
         replace(r, verdicts={f: replace(v, verdict="safe") for f, v in r.verdicts.items()}) for r in audit.nodes
     )
     assert answers(replace(audit, nodes=safe))[question].answer.startswith("Nothing. The plan also leaves")
+
+
+def test_every_answer_leads_to_a_section_there_is():
+    audit = make_audit(60)
+    page = html.render(audit)
+    assert all(f'id="{item.section}"' in page for item in questions(audit))
