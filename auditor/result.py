@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .patch.emit import emit
-from .records import Baseline, Finding, NodeReport, Plan, Subject
+from .records import Baseline, Finding, FlaggedRegion, NodeReport, Plan, Subject, Weight
 from .serialise import to_document
 
 
@@ -49,6 +49,8 @@ class Audit:
     warnings: tuple[str, ...]
     command: str
     plan_errors: Mapping[str, float] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    regions: tuple[FlaggedRegion, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""
