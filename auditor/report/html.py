@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..numerics.formats import FORMATS
 from ..result import Audit
 from .charts import FRAME, depth_chart, tradeoff
-from .exponents import bars, exponent_map, narrowest
+from .exponents import bars, exponent_map, narrowest, weight_map
 from .findings import ranked
 from .origins import origins
 from .questions import questions
@@ -36,6 +36,7 @@ def render(audit: Audit) -> str:
             depth=depth_chart(audit),
             tradeoff=tradeoff(audit),
             exponents=exponent_map(audit),
+            weight_exponents=weight_map(audit),
             bars=lambda report: bars(report.range if report else None, audit.formats),
             narrow=narrowest(audit.formats),
             known=FORMATS,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..records import NodeError, NodeReport
+from ..records import FlaggedRegion, NodeError, NodeReport
 from ..result import Audit
 from .words import label
 
@@ -43,7 +43,7 @@ class Heir:
 
 @dataclass(frozen=True)
 class Origins:
-    """Births, sources and heirs in one format, the largest first; `more_births` were left out."""
+    """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out."""
 
     format: str
     label: str
@@ -51,6 +51,7 @@ class Origins:
     more_births: int
     sources: tuple[Source, ...]
     heirs: tuple[Heir, ...]
+    regions: tuple[FlaggedRegion, ...]
 
 
 def origins(audit: Audit, fmt: str) -> Origins:
@@ -64,6 +65,7 @@ def origins(audit: Audit, fmt: str) -> Origins:
         max(len(born) - SHOWN, 0),
         _sources(audit, fmt),
         _heirs(audit, fmt),
+        _regions(audit, fmt),
     )
 
 
@@ -112,3 +114,11 @@ def _heirs(audit: Audit, fmt: str) -> tuple[Heir, ...]:
         if math.isfinite(error.propagated_error) and error.propagated_error > 4 * error.local_error:
             heirs.append(Heir(report, error.local_error, error.propagated_error))
     return tuple(sorted(heirs, key=lambda h: -h.propagated)[:SHOWN])
+
+
+def _regions(audit: Audit, fmt: str) -> tuple[FlaggedRegion, ...]:
+    """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
+    found = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
+    worst = [math.inf if r.error is None or math.isnan(r.error) else r.error for r in found]
+    order = sorted(range(len(found)), key=lambda i: -worst[i])
+    return tuple(found[i] for i in order[:SHOWN])
