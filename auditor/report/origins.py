@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..records import FlaggedRegion, NodeError, NodeReport
 from ..result import Audit
+from .view import pattern
 from .words import label
 
 SHOWN = 8
@@ -15,12 +16,16 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Birth:
-    """A node where a non-finite value first appears, and the nodes after it that only pass it on."""
+    """A node where a non-finite value first appears, and the nodes after it that only pass it on.
+
+    times: identical blocks in which the same happens, this one, the first, among them.
+    """
 
     report: NodeReport
     cause: str
     heirs: int
     last_heir: NodeReport | None
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,17 @@ class Origins:
 
 def origins(audit: Audit, fmt: str) -> Origins:
     """Cause apart from consequence, for one format."""
-    born = [r for r in audit.nodes if fmt in r.errors and r.errors[fmt].born]
+    kinds: dict[tuple[str, str, str | None], list[NodeReport]] = {}
+    for report in audit.nodes:
+        if fmt in report.errors and report.errors[fmt].born:
+            kind = (pattern(report.node.owner), report.node.op, report.errors[fmt].cause)
+            kinds.setdefault(kind, []).append(report)
+    born = list(kinds.values())
     readers = _readers(audit)
     return Origins(
         fmt,
         label(fmt),
-        tuple(_birth(r, fmt, readers) for r in born[:SHOWN]),
+        tuple(replace(_birth(same[0], fmt, readers), times=len(same)) for same in born[:SHOWN]),
         max(len(born) - SHOWN, 0),
         _sources(audit, fmt),
         _heirs(audit, fmt),

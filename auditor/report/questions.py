@@ -62,7 +62,7 @@ def _which(seen: View) -> Answer:
 def _birth(audit: Audit) -> Answer:
     question = "Which layer makes the NaN or Inf?"
     for fmt in audit.formats:
-        found = origins(audit, fmt).births
+        found = [birth for birth in origins(audit, fmt).births if birth.cause != "unsupported"]
         if found:
             node = found[0].report.node
             return Answer(question, f"In {label(fmt)}, {op(node.op)} in {place(node.owner, node.source)}.", "origins")
