@@ -16,9 +16,10 @@ $(VENV)/.installed: $(PACKAGING)
 	@touch $@
 
 # torchvision would bring CUDA along, and timm would bring torchvision: both go in without what they ask for.
+# Of axe-playwright-python only the script is used, which needs no Playwright.
 $(VENV)/.tests: $(VENV)/.installed
 	$(PIP) --editable '.[test,examples]' pyyaml huggingface_hub pillow
-	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
+	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31 axe-playwright-python==0.1.8
 	@touch $@
 
 install: $(VENV)/.installed ## Install the package, editable, into .venv

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import math
 import os
 import shlex
@@ -13,10 +11,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import config, publish, verbs
+from . import answer, completion, config, publish, verb_diff, verbs
 from .errors import AuditorError, LoadError
 from .progress import reporter
 from .snippets import verb
@@ -24,14 +23,15 @@ from .tables import table
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
-    from .records import Finding
+    from .readback import Record
+    from .records import Finding, Subject
     from .result import Audit
 
 LEVELS = ("info", "warning", "error")
-REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
-other verbs: explain CODE | rules | apply PLAN TARGET | snippet PLAN (each with --help)
+or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
+other verbs: explain CODE | rules | apply PLAN TARGET | snippet PLAN | diff A B | completion SHELL (each with --help)
 exit code: 0 clean, 1 findings at or above --fail-on, 2 error
 """
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = make_parser()
         args = parser.parse_args((_configured(parser) if verb == "audit" else []) + rest)
         args.command = f"{PROGRAM} {shlex.join(words)}"
-        return run(args)
+        return int(run(args))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -99,8 +99,20 @@ def _audit_parser() -> argparse.ArgumentParser:
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
     add("--format", choices=("text", "json", "sarif", "github", "md"), default="text", help="what stdout gets")
+    add(
+        "--baseline",
+        metavar="PLAN",
+        type=Path,
+        help="plan.json of an earlier audit: what it found does not fail this one",
+    )
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
-    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add(
+        "--model-explorer",
+        action="store_true",
+        help="also write the graph and its measures for Google's Model Explorer",
+    )
+    add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
+    add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
 
@@ -113,21 +125,62 @@ def _configured(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    with reporter(args.quiet) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with reporter(args.quiet or args.dry_run) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
         if not args.debug:
             warnings.simplefilter("ignore")
         progress("load", args.target, 0, 0)
-        audit, directory = _run(args, progress)
-        progress("write", str(directory), 0, 0)
-        files = publish.write(audit, directory)
-    print(_rendered(audit, args.format), end="")
+        known = _baseline(args.baseline)
+        subject, directory = _loaded(args)
+        if not args.dry_run:
+            audit = _run(args, subject, progress)
+            progress("write", str(directory), 0, 0)
+            files = publish.write(audit, directory, answer.extra(audit, args.model_explorer))
+    if args.dry_run:
+        return _dry_run(args, subject, directory)
+    fresh = _fresh(audit, known)
+    if args.format == "github":
+        print(answer.rendered(replace(audit, findings=fresh), args.format), end="")
+        answer.append_summary(audit)
+    else:
+        print(answer.rendered(audit, args.format), end="")
     if args.format == "text":
-        print(_listing(files))
-    return _exit_code(audit.findings, args.fail_on)
+        print(answer.listing(files))
+        if known is not None:
+            print(f"Baseline {len(audit.findings) - len(fresh)} findings known, {len(fresh)} new")
+    return _exit_code((finding.severity for finding in fresh), args.fail_on)
 
 
-def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None]) -> tuple[Audit, Path]:
-    """Everything up to the records; torch is first imported here."""
+def _baseline(file: Path | None) -> Record | None:
+    """Read before the audit begins, so that a wrong path costs no time."""
+    if file is None:
+        return None
+    from .readback import read
+
+    return read(file)
+
+
+def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
+    """The findings that the baseline does not hold; all of them where there is none."""
+    if known is None:
+        return audit.findings
+    from .compare import fresh
+
+    return fresh(known.findings, audit.findings)
+
+
+def _dry_run(args: argparse.Namespace, subject: Subject, directory: Path) -> int:
+    import torch
+
+    from .dryrun import described
+
+    cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
+    options = {"formats": args.formats, "strategies": args.strategies, "max_error": args.max_error}
+    print(described(subject, directory, cuda=cuda, **options), end="")
+    return 0
+
+
+def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
+    """The model, and where the files go; torch is first imported here."""
     if args.out:
         publish.check_directory(args.out)
     _require_device(args.device)
@@ -138,9 +191,13 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
     publish.check_directory(directory)
     for warning in subject.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    return subject, directory
+
+
+def _run(args: argparse.Namespace, subject: Subject, progress: Callable[[str, str, int, int], None]) -> Audit:
     from .pipeline import run
 
-    audit = run(
+    return run(
         subject,
         formats=args.formats,
         max_error=args.max_error,
@@ -154,7 +211,6 @@ def _run(args: argparse.Namespace, progress: Callable[[str, str, int, int], None
         target=args.gpu,
         command=args.command,
     )
-    return audit, directory
 
 
 def _require_device(device: str) -> None:
@@ -166,22 +222,15 @@ def _require_device(device: str) -> None:
         )
 
 
-def _rendered(audit: Audit, form: str) -> str:
-    if form == "json":
-        return json.dumps(audit.to_json(), indent=2) + "\n"
-    text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit)
-    return text if text.endswith("\n") else text + "\n"
-
-
-def _listing(files: Iterable[Path]) -> str:
-    labels = {".html": "Report", ".json": "Plan", ".py": "Patched", ".sarif": "SARIF"}
-    return "\n".join(f"{labels.get(file.suffix, 'File'):<8} {file}" for file in files)
-
-
-def _exit_code(findings: Iterable[Finding], fail_on: str) -> int:
+def _exit_code(severities: Iterable[str], fail_on: str) -> int:
     if fail_on == "never":
         return 0
-    return int(any(LEVELS.index(finding.severity) >= LEVELS.index(fail_on) for finding in findings))
+    return int(any(LEVELS.index(severity) >= LEVELS.index(fail_on) for severity in severities))
+
+
+def _complete(args: argparse.Namespace) -> int:
+    print(completion.script(args.shell, {name: make for name, (make, _) in VERBS.items()}), end="")
+    return 0
 
 
 def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
@@ -210,4 +259,6 @@ VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse
     "rules": (verbs.rules_parser, verbs.rules),
     "apply": (verbs.apply_parser, verbs.apply),
     "snippet": (verb.snippet_parser, verb.snippet),
+    "diff": (verb_diff.diff_parser, verb_diff.diff),
+    "completion": (completion.completion_parser, _complete),
 }

@@ -18,6 +18,7 @@ from .capture import capture
 from .classify import classify
 from .config import EVERYTHING, Selection
 from .costs import DEFAULT_DEVICE, Cost, costs_of
+from .depth import plan_errors
 from .errors import AuditorError
 from .facts import gather
 from .findings import confronted, silenced
@@ -94,7 +95,9 @@ def run(
             baselines = baselines_of(bench, strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, strategies, formats, baselines, stages.tick)
-    recommended, reason = recommend(plans, max_error)
+        recommended, reason = recommend(plans, max_error)
+        chosen = plans.get(recommended or "")
+        along = plan_errors(captured, subject.model, subject.batches[0], chosen) if chosen else {}
     by_node = _rules_by_node(findings)
     return Audit(
         subject=subject,
@@ -114,6 +117,7 @@ def run(
         seconds=stages.seconds,
         warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
         command=command,
+        plan_errors=along,
         weights=_weights(captured, found),
         regions=regions,
     )

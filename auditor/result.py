@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything an audit found; what every reporter reads and `plan.json` stores."""
+    """Everything an audit found; what every reporter reads and `plan.json` stores.
+
+    plan_errors: relative L2 error of each node's output in a run of the graph under the recommended plan.
+    """
 
     subject: Subject
     parameters: int
@@ -45,6 +48,7 @@ class Audit:
     seconds: Mapping[str, float]
     warnings: tuple[str, ...]
     command: str
+    plan_errors: Mapping[str, float] = field(default_factory=dict)
     weights: tuple[Weight, ...] = ()
     regions: tuple[FlaggedRegion, ...] = ()
 
@@ -67,3 +71,9 @@ class Audit:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         return tuple(folder / name for name in texts)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .report import notebook
+
+        return notebook.render(self)

@@ -8,7 +8,7 @@ import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from . import publish
 from .errors import AuditorError
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 PROGRAM = "python -m auditor"
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where the options are listed, instead of listing them."""
+
+    def error(self, message: str) -> NoReturn:
+        text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
+        self.exit(2, f"error: {text}\nhint: `{self.prog} --help` lists the options\n")
+
+
 def parser(verb: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser with what every verb shares."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=PROGRAM if verb == "audit" else f"{PROGRAM} {verb}",
         description=description,
         epilog=epilog,
@@ -30,6 +38,13 @@ def parser(verb: str, description: str, epilog: str | None = None) -> argparse.A
     )
     made.add_argument("--debug", action="store_true", help="show tracebacks and warnings")
     return made
+
+
+def seed(text: str) -> int:
+    """What every random generator takes: 0 to 2**32 - 1."""
+    if not text.isascii() or not text.isdecimal() or int(text[:12]) >= 2**32 or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 0 to {2**32 - 1}")
+    return int(text)
 
 
 def rulebook(directory: Path | None) -> tuple[Rule, ...]:
@@ -91,7 +106,7 @@ def apply_parser() -> argparse.ArgumentParser:
     add("--inputs", metavar="I", help="as for an audit; the model is run once to see that it works")
     add("--weights", metavar="F", help="checkpoint, as for an audit")
     add("--out", metavar="DIR", type=Path, help="where the file goes, default audits/<name>")
-    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     return made
 
 

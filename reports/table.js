@@ -96,8 +96,7 @@ const LayerTable = (() => {
 
   const KEYS = {
     layer: (table, i) => `${table.owner(i)} ${table.op(i)}`,
-    max: (table, i) => number(table.data.max[i]) ?? -1,
-    flops: (table, i) => table.data.flops[i],
+    measure: (table, i) => Measures.op(table, table.measure, i) ?? -1,
     rules: (table, i) => table.rules(i).length,
     plan: (table, i) => table.data.strings[table.data.plan[i]],
   };
@@ -172,5 +171,11 @@ const LayerTable = (() => {
     return { first: Number(text.slice(0, cut)), heights: [...text.slice(cut + 1)].map((digit) => parseInt(digit, 36) / 35) };
   }
 
-  return { read, tree, rows, reveal, unfold, histogram, number, SAFE };
+  /* The chosen measure over all operations inside a module. */
+  function measured(table, node) {
+    const inside = (part) => [...part.ops, ...part.children.flatMap(inside)];
+    return Measures.all(table, table.measure, inside(node));
+  }
+
+  return { measured, read, tree, rows, reveal, unfold, histogram, number, SAFE };
 })();

@@ -157,3 +157,19 @@ def test_missing_file_and_missing_cuda(root, tmp_path):
         done = auditor(root / "examples" / "01_digits_attention.py", "--device", "cuda", cwd=tmp_path, root=root)
         assert done.returncode == 2
         assert "use --device cpu" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_of_a_library_is_audited_and_built_again_by_name(root, tmp_path):
+    pytest.importorskip("timm")
+    options = ("--formats", "bf16", "--strategies", "cast", "--fail-on", "never", "--model-explorer")
+    done = auditor("timm:test_resnet", *options, cwd=tmp_path, root=root)
+    assert done.returncode == 0, done.stderr
+    assert "weights are RANDOM" in done.stderr
+    folder = tmp_path / "audits" / "test_resnet"
+    assert {path.name for path in folder.iterdir()} == {*FILES, "model_explorer"}
+    assert json.loads((folder / "plan.json").read_text())["plans"]["cast_bf16"]["verified"]
+    code = "import patched_model; print(type(patched_model.build(plan='cast_bf16')).__name__)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    built = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert built.stdout.strip() == "ResNet", built.stderr

@@ -25,10 +25,10 @@ CONVENTIONS = (
 
 @dataclass(frozen=True)
 class Found:
-    """The model, how to make it again, and the dict that `audit_spec()` returned, if it was that."""
+    """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave."""
 
     model: nn.Module
-    origin: Origin
+    origin: Origin | None
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -21,6 +21,8 @@ from .target import import_target, parse
 from .weights import read_tensors
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
+LONGEST = 4000
+"""Characters that a path may have on the systems we know."""
 GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
 
 
@@ -32,6 +34,8 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if _looks_like_shapes(text):
         reseed(seed)
         return Inputs((_from_shapes(text, model),), f"--inputs {text}", synthetic=True)
+    if len(text) > LONGEST:
+        raise LoadError(f"--inputs is {len(text)} characters long: {GRAMMAR}", slug="bad-inputs")
     path = Path(text)
     if path.suffix in (".pt", ".pth", ".safetensors", ".npz"):
         if not path.is_file():
@@ -78,7 +82,11 @@ def _looks_like_shapes(text: str) -> bool:
 
 def _from_shapes(text: str, model: nn.Module) -> Batch:
     matches = [match for part in text.split() if (match := _SHAPE.fullmatch(part))]
-    values = [_values(match, model) for match in matches]
+    try:
+        values = [_values(match, model) for match in matches]
+    except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
+        reason = str(error).partition("\n")[0]
+        raise LoadError(f"--inputs {text!r} cannot be made: {reason}", slug="bad-inputs") from error
     names = [match["name"] for match in matches]
     if not any(names):
         return tuple(values), {}

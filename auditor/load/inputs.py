@@ -18,6 +18,7 @@ from ..errors import LoadError
 from ..records import Batch
 from .sandbox import call, reseed
 from .synthesis import synthesise
+from .typical import typical
 
 MOST_BATCHES = 32
 """How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
@@ -82,6 +83,17 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
     dummy = _dummy_inputs(model)
     if dummy:
         return Inputs(as_batches(dummy, "model.dummy_inputs"), "model.dummy_inputs", synthetic=True)
+    return declared(model, seed) or made_up(model)
+
+
+def declared(model: nn.Module, seed: int) -> Inputs | None:
+    """Values in the shapes that a model of timm or Hugging Face declares."""
+    reseed(seed)
+    found = typical(model)
+    return Inputs((found[0],), found[1], synthetic=True) if found else None
+
+
+def made_up(model: nn.Module) -> Inputs:
     batch, source = synthesise(model)
     return Inputs((batch,), source, synthetic=True)
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
 from ..outputs import forward
-from ..records import Batch, Subject
-from . import files, inputs, weights
+from ..records import Batch, Origin, Subject
+from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, preserved_rng, reseed, user_code
 from .state import in_eval
@@ -35,6 +35,8 @@ def load(target: str, *, inputs: str | None = None, weights: str | None = None, 
     """
     parsed = parse(target)
     script = str(parsed.path or parsed.module)
+    if parsed.hub:
+        hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     with user_code(parsed.folders, seed, script):
         return check(_load(parsed, inputs, weights, seed))
 
@@ -91,9 +93,9 @@ class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _load(target: Target, inputs_text: str | None, weights_text: str | None, seed: int) -> Subject:
     with weights.watching() as watch:
-        module = import_target(target)
+        module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
-        found = discover(module, target, seed)
+        found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
     model, notes = found.model, []
     _reject_unfit(model)
     if weights_text:
@@ -106,7 +108,8 @@ def _load(target: Target, inputs_text: str | None, weights_text: str | None, see
     if low:
         given, held_out = replace(given, batches=_as_fp32(given.batches)), _as_fp32(held_out)
     _materialise(model, given.batches[0])
-    restored = bool(weights_text) or watch.loaded(found.origin.kind) or not list(model.parameters())
+    kind = found.origin.kind if found.origin else ""
+    restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
     notes += [] if restored else [RANDOM_WEIGHTS]
     notes += [SYNTHETIC_INPUTS] if given.synthetic else []
     return Subject(
@@ -117,7 +120,7 @@ def _load(target: Target, inputs_text: str | None, weights_text: str | None, see
         inputs_source=given.source,
         weights_source=_weights_source(weights_text, restored, found, seed),
         held_out=held_out,
-        origin=replace(found.origin, weights=str(Path(weights_text).resolve()) if weights_text else None),
+        origin=_with_weights(found.origin, weights_text),
         synthetic_inputs=given.synthetic,
         random_weights=not restored,
         warnings=tuple(notes),
@@ -144,7 +147,8 @@ def _find_inputs(
             inputs.as_batches(found.spec["inputs"], "audit_spec()"), f"{target.label}:audit_spec"
         ), unseen
     reseed(seed)
-    return inputs.from_module(module, target.label) or inputs.from_model(found.model, seed), unseen
+    known = inputs.declared(found.model, seed) if target.hub else inputs.from_module(module, target.label)
+    return known or inputs.from_model(found.model, seed), unseen
 
 
 def _reject_unfit(model: nn.Module) -> None:
@@ -208,7 +212,11 @@ def _shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".replace(" ", "")
 
 
+def _with_weights(origin: Origin | None, text: str | None) -> Origin | None:
+    return replace(origin, weights=str(Path(text).resolve()) if text else None) if origin else None
+
+
 def _weights_source(text: str | None, restored: bool, found: Found, seed: int) -> str:
     if text:
         return f"--weights {text}"
-    return f"loaded by {found.origin.symbol}" if restored else f"random initialisation, seed {seed}"
+    return f"loaded by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"

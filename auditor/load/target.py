@@ -17,13 +17,18 @@ from ..errors import LoadError
 from .sandbox import blame
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
+LONGEST = 4000
+"""Characters that a path may have on the systems we know."""
 _imported_files: dict[str, ModuleType] = {}
 """Modules this file put into `sys.modules`, which a later target of the same name may replace."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A parsed TARGET: a file or the name of a module, and what to take from it."""
+    """A parsed TARGET: a file or the name of a module, and what to take from it.
+
+    hub: "timm" or "hf" where a library's model is named instead; args then begin with that name.
+    """
 
     text: str
     path: Path | None
@@ -31,14 +36,19 @@ class Target:
     symbol: str | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    hub: str = ""
 
     @property
     def label(self) -> str:
         """How messages call the place: the file's name or the module's."""
+        if self.hub:
+            return self.text
         return self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:
+        if self.hub:
+            return Path(str(self.args[0])).name
         stem = self.path.stem if self.path else self.module
         return f"{stem}-{self.symbol}" if self.symbol else stem
 
@@ -51,10 +61,15 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Reads `path/to/model.py[:symbol]` or `package.module[:symbol]`; a symbol may carry literal arguments.
+    """Reads `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
 
+    A symbol, and a name of timm's, may carry literal arguments.
     Raises: LoadError(slug="missing-target" | "bad-target").
     """
+    if len(text) > LONGEST:
+        raise LoadError(f"a TARGET of {len(text)} characters is no path: write path/to/model.py[:symbol]", "bad-target")
+    if text.startswith(("timm:", "hf:")):
+        return _of_hub(text)
     match = _SYMBOL.fullmatch(text)
     where, symbol = (match["where"], match["symbol"]) if match else (text, None)
     name, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
@@ -86,6 +101,18 @@ def import_target(target: Target) -> ModuleType:
         raise LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package") from error
     except (Exception, SystemExit) as error:
         raise LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises") from error
+
+
+def _of_hub(text: str) -> Target:
+    hub, _, name = text.partition(":")
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if hub == "timm" and name.endswith(")"):
+        name, bracket, inside = name.partition("(")
+        _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
+    if not name.strip():
+        raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
+    return Target(text, None, "timm" if hub == "timm" else "transformers", None, (name, *args), kwargs, hub)
 
 
 def _existing_file(path: Path) -> Path:

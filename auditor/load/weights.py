@@ -106,7 +106,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise LoadError(f"weights {path} do not exist: check --weights", slug="missing-weights")
     if path.name.endswith(".safetensors.index.json"):
-        shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        shards = _shards(path)
         return {k: v for shard in shards for k, v in read_checkpoint(path.parent / shard).items()}
     value = read_tensors(path)
     for container in CONTAINERS:
@@ -116,6 +116,18 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise LoadError(f"{path.name} holds no state dict: save model.state_dict()", slug="bad-weights")
     return tensors
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not files or not all(isinstance(file, str) for file in files):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(
+            f"{index.name} has no weight_map of files: take the index that was saved", "bad-weights"
+        ) from error
+    return files
 
 
 def read_tensors(path: Path) -> Any:

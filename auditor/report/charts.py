@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..records import NodeReport, Plan
@@ -85,20 +85,25 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 
 def depth_chart(audit: Audit) -> DepthChart | None:
-    """Local and propagated error of every operation in execution order; None where nothing was measured."""
+    """Local and propagated error of every operation in execution order, and that of a run under the recommended plan.
+
+    None where nothing was measured.
+    """
     nodes = [(i, r) for i, r in enumerate(audit.nodes) if any(e.local_error is not None for e in r.errors.values())]
     if not nodes:
         return None
     per_point = math.ceil(len(nodes) / BINS)
     bins = [nodes[i : i + per_point] for i in range(0, len(nodes), per_point)]
     curves = {f: ([_worst(b, f, True) for b in bins], [_worst(b, f, False) for b in bins]) for f in audit.formats}
+    if audit.plan_errors:
+        curves["plan"] = ([_planned(b, audit.plan_errors) for b in bins], [])
     decades = _decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, WIDTH - RIGHT - INSET)
-    y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP + MARKS * len(audit.formats))
+    y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
     series = tuple(
         Series(
             f,
-            label(f),
+            "recommended plan" if f == "plan" else label(f),
             _line((x(i), y(_log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(spread)),
             _dots((x(i), y(_log(v))) for i, v in enumerate(local) if v is not None and math.isfinite(v)),
             tuple(x(i) for i, v in enumerate(spread) if v is not None and not math.isfinite(v)),
@@ -120,6 +125,10 @@ def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) 
     values = [e.propagated_error if propagated else e.local_error for e in errors]
     known = [math.inf if math.isnan(v) else v for v in values if v is not None]
     return max(known, default=None)
+
+
+def _planned(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[str, float]) -> float | None:
+    return max((errors[r.node.name] for _, r in nodes if r.node.name in errors), default=None)
 
 
 def _log(value: float) -> float:

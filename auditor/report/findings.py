@@ -29,6 +29,7 @@ class FindingGroup:
     agreement: str
     planned: str | None
     snippet: str | None
+    cost: str
 
 
 def ranked(audit: Audit) -> tuple[FindingGroup, ...]:
@@ -79,7 +80,21 @@ def _group(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         _agreement(worst),
         label(precision_of(worst.owner, plan)) if plan else None,
         keep_by_hand(worst.owner),
+        _cost(audit, members),
     )
+
+
+def _cost(audit: Audit, members: list[Finding]) -> str:
+    """What keeping the modules of a group in FP32 takes out of low precision: the FLOPs of all inside them."""
+    total = sum(report.flops for report in audit.nodes)
+    owners = tuple(dict.fromkeys(finding.owner for finding in members))
+    inside = [r for r in audit.nodes if any(r.node.owner == o or r.node.owner.startswith(f"{o}.") for o in owners if o)]
+    if not total or "" in owners:
+        return ""
+    them = "this module" if len(owners) == 1 else f"these {len(owners):,} modules"
+    share = sum(report.flops for report in inside) / total
+    what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "costs casts, and no FLOPs"
+    return f"Keeping {them} in FP32 {what}."
 
 
 def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str], ...]:
@@ -87,7 +102,9 @@ def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str]
     for fmt in finding.formats:
         error = report.errors.get(fmt) if report else None
         contribution = report.contributions.get(fmt) if report else None
-        if contribution is not None:
+        if error is not None and error.unsupported:
+            facts.append((f"in {label(fmt)}", "does not run"))
+        elif contribution is not None:
             facts.append((f"moves the output, {label(fmt)}", ratio(contribution.isolated)))
         if error is None:
             continue

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..records import NodeError, NodeReport
+from ..records import FlaggedRegion, NodeError, NodeReport
 from ..result import Audit
+from .view import pattern
 from .words import label
 
 SHOWN = 8
@@ -15,12 +16,16 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Birth:
-    """A node where a non-finite value first appears, and the nodes after it that only pass it on."""
+    """A node where a non-finite value first appears, and the nodes after it that only pass it on.
+
+    times: identical blocks in which the same happens, this one, the first, among them.
+    """
 
     report: NodeReport
     cause: str
     heirs: int
     last_heir: NodeReport | None
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Heir:
 
 @dataclass(frozen=True)
 class Origins:
-    """Births, sources and heirs in one format, the largest first; `more_births` were left out."""
+    """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out."""
 
     format: str
     label: str
@@ -51,19 +56,26 @@ class Origins:
     more_births: int
     sources: tuple[Source, ...]
     heirs: tuple[Heir, ...]
+    regions: tuple[FlaggedRegion, ...]
 
 
 def origins(audit: Audit, fmt: str) -> Origins:
     """Cause apart from consequence, for one format."""
-    born = [r for r in audit.nodes if fmt in r.errors and r.errors[fmt].born]
+    kinds: dict[tuple[str, str, str | None], list[NodeReport]] = {}
+    for report in audit.nodes:
+        if fmt in report.errors and report.errors[fmt].born:
+            kind = (pattern(report.node.owner), report.node.op, report.errors[fmt].cause)
+            kinds.setdefault(kind, []).append(report)
+    born = list(kinds.values())
     readers = _readers(audit)
     return Origins(
         fmt,
         label(fmt),
-        tuple(_birth(r, fmt, readers) for r in born[:SHOWN]),
+        tuple(replace(_birth(same[0], fmt, readers), times=len(same)) for same in born[:SHOWN]),
         max(len(born) - SHOWN, 0),
         _sources(audit, fmt),
         _heirs(audit, fmt),
+        _regions(audit, fmt),
     )
 
 
@@ -112,3 +124,11 @@ def _heirs(audit: Audit, fmt: str) -> tuple[Heir, ...]:
         if math.isfinite(error.propagated_error) and error.propagated_error > 4 * error.local_error:
             heirs.append(Heir(report, error.local_error, error.propagated_error))
     return tuple(sorted(heirs, key=lambda h: -h.propagated)[:SHOWN])
+
+
+def _regions(audit: Audit, fmt: str) -> tuple[FlaggedRegion, ...]:
+    """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
+    found = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
+    worst = [math.inf if r.error is None or math.isnan(r.error) else r.error for r in found]
+    order = sorted(range(len(found)), key=lambda i: -worst[i])
+    return tuple(found[i] for i in order[:SHOWN])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..numerics.formats import FORMATS
@@ -10,7 +11,7 @@ from ..records import NodeReport
 from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
-from .view import View, place, view
+from .view import Island, View, place, view
 from .words import compact, count, label, magnitude, memory, op, percent, scope
 
 
@@ -31,14 +32,22 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _which(seen),
         _birth(audit),
         _overflow(audit),
-        _minimum(seen),
+        _minimum(audit, seen),
         _accuracy(audit),
         _trained_in_bf16(audit),
-        _speed(seen),
+        _speed(audit, seen),
         _memory(audit, seen),
         _protected(audit),
-        _matching(audit, "Do eps and other small constants vanish?", ("eps", "tiny")),
+        _matching(audit, "Do eps and other small constants vanish?", ("eps", "vanish")),
         _matching(audit, "Does a mask constant overflow?", ("mask", "constant-beyond")),
+        _family(audit, "Are positions and angles exact enough?", ("POS",)),
+        _dtypes(audit),
+        Answer(
+            "Is the compiled model closer to FP32 than the eager one?",
+            "Not covered: the model is run eagerly; compiled kernels may keep intermediate results in FP32.",
+            "method",
+            applies=False,
+        ),
         Answer("How do I keep one module in FP32?", "Each finding carries code that does it.", "findings"),
         _training("Why does the loss scale keep falling?"),
         _training("Why does pure BF16 training stall?"),
@@ -53,7 +62,7 @@ def _which(seen: View) -> Answer:
 def _birth(audit: Audit) -> Answer:
     question = "Which layer makes the NaN or Inf?"
     for fmt in audit.formats:
-        found = origins(audit, fmt).births
+        found = [birth for birth in origins(audit, fmt).births if birth.cause != "unsupported"]
         if found:
             node = found[0].report.node
             return Answer(question, f"In {label(fmt)}, {op(node.op)} in {place(node.owner, node.source)}.", "origins")
@@ -81,15 +90,27 @@ def _max_abs(report: NodeReport) -> float:
     return report.range.max_abs if report.range else 0.0
 
 
-def _minimum(seen: View) -> Answer:
+def _minimum(audit: Audit, seen: View) -> Answer:
     question = "What is the least that must stay FP32?"
     if seen.chosen is None:
         return Answer(question, "All of it: no plan met the budget.", "plans")
     kept = [i for i in seen.chosen.islands if i.precision == "fp32"]
-    names = ", ".join(scope(i.pattern if len(i.paths) > 1 else i.paths[0]) for i in kept[:4]) + (
-        " and more" if len(kept) > 4 else ""
-    )
-    return Answer(question, f"{names}." if kept else "Nothing.", "plans")
+    risky = {r.node.owner for r in audit.nodes if _is_risky(r, seen.chosen.plan.format)}
+    needed = [i for i in kept if risky & set(i.paths)]
+    spared = [i for i in kept if i not in needed]
+    answer = f"{_listed(needed)}." if needed else "Nothing."
+    if spared:
+        answer += f" The plan also leaves {_listed(spared)} in FP32, where low precision saves little or no time."
+    return Answer(question, answer, "plans")
+
+
+def _is_risky(report: NodeReport, fmt: str) -> bool:
+    return fmt in report.verdicts and report.verdicts[fmt].verdict in ("unsafe", "sensitive")
+
+
+def _listed(islands: Sequence[Island]) -> str:
+    names = [scope(i.pattern if len(i.paths) > 1 else i.paths[0]) for i in islands]
+    return ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
 
 
 def _accuracy(audit: Audit) -> Answer:
@@ -120,14 +141,16 @@ def _trained_in_bf16(audit: Audit) -> Answer:
     )
 
 
-def _speed(seen: View) -> Answer:
+def _speed(audit: Audit, seen: View) -> Answer:
     question = "Will it be faster?"
     if seen.chosen is None:
         return Answer(question, "There is no plan to time.", "plans", applies=False)
     plan = seen.chosen.plan
     share = percent(plan.low_precision_flops)
+    slow = [f for f in audit.findings if f.rule.startswith("HWR")]
+    hint = f" {count(len(slow), 'operation has', 'operations have')} a shape or setting that slows it." if slow else ""
     return Answer(
-        question, f"Predicted {plan.predicted_speedup:.2f}x, with {share} of the FLOPs in low precision.", "plans"
+        question, f"Predicted {plan.predicted_speedup:.2f}x, with {share} of the FLOPs in low precision.{hint}", "plans"
     )
 
 
@@ -167,6 +190,26 @@ def _matching(audit: Audit, question: str, words: tuple[str, ...]) -> Answer:
     return Answer(
         question, f"{count(len(found), 'finding')}, the first in {place(found[0].owner, found[0].source)}.", "findings"
     )
+
+
+def _family(audit: Audit, question: str, prefixes: tuple[str, ...]) -> Answer:
+    found = [f for f in audit.findings if f.rule.startswith(prefixes)]
+    if not found:
+        return Answer(question, "No rule about them fired.", "findings", applies=False)
+    where = place(found[0].owner, found[0].source)
+    return Answer(question, f"{count(len(found), 'finding')}, the first in {where}.", "findings")
+
+
+def _dtypes(audit: Audit) -> Answer:
+    """A model that is simply cast or put under autocast may mix dtypes, or meet an operation without a kernel."""
+    question = "Does a plain cast or plain autocast even run?"
+    failed = {name: base.failure for name, base in audit.baselines.items() if base.failure}
+    if not audit.baselines:
+        return Answer(question, "Not tried.", "plans", applies=False)
+    if not failed:
+        return Answer(question, "Yes, in every format and strategy tried.", "plans")
+    name, reason = next(iter(failed.items()))
+    return Answer(question, f"Not {', '.join(failed)}. {name}: {reason}", "plans")
 
 
 def _training(question: str) -> Answer:

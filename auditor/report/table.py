@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..numerics.formats import FORMATS
@@ -68,6 +68,8 @@ def table(audit: Audit) -> dict[str, Any]:
         "flops": [r.flops for r in nodes],
         "histogram": [_histogram(r.range) for r in nodes],
         "plan": [strings.add(label(precision_of(r.node.owner, plan)) if plan else "") for r in nodes],
+        "reads": _reads(nodes),
+        "measures": measures(audit.formats),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
         "cells": {fmt: _cells(nodes, fmt, strings) for fmt in audit.formats},
         "folds": folds(nodes),
@@ -92,6 +94,37 @@ def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings) -> dict[str
         if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
             events[str(i)] = [error.overflow, error.nan, _number(error.underflow), strings.add_prose(error.unsupported)]
     return {**cells, "verdict": "".join(verdicts), "events": events}
+
+
+def measures(formats: tuple[str, ...]) -> list[dict[str, str]]:
+    """What the graph can be coloured by. kind: how the values of a module's operations become one (measures.js).
+
+    A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
+    """
+    by_format = [
+        measure
+        for fmt in formats
+        for measure in (
+            {"kind": "effect", "format": fmt, "column": "effect", "label": f"{label(fmt)}: moves the output"},
+            {"kind": "verdict", "format": fmt, "column": "verdict", "label": f"{label(fmt)}: verdict"},
+            {"kind": "most", "format": fmt, "column": "local", "label": f"{label(fmt)}: error made here"},
+            {"kind": "most", "format": fmt, "column": "propagated", "label": f"{label(fmt)}: error carried"},
+        )
+    ]
+    whole = [
+        {"kind": "most", "column": "max", "label": "Largest |x|", "short": "Max |x|"},
+        {"kind": "total", "column": "flops", "label": "FLOPs", "short": "FLOPs"},
+        {"kind": "name", "column": "plan", "label": "Precision in the recommended plan"},
+    ]
+    return [
+        {"short": measure["label"].partition(": ")[2] or measure["label"], **measure} for measure in by_format + whole
+    ]
+
+
+def _reads(nodes: Sequence[NodeReport]) -> list[list[int]]:
+    """How far back each operation's inputs lie: a difference of positions takes fewer digits than a position."""
+    at = {report.node.name: i for i, report in enumerate(nodes)}
+    return [[i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)]
 
 
 def _number(value: float | None, digits: int = 2) -> float | str | None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..load.subject import RANDOM_WEIGHTS, SYNTHETIC_INPUTS
 from ..records import Baseline, Plan
 from ..result import Audit
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
@@ -109,8 +110,11 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for path, choice in plan.scopes.items():
         if path:
-            groups.setdefault((pattern(path), choice.precision, choice.because), []).append(path)
-    return tuple(Island(shape, tuple(paths), low, why) for (shape, low, why), paths in groups.items())
+            alike = tuple(re.sub(r"_\d+\b", "", why) for why in choice.because)  # the nodes of blocks are numbered
+            groups.setdefault((pattern(path), choice.precision, alike), []).append(path)
+    return tuple(
+        Island(shape, tuple(paths), low, plan.scopes[paths[0]].because) for (shape, low, _), paths in groups.items()
+    )
 
 
 def _tally(audit: Audit, fmt: str) -> Tally:
@@ -243,7 +247,8 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
-    return tuple(limits) + tuple(w for w in audit.warnings if w not in limits)
+    said = (*limits, RANDOM_WEIGHTS, SYNTHETIC_INPUTS)
+    return tuple(limits) + tuple(w for w in audit.warnings if w not in said)
 
 
 def place(owner: str, source: str | None) -> str:

@@ -28,7 +28,7 @@ def ratio(value: float | None) -> str:
         return "non-finite"
     if value == 0:
         return "0"
-    if abs(value) >= 0.001:
+    if abs(value) >= 0.000995:  # what rounds to 0.0010
         return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"

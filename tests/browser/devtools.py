@@ -78,6 +78,8 @@ class Browser:
         self.send("Page.navigate", url=path.as_uri())
         while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
             self.events.append(self._receive())
+        if script:  # what the page builds after its first paint is there then
+            self.run("new Promise((r) => requestAnimationFrame(() => setTimeout(() => setTimeout(r))))")
 
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; a promise is waited for."""

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.devtools import browser
@@ -16,7 +17,32 @@ from tests.browser.devtools import browser
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reports" / "samples"
 NAME = "03_handwritten_transformer"
-WIDTH, HEIGHT = 1280, 1130
+OPEN_ATTENTION = """
+for (const name of ["layers", "0", "attention"])
+  [...document.querySelectorAll("#graph-box .node.module")].find((box) => box.textContent.startsWith(name))
+    .dispatchEvent(new MouseEvent("click"));
+document.activeElement.blur();
+document.getElementById("graph").scrollIntoView()
+"""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture of the report: the window, the colour scheme, and what is done before it is taken."""
+
+    width: int
+    height: int
+    scheme: str
+    script: str = ""
+
+
+SHOTS = {
+    "": Shot(1280, 1130, "light"),
+    "-finding": Shot(1280, 820, "light", "document.getElementById('findings').scrollIntoView()"),
+    "-graph": Shot(1280, 960, "dark", OPEN_ATTENTION),
+    "-table": Shot(1280, 760, "light", "document.getElementById('layers').scrollIntoView()"),
+    "-phone": Shot(390, 844, "dark"),
+}
 COLUMNS = ("Without it", "Predicted error", "Measured error", "Predicted speed-up")
 
 
@@ -27,8 +53,11 @@ def main() -> None:
     text = audited()
     page.write_text(text, encoding="utf-8")
     with browser() as opened:
-        opened.open(page, width=WIDTH, height=HEIGHT, scheme="light")
-        page.with_suffix(".png").write_bytes(opened.screenshot())
+        for name, shot in SHOTS.items():
+            opened.open(page, width=shot.width, height=shot.height, scheme=shot.scheme)
+            opened.run(f"document.documentElement.style.scrollBehavior = 'auto'; {shot.script}; 0")
+            opened.run("new Promise((r) => setTimeout(r, 200))")
+            (SAMPLES / f"{NAME}{name}.png").write_bytes(opened.screenshot())
     readme = ROOT / "README.md"
     readme.write_text(with_rows(readme.read_text(encoding="utf-8"), rows_of(text)), encoding="utf-8")
 

@@ -164,6 +164,66 @@ def test_hostile_names_are_text(page, reports):
     assert page.errors() == []
 
 
+def boxes(page):
+    return page.run("[...document.querySelectorAll('#graph-box .node .name')].map((n) => n.textContent)")
+
+
+def press(page, selector, key):
+    page.run(
+        f"document.querySelector({selector!r}).dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))"
+    )
+
+
+def test_the_graph_opens_modules_and_goes_back_by_keyboard(page, reports):
+    page.open(reports / "usual.html")
+    assert boxes(page) == ["embed embedding", "blocks", "norm layer_norm", "head linear", "argmax", "scan mylib.scan"]
+    assert page.run("document.querySelectorAll('#graph-box .edge').length") == 5
+    press(page, "#graph-box .node.module", "Enter")
+    assert boxes(page)[0] == "0 … 7 ×8"
+    press(page, "#graph-box .node.module", "Enter")
+    assert boxes(page) == [str(i) for i in range(8)]
+    press(page, "#graph-box .node.module", "Enter")
+    assert "norm1 layer_norm" in boxes(page)
+    assert "attn" in boxes(page)
+    trail = "[...document.querySelectorAll('#graph-trail button')].map((b) => b.textContent)"
+    assert page.run(trail) == ["(whole model)", "blocks", "blocks.0 … blocks.7", "blocks.0"]
+    for _ in range(3):
+        press(page, "#graph-box .node", "Escape")
+    assert "blocks" in boxes(page)
+
+
+def test_an_operation_of_the_graph_opens_in_the_table(page, reports):
+    page.open(reports / "usual.html")
+    press(page, "#graph-box .node.op", "Enter")
+    assert "embedding" in page.run("document.querySelector('#rows tr.active').textContent")
+    assert "embed" in page.run("document.getElementById('detail').textContent")
+
+
+def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports):
+    page.open(reports / "usual.html")
+    labels = page.run("[...document.querySelectorAll('#measure option')].map((o) => o.textContent)")
+    assert labels[:2] == ["FP16: moves the output", "FP16: verdict"]
+    fills = set()
+    for i, label in enumerate(labels):
+        page.run(
+            f"(() => {{ const m = document.getElementById('measure'); m.selectedIndex = {i}; m.dispatchEvent(new Event('change')); }})()"
+        )
+        fills.add(
+            page.run("[...document.querySelectorAll('#graph-box rect')].map((r) => getComputedStyle(r).fill).join()")
+        )
+        head = page.run("document.querySelectorAll('#head th')[3].textContent")
+        assert head == {"FLOPs": "FLOPs", "FP16: error made here": "error made here"}.get(label, head)
+    assert len(fills) >= len(labels) - 2  # two measures may look alike where few boxes are drawn
+    assert page.errors() == []
+
+
+def test_hostile_names_are_text_in_the_graph_too(page, reports):
+    page.open(reports / "hostile.html")
+    press(page, "#graph-box .node.module", "Enter")
+    assert page.run("document.images.length") == 0
+    assert page.errors() == []
+
+
 def test_an_unfolded_table_prints_on_few_pages(page, reports):
     page.open(reports / "large.html", width=800)
     page.run("document.getElementById('unfold').click()")

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from auditor import cli
+from auditor import answer, cli
 from auditor.errors import CaptureError
 
 MODEL = """
@@ -59,7 +59,7 @@ class Stages:
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
     monkeypatch.setattr(importlib.import_module("auditor.pipeline"), "run", fake.run, raising=False)
-    for name in set(cli.REPORTERS.values()):
+    for name in set(answer.REPORTERS.values()):
         reporter = ModuleType(name)
         reporter.render = lambda audit, name=name: f"rendered by {name}"
         monkeypatch.setitem(sys.modules, f"auditor.report.{name}", reporter)
@@ -135,6 +135,21 @@ def test_options_reach_the_stages(stages, tmp_path):
 def test_format_chooses_the_reporter(stages, capsys, form, reporter):
     cli.main(["model.py", "--format", form])
     assert capsys.readouterr().out.startswith(f"rendered by {reporter}\n")
+
+
+def test_github_also_gets_a_summary_of_the_job(stages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("before\n")
+    cli.main(["model.py", "--format", "github"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+    cli.main(["model.py", "--format", "text"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+
+
+def test_a_summary_that_cannot_be_written_is_one_line(stages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    assert cli.main(["model.py", "--format", "github"]) == 2
+    assert "GITHUB_STEP_SUMMARY names" in capsys.readouterr().err
 
 
 def test_json_on_stdout_is_json_alone(stages, capsys):
@@ -245,7 +260,16 @@ def test_rules_and_explain(capsys):
     assert rows[0]["name"] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["explain", "--help"], ["absent.py", "--formats", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["explain", "--help"],
+        ["diff", "--help"],
+        ["completion", "bash"],
+        ["absent.py", "--formats", "x"],
+    ],
+)
 def test_torch_is_not_imported_before_it_is_needed(root, words):
     code = f"""
 import sys

@@ -234,3 +234,22 @@ def test_bad_targets(write, tmp_path: Path):
             load(target)
         assert caught.value.slug == slug, target
         assert words in str(caught.value)
+
+
+LADDER = (
+    ("audit_spec", "def audit_spec(): return {'model': Net(2), 'inputs': torch.ones(2, 3)}\n"),
+    ("get_model", "def get_model(): return Net(2)\n"),
+    ("build_model", "def build_model(): return Net(2)\n"),
+    ("create_model", "def create_model(): return Net(2)\n"),
+    ("load_model", "def load_model(): return Net(2)\n"),
+    ("Model", "class Model(Net): pass\ndef get_init_inputs(): return [2]\n"),
+    ("model", "model = Net(2)\n"),
+    ("Net", ""),
+)
+
+
+@pytest.mark.parametrize("step", range(len(LADDER)), ids=[name for name, _ in LADDER])
+def test_of_two_conventions_the_earlier_wins(write, step):
+    """Each step stands with all that come after it, those written first so that order in the file does not decide."""
+    source = NET + "".join(text for _, text in reversed(LADDER[step:]))
+    assert load(write(source)).origin.symbol == LADDER[step][0]

@@ -197,3 +197,20 @@ def test_lazy_layers_take_their_shape_from_the_inputs(write):
     subject = load(write("model = nn.LazyLinear(4)\ndef get_inputs(): return torch.ones(2, 6)\n"))
     assert isinstance(subject.model, nn.Linear)
     assert subject.model.in_features == 6
+
+
+SOURCES = (
+    ("get_inputs", "def get_inputs(): return torch.ones(2, 3)\n"),
+    ("example_inputs", "example_inputs = torch.ones(2, 3)\n"),
+    ("example_input_array", "model.example_input_array = torch.ones(2, 3)\n"),
+    ("dummy_inputs", "model.dummy_inputs = {'input': torch.ones(2, 3)}\n"),
+    ("synthesised", ""),
+)
+
+
+@pytest.mark.parametrize("step", range(len(SOURCES)), ids=[name for name, _ in SOURCES])
+def test_of_two_sources_of_inputs_the_earlier_wins(write, step):
+    """Each source stands with all that come after it; `--inputs` goes before them all."""
+    target = write("model = nn.Linear(3, 4)\n" + "".join(text for _, text in reversed(SOURCES[step:])))
+    assert SOURCES[step][0] in load(target).inputs_source
+    assert load(target, inputs="float32[5,3]").inputs_source == "--inputs float32[5,3]"

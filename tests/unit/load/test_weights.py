@@ -190,3 +190,13 @@ def test_hugging_face_models(write, tmp_path, make, random):
     assert subject.random_weights is random
     assert subject.inputs_source == "model.dummy_inputs"
     assert subject.synthetic_inputs
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}', "\xff"]
+)
+def test_an_index_that_is_none_is_one_clear_line(write, tmp_path, text):
+    (tmp_path / "w.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(LoadError, match="weight_map") as caught:
+        load(write(SAVED + "model = torch.nn.Linear(3, 4)\n"), weights=str(tmp_path / "w.safetensors.index.json"))
+    assert caught.value.slug == "bad-weights"

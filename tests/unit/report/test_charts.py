@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import NodeRange
+from auditor.records import NodeRange, Weight
 from auditor.report.charts import BINS, HEIGHT, WIDTH, depth_chart, tradeoff
-from auditor.report.exponents import BARS_WIDTH, bars, exponent_map, narrowest
+from auditor.report.exponents import BARS_WIDTH, bars, exponent_map, narrowest, weight_map
 from tests.unit.report.factory import make_audit
 
 
@@ -74,3 +74,26 @@ def test_the_narrowest_format_is_where_ranges_hurt_first():
     assert narrowest(("bf16", "fp16")) == "fp16"
     assert narrowest(("bf16", "fp16", "fp8_e4m3")) == "fp8_e4m3"
     assert narrowest(()) is None
+
+
+def test_the_recommended_plan_has_a_line_of_its_own_where_it_was_run():
+    audit = make_audit(25)
+    errors = {r.node.name: 1e-3 for r in audit.nodes if r.node.floating}
+    chart = depth_chart(replace(audit, plan_errors=errors))
+    assert chart is not None
+    assert [s.key for s in chart.series] == ["fp16", "bf16", "plan"]
+    line = points(chart.series[2].line)
+    assert len(line) == 24  # the operation without a kernel runs in FP32 under the plan
+    assert len({y for _, y in line}) == 1
+    assert chart.series[2].dots == ""
+
+
+def test_weights_have_a_map_of_their_own():
+    assert weight_map(make_audit(20)) is None
+    weight = Weight("head.weight", "parameter", NodeRange(0.5, 0.25, 0.0, {-1: 3, -2: 1}))
+    drawn = weight_map(replace(make_audit(20), weights=(weight, weight)))
+    assert drawn is not None
+    assert drawn.per_column == 1
+    # three quarters of the values at 2**-1: the fourth of five levels is from 0.6 squared, the fifth from 0.8 squared
+    assert drawn.levels[4].count("M") == 2
+    assert drawn.levels[2].count("M") == 2

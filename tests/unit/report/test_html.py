@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from auditor.report import html
+from auditor.report import html, templates
 from tests.unit.report.factory import HOSTILE, make_audit
 
 
@@ -40,7 +40,7 @@ def hostile():
 def test_names_from_the_model_add_no_markup(hostile):
     tags = [tag for tag, _ in hostile.tags]
     assert "img" not in tags
-    assert tags.count("script") == 4  # theme, data, table, page
+    assert tags.count("script") == 7  # theme, data, table, measures, graph, its view, page
     assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
     assert "<script>alert(1)</script>" in hostile.text
 
@@ -105,4 +105,4 @@ def test_assets_may_not_close_their_element(tmp_path):
     bad = tmp_path / "bad.js"
     bad.write_text("'</SCRIPT>'")
     with pytest.raises(ValueError, match=r"bad\.js"):
-        html._asset(bad)
+        templates.asset(bad)

@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 
-from auditor.report.table import TEXT_BUDGET, folds, table
+from auditor.report.table import TEXT_BUDGET, folds, measures, table
 from tests.unit.report.factory import HOSTILE, make_audit
 
 
@@ -44,3 +44,19 @@ def test_long_prose_stops_at_its_budget():
     columns = table(replace(audit, nodes=nodes))
     assert columns["leftOut"] > 0
     assert sum(len(s) for s in columns["strings"] if s.startswith("line")) <= TEXT_BUDGET
+
+
+def test_reads_point_back_at_the_nodes_that_are_read():
+    audit = make_audit(20)
+    reads = table(audit)["reads"]
+    assert reads[0] == []
+    for i, report in enumerate(audit.nodes):
+        assert [audit.nodes[i - back].node.name for back in reads[i]] == list(report.node.inputs)
+
+
+def test_every_measure_names_a_column_there_is():
+    columns = table(make_audit(20))
+    for measure in measures(("fp16", "bf16")):
+        held = columns["cells"][measure["format"]] if "format" in measure else columns
+        assert len(held[measure["column"]]) == 20
+        assert measure["short"]

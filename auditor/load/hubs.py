@@ -1,0 +1,113 @@
+"""Models of timm and Hugging Face by name: `timm:NAME`, `hf:NAME_OR_PATH`; nothing is downloaded, ever."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+from ..errors import LoadError
+from ..records import Origin
+from .discover import Found
+from .sandbox import blame, call, reseed
+from .target import Target
+
+PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """No request to the Hub, by either of the two ways in which its client can be told."""
+    with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}):
+        try:
+            constants = importlib.import_module("huggingface_hub.constants")
+        except ImportError:  # then there is no client
+            yield
+            return
+        with mock.patch.object(constants, "HF_HUB_OFFLINE", True):
+            yield
+
+
+def require(target: Target) -> None:
+    """Imports the packages the target needs. Raises: LoadError(slug="missing-package")."""
+    for name in PACKAGES[target.hub]:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise LoadError(
+                f"{target.text} needs {name}: `pip install {name}`, then run again", "missing-package"
+            ) from error
+        except Exception as error:  # such as a torchvision built for another torch
+            raise LoadError(
+                f"{name} cannot be imported, {blame(error)}: mend its installation", "missing-package"
+            ) from error
+
+
+def build(target: Target, seed: int) -> Found:
+    """The model a hub target names, in FP32, and how to make it again.
+
+    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises").
+    """
+    with offline():
+        reseed(seed)
+        return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
+
+
+def _timm(target: Target) -> Found:
+    timm = importlib.import_module("timm")
+    name = str(target.args[0])
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
+        raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
+    model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
+    origin = Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs))
+    return Found(model, origin)
+
+
+def _hugging_face(target: Target) -> Found:
+    transformers = importlib.import_module("transformers")
+    folder = _folder(str(target.args[0]))
+    config = call(
+        transformers.AutoConfig.from_pretrained, f"reading {folder / 'config.json'}", "model-raises", str(folder)
+    )
+    names = getattr(config, "architectures", None) or ["AutoModel"]
+    kind = names[0] if hasattr(transformers, names[0]) else "AutoModel"
+    maker = getattr(transformers, kind)
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+        make = maker.from_config if kind == "AutoModel" else maker
+        return Found(_float(call(make, f"{kind} from {folder.name}", "model-raises", config)), None)
+    arguments = {"dtype": "float32", "local_files_only": True}
+    symbol = f"{kind}.from_pretrained"
+    model = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **arguments)
+    return Found(model, Origin(None, "transformers", symbol, "factory", (str(folder),), arguments))
+
+
+def _float(model: nn.Module) -> nn.Module:
+    """A config may say bfloat16; random weights are as good in FP32."""
+    return model.float()
+
+
+def _folder(name: str) -> Path:
+    """The directory itself, or the snapshot of a repository that the local cache holds."""
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
+        return path.resolve()
+    hub: Any = importlib.import_module("huggingface_hub")
+    repository, _, revision = name.partition("@")
+    try:
+        found = hub.snapshot_download(repository, revision=revision or None, local_files_only=True)
+    except Exception as error:  # a name may be malformed, unknown or just not cached: the way on is the same
+        hint = f"download it first (`hf download {repository}`), or give a directory"
+        raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
+    return Path(found)

@@ -1,0 +1,120 @@
+"""The audited graph, and one overlay per measure, in the JSON that Google's Model Explorer opens.
+
+The graph is written beside its overlays because their keys are names of its nodes: a graph that Model Explorer would
+make from a saved program need not have the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..records import NodeReport
+from ..result import Audit
+from .view import precision_of
+from .words import compact, label, magnitude, op, printable
+
+VERSION = 1
+"""Raised when a field changes its meaning or goes; docs/model-explorer.schema.json describes this one."""
+GRAPH = "graph"
+RAMP = ("#fdf1d8", "#e08a3c", "#9c2f0d")
+VERDICT_COLORS = {"safe": "#dfe9ef", "sensitive": "#f6c667", "unsafe": "#e0674e", "untested": "#d9d8d4"}
+PRECISION_COLORS = {"fp32": "#b9d3ee", "fp16": "#f0cf9f", "bf16": "#bfe3d4"}
+
+
+def files(audit: Audit) -> dict[str, str]:
+    """Texts by file name: `graph.json`, and an overlay per measure and format, to be passed as --node_data_paths."""
+    texts = {"graph.json": _text(graph(audit))}
+    for fmt in audit.formats:
+        texts[f"{fmt}_effect.json"] = _text(_overlay(f"{label(fmt)} moves output", _effects(audit, fmt), RAMP))
+        texts[f"{fmt}_verdict.json"] = _text(_overlay(f"{label(fmt)} verdict", _verdicts(audit, fmt)))
+    if audit.recommended in audit.plans:
+        texts["plan.json"] = _text(_overlay(f"plan {audit.recommended}", _precisions(audit)))
+    return texts
+
+
+def graph(audit: Audit) -> dict[str, Any]:
+    """A graph collection: every operation, in the namespace of its module, with what was measured as attributes."""
+    known = {report.node.name for report in audit.nodes}
+    return {
+        "label": printable(audit.subject.name),
+        "graphs": [
+            {
+                "id": GRAPH,
+                "groupNodeAttributes": {"": {"auditor format_version": str(VERSION), "command": audit.command}},
+                "nodes": [_node(report, audit.formats, known) for report in audit.nodes],
+            }
+        ],
+    }
+
+
+def _node(report: NodeReport, formats: tuple[str, ...], known: set[str]) -> dict[str, Any]:
+    node = report.node
+    attributes = {
+        "module": f"{node.owner} ({node.owner_type})",
+        "source": node.source or "",
+        "shape": "x".join(map(str, node.shape)),
+        "FLOPs": compact(report.flops),
+        "max |x|": magnitude(report.range.max_abs) if report.range else "",
+        "rules": ", ".join(report.findings),
+        **{f"{label(f)} verdict": report.verdicts[f].verdict for f in formats if f in report.verdicts},
+        **{f"{label(f)} reason": report.verdicts[f].reason for f in formats if f in report.verdicts},
+    }
+    return {
+        "id": node.name,
+        "label": printable(op(node.op)),
+        "namespace": "/".join(printable(part).replace("/", "_") for part in node.owner.split(".") if part),
+        "attrs": [{"key": key, "value": printable(value)} for key, value in attributes.items() if value],
+        "incomingEdges": [
+            {"sourceNodeId": name, "sourceNodeOutputId": "0", "targetNodeInputId": str(i)}
+            for i, name in enumerate(node.inputs)
+            if name in known
+        ],
+    }
+
+
+def _overlay(name: str, results: Mapping[str, Any], ramp: tuple[str, ...] = ()) -> dict[str, Any]:
+    stops = [{"stop": i / (len(ramp) - 1), "bgColor": color} for i, color in enumerate(ramp)]
+    return {
+        GRAPH: {
+            "name": name,
+            "formatVersion": VERSION,
+            "results": results,
+            **({"gradient": stops} if stops else {"showExpandedSummaryOnGroupNode": True}),
+        }
+    }
+
+
+def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
+    """Powers of ten, since effects span many of them; what is not finite stands above all that is."""
+    effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
+    logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
+    top = max(logs.values(), default=0.0) + 1
+    beyond = {name: top for name, value in effects.items() if not math.isfinite(value)}
+    return {name: {"value": round(value, 3)} for name, value in {**logs, **beyond}.items()}
+
+
+def _verdicts(audit: Audit, fmt: str) -> dict[str, Any]:
+    return _named(audit, lambda r: r.verdicts[fmt].verdict if fmt in r.verdicts else None, VERDICT_COLORS)
+
+
+def _precisions(audit: Audit) -> dict[str, Any]:
+    plan = audit.plans[audit.recommended or ""]
+    return _named(audit, lambda r: precision_of(r.node.owner, plan), PRECISION_COLORS)
+
+
+def _named(
+    audit: Audit, value: Callable[[NodeReport], str | None], colors: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    named = ((report.node.name, value(report)) for report in audit.nodes)
+    return {
+        name: {"value": word, "bgColor": colors[word], "textColor": "#1c1f24"}
+        for name, word in named
+        if word is not None and word in colors
+    }
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"

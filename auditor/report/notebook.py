@@ -1,0 +1,58 @@
+"""What a notebook shows of an Audit: the verdict, the plans and the first findings, in a few kilobytes of plain HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from ..result import Audit
+from .findings import FindingGroup, ranked
+from .prose import sentence
+from .view import PlanView, view
+from .words import op, percent, printable, ratio, scope
+
+SHOWN = 8
+CELL = Markup('<td style="text-align:left">{}</td>')
+HEAD = Markup('<th scope="col" style="text-align:left">{}</th>')
+
+
+def render(audit: Audit) -> str:
+    """HTML without script, style sheet or request, that takes its colours from the notebook around it."""
+    seen = view(audit)
+    plans = [_plan(p) for p in seen.plans]
+    groups = ranked(audit)
+    findings = [_finding(group) for group in groups[:SHOWN]]
+    heads = ("Plan", "Without it", "Predicted error", "Verdict", "Measured error", "FLOPs low", "Predicted speed-up")
+    parts = [
+        Markup("<p><strong>{}</strong> {}</p>").format(seen.headline, seen.proof),
+        _table(heads, plans),
+        _table(("Severity", "Rule", "Module", "Operation", "Line", "What"), findings),
+        Markup("<p>{}</p>").format(f"and {len(groups) - SHOWN} more kinds of findings") if len(groups) > SHOWN else "",
+        *(Markup("<p><em>{}</em></p>").format(printable(limit)) for limit in seen.limits),
+        Markup("<p>Save the whole report: <code>audit.save(&quot;audits/model&quot;)</code></p>"),
+    ]
+    return str(Markup("<div>{}</div>\n").format(Markup("\n").join(parts)))
+
+
+def _plan(p: PlanView) -> tuple[str, ...]:
+    plan, mark = p.plan, " (recommended)" if p.recommended else ""
+    numbers = (ratio(plan.measured_error), percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}×")
+    return (p.title + mark, p.before, ratio(plan.predicted_error), p.verdict, *numbers)
+
+
+def _finding(group: FindingGroup) -> tuple[str, ...]:
+    worst, times = group.worst, f" ×{len(group.members)}" if len(group.members) > 1 else ""
+    where = (scope(group.pattern) + times, op(worst.op), worst.source or "")
+    return (worst.severity, worst.rule, *where, sentence(worst.message))
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Markup:
+    if not rows:
+        return Markup("")
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(Markup("").join(CELL.format(printable(cell)) for cell in row)) for row in rows
+    )
+    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(
+        Markup("").join(HEAD.format(head) for head in heads), body
+    )

@@ -1,0 +1,167 @@
+"""Whatever the command line or a plan.json holds: an answer, or one clear line and exit code 2, and no stray file."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import random
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from auditor import cli
+from tests.unit.report.factory import make_audit
+
+MODEL = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+def get_inputs(): return torch.ones(2, 3)
+"""
+OPTIONS = (
+    "--inputs --weights --formats --strategies --max-error --device --mode --out --fail-on --format --baseline --rules "
+    "--seed --model-explorer --dry-run --quiet -q --plan --html --debugg --help- -- -x --out= --seed=x"
+).split()
+VALUES = (
+    "model.py model.py:model model.py:absent absent.py . plan.json broken.json fp16 bf16,fp16 fp8 autocast cast 0.01 nan "
+    "-1 1e999 cpu tpu cuda training text json sarif md warning never explain rules apply diff completion bash SFT001 "
+    "float32[2,3] x:float32[2,3] x:float32[ int64[2]<0 a:b:c timm: hf: hf:. model.py:get_inputs w.pt w.safetensors"
+).split()
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
+WORDS = st.lists(st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | TEXT, max_size=7)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(["fp16", "fp32", "cast"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def fuzzed(examples: int) -> settings:
+    """The same examples on every run, however slow one of them is."""
+    quiet = list(HealthCheck)
+    return settings(max_examples=examples, deadline=None, suppress_health_check=quiet, derandomize=True, database=None)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict:
+    """A plan that fits the model above."""
+    plan = json.loads(json.dumps(make_audit(30).to_json()))
+    plan["subject"]["parameters"] = 26
+    for item in plan["plans"].values():
+        item["scopes"] = {"": {"precision": item["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
+    return plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, document):
+    path = tmp_path_factory.mktemp("fuzz")
+    (path / "model.py").write_text(MODEL)
+    (path / "plan.json").write_text(json.dumps(document))
+    (path / "broken.json").write_text('{"format_version": 1, "plans": {"a": 3}}')
+    for name in ("w.pt", "w.safetensors"):
+        (path / name).write_bytes(b"no weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        patch.setattr(importlib.import_module("auditor.pipeline"), "run", lambda subject, **options: make_audit(4))
+        yield path
+
+
+def run(*words: str) -> tuple[int, str]:
+    """Exit code and stderr of one command."""
+    errors = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(errors):
+        try:
+            code = cli.main(words)
+        except SystemExit as left:  # argparse leaves this way
+            code = left.code
+    return code, errors.getvalue()
+
+
+def check(code: int, errors: str, words: object) -> None:
+    assert code in (0, 1, 2), words
+    assert "Traceback" not in errors, words
+    assert "internal error" not in errors, (words, errors)
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == (code == 2), (words, errors)
+    assert all(len(line) > 15 for line in lines)
+
+
+@fuzzed(300)
+@given(words=WORDS)
+@example(words=[])
+@example(words=["model.py", "--inputs", "int64[2]<0"])
+@example(words=["model.py", "--inputs", "float32[99999999,99999999,99999]"])
+@example(words=["model.py", "--seed", "-1"])
+@example(words=["model.py", "--seed", str(10**30)])
+@example(words=["model.py", "--out", "x" * 300])
+@example(words=["model.py", "--rules", "model.py"])
+@example(words=["x" * 5000])
+@example(words=["diff", "plan.json", "plan.json", "--html", "."])
+def test_command_lines(folder, words):
+    before = {path.name for path in folder.iterdir()}
+    code, errors = run(*words)
+    check(code, errors, words)
+    if code == 2:
+        assert {path.name for path in folder.iterdir()} == before, words
+
+
+def paths_of(value, path=()):
+    """Every place in a document."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths_of(inner, (*path, key))
+
+
+def replaced(document, path, value):
+    spoilt = copy.deepcopy(document)
+    if not path:
+        return value
+    *way, last = path
+    at = spoilt
+    for key in way:
+        at = at[key]
+    at[last] = value
+    return spoilt
+
+
+@fuzzed(70)
+@given(seed=st.integers(0, 10**6), value=JSON)
+def test_plans_with_one_thing_changed(folder, document, seed, value):
+    places = [path for path in paths_of(document) if path[:1] != ("nodes",) or path[1:2] in ((), (0,))]
+    place = random.Random(seed).choice(places)
+    (folder / "spoilt.json").write_text(json.dumps(replaced(document, place, value)))
+    for words in (
+        ("apply", "spoilt.json", "model.py", "--plan", "autocast_bf16", "--out", "applied"),
+        ("diff", "plan.json", "spoilt.json", "--html", "diff.html"),
+        ("diff", "spoilt.json", "plan.json", "--format", "json"),
+        ("model.py", "-q", "--baseline", "spoilt.json", "--out", "based"),
+    ):
+        check(*run(*words), (words, place, value))
+
+
+@fuzzed(60)
+@given(content=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(content=b"[" * 100_000)
+@example(content=b"\xff\xfe")
+def test_files_that_are_no_plan(folder, content):
+    (folder / "spoilt.json").write_bytes(content)
+    for words in (("apply", "spoilt.json", "model.py"), ("diff", "plan.json", "spoilt.json")):
+        code, errors = run(*words)
+        assert code == 2
+        check(code, errors, (words, content))
+
+
+def test_the_unchanged_plan_is_accepted(folder):
+    assert run("apply", "plan.json", "model.py", "--out", "fits")[0] == 0
+    assert Path("fits/patched_model.py").exists()

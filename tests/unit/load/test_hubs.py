@@ -1,0 +1,184 @@
+"""`timm:` and `hf:` targets: built from the libraries or from local directories, with no request to anywhere."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+import pytest
+import torch
+
+from auditor.errors import LoadError
+from auditor.load import load
+
+TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A directory as save_pretrained writes it, and the model that was saved."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY)).eval()
+    folder = tmp_path_factory.mktemp("hub") / "tiny-bert"
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def test_timm_model_by_name():
+    pytest.importorskip("timm")
+    subject = load("timm:test_resnet")
+    assert subject.name == "test_resnet"
+    assert subject.random_weights
+    assert subject.synthetic_inputs
+    assert any("weights are RANDOM" in warning for warning in subject.warnings)
+    size = subject.model.pretrained_cfg["input_size"]
+    assert subject.batches[0][0][0].shape == (2, *size)
+    assert (subject.origin.module, subject.origin.symbol, subject.origin.init_args) == (
+        "timm",
+        "create_model",
+        ("test_resnet",),
+    )
+
+
+def test_timm_model_takes_arguments_and_weights(tmp_path):
+    timm = pytest.importorskip("timm")
+    made = timm.create_model("test_resnet", num_classes=3)
+    torch.save(made.state_dict(), tmp_path / "w.pt")
+    subject = load("timm:test_resnet(num_classes=3)", weights=str(tmp_path / "w.pt"))
+    assert dict(subject.origin.init_kwargs) == {"num_classes": 3}
+    assert not subject.random_weights
+    assert torch.equal(subject.model.state_dict()["fc.weight"], made.state_dict()["fc.weight"])
+
+
+def test_a_checkpoint_that_timm_reads_itself_is_no_random_weight(tmp_path):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "w.safetensors")
+    assert not load(f"timm:test_resnet(checkpoint_path={str(tmp_path / 'w.safetensors')!r})").random_weights
+
+
+def test_hugging_face_directory_with_weights(bert):
+    folder, model = bert
+    subject = load(f"hf:{folder}")
+    assert type(subject.model) is type(model)
+    assert torch.equal(subject.model.state_dict()["classifier.weight"], model.state_dict()["classifier.weight"])
+    assert not subject.random_weights
+    assert subject.name == "tiny-bert"
+    assert subject.batches[0][1]["input_ids"].shape == (2, 16)
+    assert subject.origin.symbol == "BertForSequenceClassification.from_pretrained"
+
+
+def test_safetensors_come_before_a_torch_file(bert, tmp_path):
+    folder, model = bert
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    torch.save(
+        {name: torch.zeros_like(value) for name, value in model.state_dict().items()}, tmp_path / "pytorch_model.bin"
+    )
+    loaded = load(f"hf:{tmp_path}").model
+    assert torch.equal(loaded.state_dict()["classifier.weight"], model.state_dict()["classifier.weight"])
+
+
+def test_a_config_alone_gives_random_weights_that_repeat_with_the_seed(bert, tmp_path):
+    config = json.loads((bert[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    first, second, other = (load(f"hf:{tmp_path}", seed=seed) for seed in (1, 1, 2))
+    assert first.random_weights
+    assert any("weights are RANDOM" in warning for warning in first.warnings)
+    assert first.origin is None  # no call with plain arguments makes this model again
+    weight = first.model.state_dict()["classifier.weight"]
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, second.model.state_dict()["classifier.weight"])
+    assert not torch.equal(weight, other.model.state_dict()["classifier.weight"])
+
+
+def test_an_encoder_decoder_gets_both_of_its_inputs(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2)
+    config.architectures = ["T5ForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    assert set(load(f"hf:{tmp_path}").batches[0][1]) == {"input_ids", "decoder_input_ids"}
+
+
+def test_an_image_model_gets_images(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {key: TINY[key] for key in TINY if key != "vocab_size"}
+    config = transformers.ViTConfig(image_size=32, patch_size=8, **sizes)
+    config.architectures = ["ViTForImageClassification"]
+    config.save_pretrained(tmp_path)
+    assert load(f"hf:{tmp_path}").batches[0][1]["pixel_values"].shape == (2, 3, 32, 32)
+
+
+def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in bert[0].iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert not load("hf:org/tiny").random_weights
+
+
+@pytest.mark.parametrize(
+    ("target", "slug", "words"),
+    [
+        ("timm:", "bad-target", "names no model"),
+        ("hf: ", "bad-target", "names no model"),
+        ("timm:test_resnt", "no-symbol", "did you mean test_resnet"),
+        ("timm:zzzzqqq", "no-symbol", "timm.list_models()"),
+        ("timm:test_resnet(width=torch.pi)", "bad-target", "plain numbers"),
+        ("timm:test_resnet(absent_argument=1)", "model-raises", "absent_argument"),
+        ("hf:nobody/nothing-of-the-kind", "missing-target", "hf download nobody/nothing-of-the-kind"),
+        ("hf:a name!/with/too/much", "missing-target", "not in the local cache"),
+        ("hf:.", "missing-target", "config.json"),
+    ],
+)
+def test_bad_names_are_one_clear_line(target, slug, words, tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError) as caught:
+        load(target)
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '{"model_type": "no-such-type"}', '{"model_type": "bert", "hidden_size": 7}']
+)
+def test_a_broken_config_is_one_clear_line(text, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(LoadError) as caught:
+        load(f"hf:{tmp_path}")
+    assert caught.value.slug == "model-raises"
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(LoadError, match="pip install timm") as caught:
+        load("timm:resnet18")
+    assert caught.value.slug == "missing-package"
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('built for another torch')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(LoadError, match="built for another torch") as caught:
+        load("timm:resnet18")
+    assert caught.value.slug == "missing-package"
