@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from .records import Capture, Finding, NodeReport, Progress, Subject
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
+from .training.stage import conclude, prepare, with_backward
 from .verdicts import Judgement, judge
 
 
@@ -44,7 +45,6 @@ def run(
     seed: int,
     progress: Progress | None,
     command: str,
-    loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
     selection: Selection = EVERYTHING,
 ) -> Audit:
@@ -52,7 +52,7 @@ def run(
 
     Raises: AuditorError (its slug names the condition).
     """
-    _check_options(formats, strategies, max_error, mode, loss_fn)
+    _check_options(formats, strategies, max_error, mode)
     native = _device(device) == "cuda"
     stages = _Stages(progress)
     with untouched(seed), in_eval(subject.model):
@@ -62,6 +62,11 @@ def run(
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             found = calibrate(captured, subject, formats, seed, stages.tick)
         judged = judge(captured, found, formats, max_error)
+        prepared = None
+        if mode == "training":
+            with stages("training", "the FP32 step"):
+                prepared = prepare(subject, formats, seed, stages.tick)
+            judged = with_backward(judged, captured, prepared)
         with stages("classify", f"{len(rules)} rules"):
             facts = gather(captured, subject.model, found.ranges, judged.verdicts)
             findings = silenced(confronted(classify(captured, facts, rules), judged.verdicts), selection, rules)
@@ -83,7 +88,11 @@ def run(
             baselines = baselines_of(bench, strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, strategies, formats, stages.tick)
-    recommended, reason = recommend(plans, max_error)
+        recommended, reason = recommend(plans, max_error)
+        training = None
+        if prepared is not None:
+            with stages("low steps", "FP16 and BF16 training steps"):
+                training = conclude(prepared, plans, recommended, stages.tick)
     by_node = _rules_by_node(findings)
     return Audit(
         subject=subject,
@@ -103,6 +112,7 @@ def run(
         seconds=stages.seconds,
         warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
         command=command,
+        training=training,
     )
 
 
@@ -133,9 +143,7 @@ class _Stages:
             self.progress(self.current, detail, min(self.done, self.total) if self.total else 0, self.total)
 
 
-def _check_options(
-    formats: Sequence[str], strategies: Sequence[str], max_error: float, mode: str, loss_fn: object
-) -> None:
+def _check_options(formats: Sequence[str], strategies: Sequence[str], max_error: float, mode: str) -> None:
     wrong = [name for name in formats if name not in ("fp16", "bf16")]
     if wrong or not formats:
         raise AuditorError(f"formats are fp16 and bf16, not {', '.join(wrong) or 'none'}", slug="bad-option")
@@ -144,11 +152,8 @@ def _check_options(
         raise AuditorError(f"strategies are autocast and cast, not {', '.join(wrong) or 'none'}", slug="bad-option")
     if not 0 < max_error < float("inf"):
         raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
-    if mode != "inference" or loss_fn is not None:
-        raise AuditorError(
-            "this version audits the forward pass; use mode inference (its autocast plans also train)",
-            slug="no-training",
-        )
+    if mode not in ("inference", "training"):
+        raise AuditorError(f"modes are inference and training, not {mode}", slug="bad-option")
 
 
 def _device(device: str) -> str:
@@ -165,7 +170,9 @@ def _on_cuda(subject: Subject) -> Subject:
         return pytree.tree_map_only(torch.Tensor, lambda x: x.cuda(), batches)
 
     model = copy.deepcopy(subject.model).cuda()
-    return replace(subject, model=model, batches=moved(subject.batches), held_out=moved(subject.held_out))
+    objective = subject.objective and replace(subject.objective, targets=moved(subject.objective.targets))
+    batches, held_out = moved(subject.batches), moved(subject.held_out)
+    return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective)
 
 
 def _environment(native: bool, seed: int) -> Environment:

@@ -11,6 +11,7 @@ from typing import Any
 from .patch.emit import emit
 from .records import Baseline, Finding, NodeReport, Plan, Subject
 from .serialise import to_document
+from .training.records import Training
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Audit:
     seconds: Mapping[str, float]
     warnings: tuple[str, ...]
     command: str
+    training: Training | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""

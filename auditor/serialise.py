@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .records import FORMAT_VERSION, Finding, NodeReport, Plan
+from .training.document import training_document
 
 if TYPE_CHECKING:
     from .result import Audit
@@ -37,6 +38,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "nodes": [_node(report, audit.formats) for report in audit.nodes],
         "findings": [_finding(finding) for finding in audit.findings],
         "warnings": list(audit.warnings),
+        **({"training": training_document(audit.training)} if audit.training else {}),
     }
 
 
