@@ -116,8 +116,8 @@ def _adam(training: Training) -> Iterable[Advice]:
     yield Advice(
         "adam-eps",
         "Keep Adam's state and eps in FP32",
-        f"eps = {ADAM_EPS:g} is zero in FP16, and {squares:.0%} of the squared gradients would be too. In FP32, eps "
-        f"outweighs {damped:.1%} of the gradients themselves. In BF16 eps survives, but the moving averages lose updates "
+        f"eps = {ADAM_EPS:g} is zero in FP16, and {_share(squares)} of the squared gradients would be too. In FP32, eps "
+        f"outweighs {_share(damped)} of the gradients themselves. In BF16 eps survives, but the moving averages lose updates "
         "below 1/256 of them.",
         {"squares_lost_fp16": squares, "below_eps": damped},
     )
@@ -182,3 +182,7 @@ def _batch(training: Training) -> Iterable[Advice]:
 
 def _place(module: str) -> str:
     return module or "the model"
+
+
+def _share(value: float) -> str:
+    return "less than 0.1%" if 0 < value < 0.001 else f"{value:.1%}"

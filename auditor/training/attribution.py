@@ -150,5 +150,9 @@ def _of_parameters(step: Step, signs: Mapping[str, torch.Tensor]) -> dict[Key, t
 def _inner(sensitivity: torch.Tensor | None, error: torch.Tensor | None) -> float:
     if sensitivity is None or error is None or sensitivity.shape != error.shape:
         return 0.0
-    product = sensitivity.detach().float() * error.float()
-    return float(torch.where(torch.isfinite(product), product, torch.zeros_like(product)).double().sum())
+    a, b = sensitivity.detach().float().reshape(-1), error.float().reshape(-1)
+    inner = float(torch.dot(a, b))
+    if math.isfinite(inner):
+        return inner
+    product = a * b
+    return float(product[torch.isfinite(product)].double().sum())

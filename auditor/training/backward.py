@@ -81,7 +81,7 @@ def reached(step: Step, handed: Handed) -> str | None:
 
 def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> tuple[BackwardError, Handed | None]:
     exponent = _exponent(arriving)
-    scaled = [None if g is None else torch.ldexp(g.float(), torch.tensor(-exponent)) for g in arriving]
+    scaled = _scaled(arriving, -exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
         return BackwardError(unsupported=f"FP32 backward: {reference}"), None
@@ -93,18 +93,28 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> tuple[Ba
         b.float() - a if a.is_floating_point() and a.shape == b.shape else None
         for a, b in zip(reference.results, low.results, strict=False)
     ]
-    handed = Handed(reference.sources, _unscaled(exact, exponent), _unscaled(rounded, exponent), gaps)
+    handed = Handed(reference.sources, _scaled(exact, exponent), _scaled(rounded, exponent), gaps)
     nonfinite, gap, size = 0, 0.0, 0.0
     for ours, theirs in zip(exact, rounded, strict=True):
-        if ours is None or theirs is None or ours.shape != theirs.shape:
-            continue
-        ours, theirs = ours.double(), theirs.double()
-        nonfinite += int((torch.isfinite(ours) & ~torch.isfinite(theirs)).sum())
-        gap += float(torch.where(torch.isfinite(ours), theirs - ours, torch.zeros_like(ours)).square().sum())
-        size += float(torch.where(torch.isfinite(ours), ours, torch.zeros_like(ours)).square().sum())
+        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+            broken, difference, magnitude = _compared(ours, theirs)
+            nonfinite, gap, size = nonfinite + broken, gap + difference**2, size + magnitude**2
     error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
-    broken = reached(step, handed) if nonfinite else None
-    return BackwardError(error=error, nonfinite=nonfinite, reaches=broken), handed
+    reaches = reached(step, handed) if nonfinite else None
+    return BackwardError(error=error, nonfinite=nonfinite, reaches=reaches), handed
+
+
+def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, float, float]:
+    """Entries that only the low gradient has non-finite, and the norms of the difference and of the FP32 gradient."""
+    difference = float(torch.linalg.vector_norm(theirs - ours, dtype=torch.float64))
+    magnitude = float(torch.linalg.vector_norm(ours, dtype=torch.float64))
+    if math.isfinite(difference) and math.isfinite(magnitude):
+        return 0, difference, magnitude
+    finite = torch.isfinite(ours)
+    kept = ours[finite]
+    difference = float(torch.linalg.vector_norm(theirs[finite] - kept, dtype=torch.float64))
+    magnitude = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
+    return int((~torch.isfinite(theirs[finite])).sum()), difference, magnitude
 
 
 @dataclass(frozen=True)
@@ -159,15 +169,15 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
     return [None if g is None else g.float() for g in found]
 
 
-def _unscaled(gradients: Leaves, exponent: int) -> Leaves:
-    return [None if g is None else torch.ldexp(g, torch.tensor(exponent)) for g in gradients]
+def _scaled(gradients: Leaves, exponent: int) -> Leaves:
+    """Times a power of two, in two steps where one is beyond float32."""
+    half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
+    return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
 
 
 def _exponent(gradients: Leaves) -> int:
     """floor(log2) of the largest finite magnitude; 0 for zeros alone."""
-    sizes = [
-        float(g[torch.isfinite(g)].abs().max()) for g in gradients if g is not None and bool(torch.isfinite(g).any())
-    ]
+    sizes = [float(torch.nan_to_num(g, 0.0, 0.0, 0.0).abs().max()) for g in gradients if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
     return math.floor(math.log2(largest)) if largest > 0 else 0
 
@@ -180,7 +190,8 @@ def reason_of(error: BackwardError, fmt: str) -> str | None:
     """Why an operation must not run backwards in a format; None where it may."""
     if error.reaches is None:
         return None
+    many = "1 finite gradient" if error.nonfinite == 1 else f"{error.nonfinite:,} finite gradients"
     return (
-        f"its backward pass turns {error.nonfinite:,} finite gradients into Inf or NaN in {FORMATS[fmt].name.upper()}, "
+        f"its backward pass turns {many} into Inf or NaN in {FORMATS[fmt].name.upper()}, "
         f"and the gradient of {error.reaches} with them"
     )

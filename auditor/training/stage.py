@@ -35,7 +35,7 @@ from .records import (
 from .spreads import flushed, merged, spread_of
 from .trials import trials_of
 from .updates import outlook, ratios_of
-from .window import loss_scale
+from .window import loss_scale, scaler_code
 
 Tick = Callable[[str], None]
 
@@ -117,7 +117,7 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         errors = {f: _gradient_error(prepared, f, precisions[f], scale) for f in prepared.formats}
         trials = trials_of(prepared.first, precisions["fp16"], scale) if scale else ()
         tick("batch sizes")
-        sizes = batch_sizes(prepared.subject, prepared.first, errors, precisions, prepared.seed)
+        sizes = batch_sizes(prepared.subject, prepared.first, errors, precisions)
     bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
     format, reason = _recommend(prepared, scale, errors, recommended)
     assert prepared.subject.objective is not None
@@ -270,14 +270,15 @@ def _recommend(
 ) -> tuple[str | None, str]:
     """The format to train in, and why, in one sentence."""
     finite = {fmt: error for fmt, error in errors.items() if error is not None and math.isfinite(error)}
+    if finite and not any(finite.values()):
+        return None, "FP32: autocast lowers nothing in this step"
     fp16 = "fp16" in finite and scale is not None and scale.init is not None
     if "bf16" in finite and (not fp16 or (recommended or "").endswith("bf16")):
         return "bf16", f"BF16 without a scaler: {_why_bf16(prepared, scale, fp16, finite)}"
     if fp16 and scale is not None and scale.init is not None:
         return "fp16", (
-            f"FP16 with GradScaler(init_scale={scale.init:g}, growth_factor=2, backoff_factor=0.5, "
-            f"growth_interval=2000): scales from {scale.minimum:g} to {scale.maximum:g} keep flushed gradients within "
-            f"{scale.allowed:.0%} and overflow nothing"
+            f"FP16 with {scaler_code(scale.init)}: scales from {scale.minimum:,.10g} to {scale.maximum:,.10g} overflow "
+            f"nothing and keep flushed gradients within {scale.allowed:.0%}"
         )
     return None, "FP32: in no format does one training step give finite gradients"
 
@@ -288,12 +289,12 @@ def _why_bf16(prepared: Prepared, scale: LossScale | None, fp16: bool, finite: M
         return error
     if scale.closed_by is not None:
         return (
-            f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows beyond {scale.maximum:g}, and "
-            f"{scale.minimum:g} is needed to keep flushed gradients within {scale.allowed:.0%}"
+            f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows beyond {scale.maximum:,.10g}, and "
+            f"{scale.minimum:,.10g} is needed to keep flushed gradients within {scale.allowed:.0%}"
         )
     if not fp16:
         return f"an FP16 step gives no finite gradients; {error}"
-    return f"{error}; FP16 would need a loss scale of {scale.minimum:g} to {scale.maximum:g}"
+    return f"{error}; FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
 
 
 def _places(captured: Capture) -> dict[tuple[str, str, str | None, int], str]:

@@ -47,3 +47,8 @@ def loss_scale(low: Mapping[str, Spread], allowed: float = ALLOWED) -> LossScale
 def _lost(spread: Spread, shift: int) -> int:
     """How many gradients of a module are flushed at the top of the window."""
     return round(flushed(spread.exponents, FP16, shift) * spread.nonzero)
+
+
+def scaler_code(init: float) -> str:
+    """The GradScaler to start with, as code; everything but the scale is torch's default, spelt out."""
+    return f"GradScaler(init_scale={init:.10g}, growth_factor=2, backoff_factor=0.5, growth_interval=2000)"
