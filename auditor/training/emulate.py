@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..execute import DTYPES, PolicyInterpreter, with_literals
+from ..execute import DTYPES, PolicyInterpreter, Setting, with_literals
 from ..fxnodes import target_of, tensors_of
 from ..numerics.formats import LOW_DTYPES
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
@@ -58,6 +58,13 @@ class Emulator:
             literals=how.literals,
             observe=self._observe,
         )
+
+    @classmethod
+    def of_regions(cls, captured: Capture) -> Emulator:
+        """Of a model that carries its own scopes: what is low is what the autocast regions in the graph say."""
+        made = cls(captured, "autocast", "fp16", plain("fp32"))
+        made._run = PolicyInterpreter(captured, lambda name: Setting("fp32", autocast=False), observe=made._observe)
+        return made
 
     def loss(self, flat: list[Any]) -> torch.Tensor:
         """The loss on the graph's inputs, a scalar connected to those that require gradients. Raises: RuntimeError

@@ -109,8 +109,8 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
     by_format = {fmt: _usable(plans.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     precisions = {fmt: scoped(plan.scopes) if plan else plain(fmt) for fmt, plan in by_format.items()}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
-    low = _low_names(prepared.capture, fmt, precisions[fmt])
-    scale = loss_scale(_low_by_module(prepared, low)) if fmt == "fp16" else None
+    low = low_names(prepared.capture, fmt, precisions[fmt])
+    scale = loss_scale(low_by_module(prepared.capture, prepared.spreads, low)) if fmt == "fp16" else None
     parameters = _parameters(prepared, low)
     with in_training(prepared.subject.model):
         tick("low steps")
@@ -202,18 +202,19 @@ def _usable(plan: Plan | None) -> Plan | None:
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
-def _low_names(captured: Capture, fmt: str, precision_of: Precision) -> frozenset[str]:
+def low_names(captured: Capture, fmt: str, precision_of: Precision) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
     how = running(captured, "autocast", precision_of, fmt)
     found = resolve(captured, how.setting, literals=how.literals)
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 
-def _low_by_module(prepared: Prepared, low: frozenset[str]) -> dict[str, Spread]:
+def low_by_module(captured: Capture, spreads: Mapping[str, Spread], low: frozenset[str]) -> dict[str, Spread]:
+    """The low gradients of every module, its parameters' among them."""
     groups: dict[str, list[Spread]] = {}
-    for name, spread in prepared.spreads.items():
+    for name, spread in spreads.items():
         if name in low:
-            groups.setdefault(_module(prepared.capture, name), []).append(spread)
+            groups.setdefault(_module(captured, name), []).append(spread)
     return {module: merged(spreads) for module, spreads in groups.items()}
 
 
@@ -260,7 +261,7 @@ def _gradient_error(prepared: Prepared, fmt: str, precision_of: Precision, scale
 
 
 def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
-    pool = merged(_low_by_module(prepared, low).values())
+    pool = merged(low_by_module(prepared.capture, prepared.spreads, low).values())
     adam, sgd = outlook(parameters)
     return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)
 
