@@ -237,21 +237,22 @@ def main() -> None:
     parser.add_argument("what", choices=("scales", "updates", "curves"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="examples whose name begins so, such as 01")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, CPU, CUDA's autocast rules imitated")
     if options.what == "scales":
-        _print_scales(options.steps)
+        _print_scales(options.steps, options.only)
     elif options.what == "updates":
-        _print_updates(options.steps)
+        _print_updates(options.steps, options.only)
     else:
-        _print_curves(options.steps, range(options.seeds))
+        _print_curves(options.steps, range(options.seeds), options.only)
 
 
-def _print_scales(steps: int) -> None:
+def _print_scales(steps: int, only: str) -> None:
     print("| example | scale | flushed, predicted | counted | skipped, predicted | counted | final loss |")
     print("|---|---|---|---|---|---|---|")
-    for name in TASKS:
+    for name in filter(lambda name: name.startswith(only), TASKS):
         for row in scale_rows(task(name), steps):
             scale = "FP32" if row.scale is None else f"{row.label}: {row.scale:.10g}"
             print(
@@ -261,10 +262,10 @@ def _print_scales(steps: int) -> None:
             )
 
 
-def _print_updates(steps: int) -> None:
+def _print_updates(steps: int, only: str) -> None:
     print("| example | optimizer | weights | lost at first, predicted | counted | later | final loss |")
     print("|---|---|---|---|---|---|---|")
-    for name in TASKS:
+    for name in filter(lambda name: name.startswith(only), TASKS):
         for row in update_rows(task(name), steps):
             print(
                 f"| {row.task} | {row.optimizer} | {row.stored.upper()} | {row.predicted:.1%} | {row.lost:.1%} | "
@@ -276,10 +277,10 @@ def _print_updates(steps: int) -> None:
 CURVES = (("01_digits_attention", "bf16", 0.002), ("03_handwritten_transformer", "bf16", 0.002))
 
 
-def _print_curves(steps: int, seeds: Sequence[int]) -> None:
+def _print_curves(steps: int, seeds: Sequence[int], only: str) -> None:
     print("| example | format | FP32 modules | gap of autocast | gap of the plan | last losses: FP32, autocast, plan |")
     print("|---|---|---|---|---|---|")
-    for name, format, budget in CURVES:
+    for name, format, budget in filter(lambda row: row[0].startswith(only), CURVES):
         found = curves(name, format, budget, steps, seeds)
         last = [statistics.mean(c[-1] for c in kind) for kind in (found.fp32, found.autocast, found.plan)]
         print(

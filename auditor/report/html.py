@@ -20,6 +20,7 @@ from .origins import origins
 from .prose import blocks, sentence
 from .questions import questions
 from .table import table
+from .training import training_view
 from .use import snippets
 from .view import view
 
@@ -51,6 +52,7 @@ def render(audit: Audit) -> str:
             questions=questions(audit),
             table=table(audit),
             snippets=snippets(audit),
+            training=training_view(audit),
             frame=FRAME,
         )
     )

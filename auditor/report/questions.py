@@ -10,6 +10,7 @@ from ..records import NodeReport
 from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
+from .training import training_answers
 from .view import View, place, view
 from .words import compact, count, label, magnitude, op, percent, scope
 
@@ -40,9 +41,7 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _matching(audit, "Do eps and other small constants vanish?", ("eps", "tiny")),
         _matching(audit, "Does a mask constant overflow?", ("mask", "constant-beyond")),
         Answer("How do I keep one module in FP32?", "Each finding carries code that does it.", "findings"),
-        _training("Why does the loss scale keep falling?"),
-        _training("Why does pure BF16 training stall?"),
-        _training("Why does unscaling FP16 gradients fail?"),
+        *_training(audit),
     )
 
 
@@ -162,5 +161,15 @@ def _matching(audit: Audit, question: str, words: tuple[str, ...]) -> Answer:
     )
 
 
-def _training(question: str) -> Answer:
-    return Answer(question, "Not covered: this report is about the forward pass.", "method", applies=False)
+def _training(audit: Audit) -> tuple[Answer, ...]:
+    asked = (
+        "Why does the loss scale keep falling?",
+        "Why does pure BF16 training stall?",
+        "Why does unscaling FP16 gradients fail?",
+    )
+    known = training_answers(audit)
+    if known is None:
+        moot = "Not covered: this report is about the forward pass. Audit with --mode training."
+        return tuple(Answer(question, moot, "method", applies=False) for question in asked)
+    answers = (known.falling, known.stalling, known.unscaling)
+    return tuple(Answer(question, answer, "training") for question, answer in zip(asked, answers, strict=True))

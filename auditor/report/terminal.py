@@ -14,6 +14,7 @@ from .words import count, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
+ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
 COLORS = {"bold": "1", "muted": "2", "error": "31", "warning": "33", "info": "36", "good": "32"}
 
@@ -25,6 +26,7 @@ def render(audit: Audit, *, width: int = 80, color: bool = False) -> str:
     _title(page, audit)
     _verdict(page, seen)
     _plans(page, seen)
+    _training(page, audit)
     _findings(page, ranked(audit))
     _limits(page, seen)
     return "\n".join(page.lines) + "\n"
@@ -107,6 +109,15 @@ def _verdict(page: _Page, seen: View) -> None:
     page.labelled("", seen.proof)
     for clause in seen.contrast:
         page.labelled("", clause)
+    page.line()
+
+
+def _training(page: _Page, audit: Audit) -> None:
+    if audit.training is None:
+        return
+    page.labelled("Training", sentence(audit.training.recommendation))
+    for advice in audit.training.advice[:ADVICE_SHOWN]:
+        page.labelled("", f"- {advice.title}")
     page.line()
 
 
