@@ -217,6 +217,10 @@ def drawn(shown: Curves) -> str:
         f'<text x="{left + 130 * i}" y="{height - 10}" fill="{colour}">{labels[kind]}</text>'
         for i, (kind, colour) in enumerate(kinds.items())
     ]
+    parts.append(
+        f'<text x="{width - left}" y="{height - 10}" text-anchor="end">{len(shown.plan[0])} steps, mean of '
+        f"{len(shown.plan)} seeds</text>"
+    )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..numerics.formats import FORMATS
 from ..result import Audit
 from ..training.records import BackwardNode, ModuleGradients, Spread, Training
-from ..training.spreads import flushed, merged, subnormal
+from ..training.spreads import flushed, merged, significant, subnormal
 from ..training.window import scaler_code
 from .charts import LEFT, RIGHT, WIDTH, Tick, scale
 from .exponents import Band
@@ -119,7 +119,7 @@ def training_view(audit: Audit) -> TrainingView | None:
 
 def _low(found: Training) -> Spread:
     spreads = [m.low for m in found.modules if m.low is not None]
-    return merged([*spreads, *(p.gradient for p in found.parameters if p.low)])
+    return merged([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
 
 
 def _lost(module: ModuleGradients) -> int:

@@ -17,7 +17,7 @@ from .emulate import Emulator, Precision, gradient_error, low_step
 from .gradients import LOSS, Step, bind_step, capture_step, run_step
 from .objective import step_batches
 from .records import BatchSize, Spread
-from .spreads import flushed, largest_scale, merged, spread_of
+from .spreads import flushed, largest_scale, merged, significant, spread_of
 
 HALVINGS, PARTS = 2, 2
 """How often the batch is halved, and how many parts of one size are run at most."""
@@ -59,7 +59,7 @@ def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, floa
 def _inner(step: Step) -> Spread:
     """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
     return merged(
-        spread_of(g)
+        significant(spread_of(g))
         for name, gradients in step.gradients.items()
         for g in gradients
         if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)

@@ -86,7 +86,8 @@ class _Finder:
 def _callable(value: Any, what: str) -> Callable[..., Any]:
     if isinstance(value, type) or not callable(value):
         raise LoadError(
-            f"{what} is a {type(value).__name__}: a loss is called as loss(outputs, *targets)", slug="missing-loss"
+            f"{what} is of type {type(value).__name__}: a loss is called as loss(outputs, *targets)",
+            slug="missing-loss",
         )
     function: Callable[..., Any] = value
     return function

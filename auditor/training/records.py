@@ -35,7 +35,8 @@ EMPTY = Spread({}, 0, 0, 0.0, 0.0)
 class ModuleGradients:
     """Gradients with respect to what the operations of one module return, and of their weights, all together.
 
-    low: those of them that are in the low format when the model trains under autocast; None where none is.
+    low: those of them that are in the low format when the model trains under autocast, without what FP32 itself would
+    lose beside the largest of the same tensor; None where none is.
     """
 
     module: str

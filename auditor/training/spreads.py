@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
 from ..numerics.formats import FORMATS, Format
 from .records import EMPTY, Spread
+
+SIGNIFICANT_BITS = 24
+"""Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
 
 _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
@@ -62,6 +66,24 @@ def merged(spreads: Iterable[Spread]) -> Spread:
             lost[name] += (error * spread.norm) ** 2
     rounding = {name: math.sqrt(gap / square) for name, gap in lost.items()} if square else {}
     return Spread(dict(sorted(exponents.items())), zeros, nonfinite, largest, math.sqrt(square), rounding)
+
+
+def significant(spread: Spread) -> Spread:
+    """One tensor's histogram without the entries that FP32 itself would lose beside its largest.
+
+    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to keep the former.
+    """
+    top = max(spread.exponents, default=0)
+    kept = {e: n for e, n in spread.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(spread, exponents=kept)
+
+
+def significant_entries(x: torch.Tensor) -> torch.Tensor:
+    """Mask of the entries that `significant` keeps."""
+    size = x.abs()
+    finite = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+    top = torch.frexp(finite.max()).exponent if x.numel() else torch.tensor(0)
+    return (size > 0) & (torch.frexp(size).exponent >= top - SIGNIFICANT_BITS)
 
 
 def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:

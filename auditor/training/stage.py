@@ -32,7 +32,7 @@ from .records import (
     Spread,
     Training,
 )
-from .spreads import flushed, merged, spread_of
+from .spreads import flushed, merged, significant, spread_of
 from .trials import trials_of
 from .updates import outlook, ratios_of
 from .window import loss_scale, scaler_code
@@ -214,7 +214,7 @@ def low_by_module(captured: Capture, spreads: Mapping[str, Spread], low: frozens
     groups: dict[str, list[Spread]] = {}
     for name, spread in spreads.items():
         if name in low:
-            groups.setdefault(_module(captured, name), []).append(spread)
+            groups.setdefault(_module(captured, name), []).append(significant(spread))
     return {module: merged(spreads) for module, spreads in groups.items()}
 
 
@@ -235,7 +235,9 @@ def _modules(prepared: Prepared, low: frozenset[str]) -> tuple[ModuleGradients, 
         ModuleGradients(
             module,
             merged(prepared.spreads[name] for name in names),
-            merged(prepared.spreads[name] for name in names if name in low) if low.intersection(names) else None,
+            merged(significant(prepared.spreads[name]) for name in names if name in low)
+            if low.intersection(names)
+            else None,
         )
         for module, names in groups.items()
     )

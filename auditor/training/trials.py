@@ -10,7 +10,7 @@ from ..numerics.formats import FORMATS
 from .emulate import Emulator, Precision, low_step
 from .gradients import Step
 from .records import LossScale, Trial
-from .spreads import flushed, merged, spread_of
+from .spreads import flushed, merged, significant, significant_entries, spread_of
 
 
 def trials_of(step: Step, precision_of: Precision, window: LossScale) -> tuple[Trial, ...]:
@@ -29,10 +29,10 @@ def trial(step: Step, precision_of: Precision, scale: float, window: LossScale) 
         reference = step.gradients.get(name, [])
         ours = reference[index] if index < len(reference) else None
         if ours is not None and ours.shape == gradient.shape:
-            nonzero = ours != 0
-            counted["lost"] += int((nonzero & (gradient == 0)).sum())
-            counted["all"] += int(nonzero.sum())
-            seen.append(spread_of(ours))
+            kept = significant_entries(ours)
+            counted["lost"] += int((kept & (gradient == 0)).sum())
+            counted["all"] += int(kept.sum())
+            seen.append(significant(spread_of(ours)))
 
     emulator.watch = watch
     low = low_step(emulator, step.flat, step.parameters, scale, step.seed)

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.numerics.formats import FORMATS
-from auditor.training.spreads import flushed, largest_scale, merged, spread_of, subnormal
+from auditor.training.spreads import (
+    flushed,
+    largest_scale,
+    merged,
+    significant,
+    significant_entries,
+    spread_of,
+    subnormal,
+)
 
 
 def gradients(seed: int, centre: float) -> torch.Tensor:
@@ -70,3 +78,18 @@ def test_rounding_tells_the_bits_that_stay() -> None:
     # half a spacing, evenly spread: 2^-8 / sqrt(3) of values near 1.5, in FP16 2^-11 / sqrt(3)
     assert rough.rounding["bf16"] == pytest.approx(2**-8 / 3**0.5 / 1.53, rel=0.05)
     assert rough.rounding["fp16"] == pytest.approx(2**-11 / 3**0.5 / 1.53, rel=0.05)
+
+
+def test_what_fp32_would_lose_is_left_out() -> None:
+    x = torch.tensor([1.0, 2.0**-24, 2.0**-25, 1e-30, 0.0])
+    kept = significant(spread_of(x))
+    assert kept.exponents == {-24: 1, 0: 1}
+    assert significant_entries(x).tolist() == [True, True, False, False, False]
+    assert not significant_entries(torch.zeros(3)).any()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 50), st.floats(-40, 10))
+def test_mask_and_histogram_keep_the_same_entries(seed: int, centre: float) -> None:
+    x = gradients(seed, centre)
+    assert significant(spread_of(x)).nonzero == int(significant_entries(x).sum())
