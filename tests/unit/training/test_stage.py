@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-import auditor
 from auditor.numerics.formats import FORMATS
+from auditor.training.document import training_document
+from auditor.training.objective import training_subject
 from auditor.training.spreads import flushed, spread_of
+from auditor.training.stage import conclude, prepare
 from tests.unit.training.conftest import Trained, loss_fn, made
 
 
@@ -112,18 +115,56 @@ def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> No
     assert document["training"]["bf16"]["lost_updates_adam"]["0.001"] is not None
 
 
-def test_two_audits_give_the_same_bytes() -> None:
+def test_two_runs_of_the_stage_give_the_same_bytes() -> None:
     texts = []
     for _ in range(2):
         model, tokens, targets = made()
-        audit = auditor.audit(
-            model, (tokens, targets), mode="training", loss_fn=loss_fn, formats=("fp16",), strategies=("autocast",)
-        )
-        texts.append(json.dumps(audit.to_json()["training"]))
+        prepared = prepare(training_subject(model, (tokens, targets), {}, loss_fn), ("fp16",), 0)
+        texts.append(json.dumps(training_document(conclude(prepared, {}, None, lambda name: None))))
     assert texts[0] == texts[1]
 
 
-def test_inference_has_no_training_entry() -> None:
-    audit = auditor.audit(nn.Linear(4, 2), torch.ones(3, 4), formats=("bf16",), strategies=("autocast",))
-    assert audit.training is None
-    assert "training" not in audit.to_json()
+def test_an_absorbed_infinity_is_not_held_against_the_operation() -> None:
+    """The slope of a root at zero is infinite, in FP16 alone; multiplied by an exact zero in FP32 it would be NaN."""
+
+    class Guarded(nn.Module):
+        def __init__(self, reaches: bool) -> None:
+            super().__init__()
+            self.weight, self.reaches = nn.Parameter(torch.tensor([1.0, 2.0])), reaches
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            small = self.weight if self.reaches else self.weight.detach() + 0 * x
+            root = (small * x * 1e-9).sqrt()  # 1e-9 is zero in FP16
+            return (root + self.weight).sum()
+
+    for reaches in (True, False):
+        subject = training_subject(Guarded(reaches), torch.ones(2), {}, None)
+        unsafe = [node.op for node in prepare(subject, ("fp16",), 0).nodes if node.reasons]
+        assert bool(unsafe) is reaches
+
+
+def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
+    """What a loss scale mends: gradients of 1e-9 are zero in FP16."""
+    model = nn.Linear(4, 3)
+    subject = training_subject(
+        model, (torch.ones(2, 4), torch.ones(2, 3)), {}, lambda y, t: (y - t).square().mean() * 1e-9
+    )
+    prepared = prepare(subject, ("fp16",), 0)
+    linear = next(node for node in prepared.nodes if node.owner == "")
+    assert linear.errors["fp16"].error is not None
+    assert linear.errors["fp16"].error < 1e-3
+    found = conclude(prepared, {}, None, lambda name: None)
+    assert found.fp16 is not None
+    assert found.fp16.minimum > 1
+
+
+def test_without_a_plan_the_whole_step_is_under_plain_autocast(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    assert trained.audit.training.plan == "autocast_fp16"
+    subject = training_subject(nn.Linear(4, 3), (torch.ones(2, 4), torch.ones(2, 3)), {}, nn.MSELoss())
+    assert conclude(prepare(subject, ("fp16",), 0), {}, None, lambda name: None).plan is None
+
+
+def test_inference_has_no_training_entry(trained: Trained) -> None:
+    assert "training" in trained.audit.to_json()
+    assert "training" not in replace(trained.audit, training=None).to_json()
