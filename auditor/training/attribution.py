@@ -100,8 +100,7 @@ def attribute_gradients(
                     continue
                 forward = sum(_inner(by_value.get((node, i)), gap) for i, gap in enumerate(one.results))
                 backward = sum(
-                    _inner(by_gradient.get(key), None if a is None or b is None else b - a)
-                    for key, a, b in zip(one.sources, one.reference, one.low, strict=True)
+                    _inner(by_gradient.get(key), gap) for key, gap in zip(one.sources, one.gradients, strict=True)
                 )
                 sums = squares.setdefault((node, fmt), [0.0, 0.0, 0.0])
                 for place, value in enumerate((forward, backward, forward + backward)):

@@ -25,13 +25,13 @@ Leaves = list[torch.Tensor | None]
 class Handed:
     """What an operation hands back to its inputs, and on to its readers.
 
-    sources: (node, which of its tensors) of every tensor argument. reference, low: one gradient per source, unscaled;
-    None where the operation gives none. results: low minus reference of every floating result.
+    sources: (node, which of its tensors) of every tensor argument. gradients: low minus reference, one per source,
+    unscaled, None where the operation gives none; results: low minus reference of every floating result. Both are kept
+    as bfloat16, since they enter inner products only.
     """
 
     sources: tuple[tuple[str, int], ...]
-    reference: Leaves
-    low: Leaves
+    gradients: Leaves
     results: Leaves
 
 
@@ -52,10 +52,10 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, t
     return found
 
 
-def reached(step: Step, handed: Handed) -> str | None:
+def reached(step: Step, sources: Sequence[tuple[str, int]], gradients: Leaves) -> str | None:
     """The first parameter whose gradient turns non-finite when these gradients go on backwards, all else FP32."""
     targets, weights = [], []
-    for (name, index), gradient in zip(handed.sources, handed.low, strict=True):
+    for (name, index), gradient in zip(sources, gradients, strict=True):
         live = step.live[name][index]
         if gradient is not None and live.requires_grad and gradient.shape == live.shape:
             targets.append(live)
@@ -89,19 +89,23 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> tuple[Ba
     if isinstance(low, str):
         return BackwardError(unsupported=low), None
     exact, rounded = reference.gradients, low.gradients
-    gaps: Leaves = [
-        b.float() - a if a.is_floating_point() and a.shape == b.shape else None
-        for a, b in zip(reference.results, low.results, strict=False)
-    ]
-    handed = Handed(reference.sources, _scaled(exact, exponent), _scaled(rounded, exponent), gaps)
     nonfinite, gap, size = 0, 0.0, 0.0
     for ours, theirs in zip(exact, rounded, strict=True):
         if ours is not None and theirs is not None and ours.shape == theirs.shape:
             broken, difference, magnitude = _compared(ours, theirs)
             nonfinite, gap, size = nonfinite + broken, gap + difference**2, size + magnitude**2
     error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
-    reaches = reached(step, handed) if nonfinite else None
+    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if nonfinite else None
+    gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
+    results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
+    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
     return BackwardError(error=error, nonfinite=nonfinite, reaches=reaches), handed
+
+
+def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
+    if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
+        return None
+    return (theirs.float() - ours.float()).bfloat16()
 
 
 def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, float, float]:

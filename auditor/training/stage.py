@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..calibrate import usable_batches
+from ..errors import LoadError
 from ..fxnodes import packet_name
 from ..numerics.formats import FORMATS
 from ..records import Capture, Plan, Subject, Verdict
@@ -63,7 +64,7 @@ class Prepared:
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = lambda name: None) -> Prepared:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
-    Raises: CaptureError(slug="capture-failed").
+    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
     """
     with in_training(subject.model):
         tick("capture")
@@ -77,6 +78,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
             for name, gradients in step.gradients.items():
                 spreads.setdefault(name, []).extend(spread_of(g) for g in gradients if g is not None)
             steps.append(float(step.loss.detach()))
+            _refuse_broken(step)
             if len(steps) == 1:
                 first = step
         weights = {
@@ -140,6 +142,15 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         attribution=prepared.attribution,
     )
     return replace(found, advice=advice_of(found, prepared.capture))
+
+
+def _refuse_broken(step: Step) -> None:
+    for name, gradient in step.by_parameter.items():
+        if not bool(torch.isfinite(gradient).all()):
+            raise LoadError(
+                f"the gradient of {name} is not finite in FP32 already: mend the loss or the inputs first",
+                slug="bad-loss",
+            )
 
 
 def _backward_nodes(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.errors import AuditorError
 from auditor.numerics.formats import FORMATS
 from auditor.training.document import training_document
 from auditor.training.objective import training_subject
@@ -141,6 +142,14 @@ def test_an_absorbed_infinity_is_not_held_against_the_operation() -> None:
         subject = training_subject(Guarded(reaches), torch.ones(2), {}, None)
         unsafe = [node.op for node in prepare(subject, ("fp16",), 0).nodes if node.reasons]
         assert bool(unsafe) is reaches
+
+
+def test_a_gradient_that_fp32_breaks_is_the_users_to_mend() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    subject = training_subject(model, (torch.zeros(2, 2), torch.ones(2, 1)), {}, lambda y, t: y.abs().sqrt().sum())
+    with pytest.raises(AuditorError, match="gradient of weight is not finite") as caught:
+        prepare(subject, ("fp16",), 0)
+    assert caught.value.slug == "bad-loss"
 
 
 def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
