@@ -170,7 +170,11 @@ def _on_cuda(subject: Subject) -> Subject:
         return pytree.tree_map_only(torch.Tensor, lambda x: x.cuda(), batches)
 
     model = copy.deepcopy(subject.model).cuda()
-    objective = subject.objective and replace(subject.objective, targets=moved(subject.objective.targets))
+    objective = subject.objective
+    if objective is not None:
+        loss_fn = objective.loss_fn
+        loss_fn = copy.deepcopy(loss_fn).cuda() if isinstance(loss_fn, torch.nn.Module) else loss_fn
+        objective = replace(objective, loss_fn=loss_fn, targets=moved(objective.targets))
     batches, held_out = moved(subject.batches), moved(subject.held_out)
     return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective)
 

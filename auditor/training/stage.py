@@ -308,7 +308,8 @@ def _why_bf16(prepared: Prepared, scale: LossScale | None, fp16: bool, finite: M
         )
     if not fp16:
         return f"an FP16 step gives no finite gradients; {error}"
-    return f"{error}; FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
+    needed = f"FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
+    return f"the recommended plan runs in it, {error}, and {needed}"
 
 
 def _places(captured: Capture) -> dict[tuple[str, str, str | None, int], str]:

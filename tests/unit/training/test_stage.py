@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.api import audit
 from auditor.errors import AuditorError
 from auditor.numerics.formats import FORMATS
 from auditor.training.document import training_document
@@ -123,6 +124,18 @@ def test_two_runs_of_the_stage_give_the_same_bytes() -> None:
         prepared = prepare(training_subject(model, (tokens, targets), {}, loss_fn), ("fp16",), 0)
         texts.append(json.dumps(training_document(conclude(prepared, {}, None, lambda name: None))))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_low_steps_run_natively() -> None:
+    model, tokens, targets = made()
+    found = audit(model, (tokens, targets), mode="training", loss_fn=loss_fn, device="cuda").training
+    assert found is not None
+    assert found.fp16 is not None
+    for trial in found.trials:
+        assert trial.overflow is trial.predicted_overflow
+        assert trial.flushed == pytest.approx(trial.predicted, abs=0.01)
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def test_an_absorbed_infinity_is_not_held_against_the_operation() -> None:
