@@ -10,7 +10,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from .execute import DTYPES, with_literals
+from .batchnorm import BATCH_NORMS, batch_norm
+from .discrete import deciding
+from .execute import with_literals
 from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
 from .numerics.causes import cause_of
 from .numerics.formats import FORMATS
@@ -18,13 +20,8 @@ from .numerics.kernels import UnsupportedInFormat, lowered, run_op
 from .numerics.metrics import disagreement, sqnr_db
 from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
+from .rounded import Rounder, rounder
 from .testrun import Leaves, Trace, run_alone, trace_of, turned
-
-# Normalisation by running statistics, and where its eps stands after them.
-_BATCH_NORMS: dict[Any, int] = {
-    torch.ops.aten._native_batch_norm_legit_no_training.default: 1,
-    torch.ops.aten.batch_norm.default: 2,
-}
 
 
 @dataclass
@@ -32,6 +29,7 @@ class Measurement:
     """The FP32 reference with its autograd graph, and what each format did to every node.
 
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
+    anchors: leaves of that graph that stand behind results which depend on no float input.
     """
 
     capture: Capture
@@ -43,6 +41,12 @@ class Measurement:
     traces: dict[str, dict[str, Trace]] = field(default_factory=dict)
     ranges: dict[str, NodeRange] = field(default_factory=dict)
     outputs: Leaves = field(default_factory=list)
+    anchors: Leaves = field(default_factory=list)
+
+    @property
+    def weights(self) -> set[str]:
+        """Names of the placeholders that are parameters."""
+        return {placeholder.name for placeholder in self.capture.placeholders if placeholder.kind == "parameter"}
 
 
 def measure(
@@ -67,32 +71,21 @@ def measure(
 
 @dataclass
 class _Low:
-    """The state of one format's runs: dtype, rounded reference values, and the run that is low from the start."""
+    """The state of one format's runs: rounded reference values, and the run that is low from the start."""
 
-    dtype: torch.dtype
-    sentinels: Mapping[float, float]
+    round: Rounder
     rounded: dict[fx.Node, Any] = field(default_factory=dict)
     env: dict[fx.Node, Any] = field(default_factory=dict)
     spoilt: set[fx.Node] = field(default_factory=set)
-
-    def round(self, tree: Any) -> Any:
-        """Tensors rounded to the format; masked entries hold what the model itself would write there in this format."""
-
-        def convert(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = lowered(x, self.dtype)
-            for ours, theirs in self.sentinels.items() if x.dtype is torch.float32 else ():
-                result = torch.where(x == ours, torch.full_like(result, theirs), result)
-            return result
-
-        return pytree.tree_map_only(torch.Tensor, convert, tree)
 
 
 class _Measuring(fx.Interpreter):
     def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None]) -> None:
         super().__init__(result.capture.graph_module)
         self.result, self.mutating, self.tick = result, mutating, tick
+        self.deciding = deciding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
-        self.low = {name: _Low(DTYPES[name], _sentinels(result.capture, name)) for name in result.formats}
+        self.low = {name: _Low(rounder(result.capture, name)) for name in result.formats}
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""
@@ -101,13 +94,11 @@ class _Measuring(fx.Interpreter):
         if n.op != "call_function":
             reference = super().run_node(n)
             self._keep(n, reference)
-            for low in self.low.values():
-                low.env[n] = low.rounded[n] = lowered(_detached(reference), low.dtype)
             return reference
         self.tick(n.name)
         # Rounded before the reference runs: an in-place operation would change the inputs under our feet.
         inputs = {name: self._rounded_inputs(n, low) for name, low in self.low.items()}
-        reference = _connected(_apart(self._reference(n), [self.env[source] for source in n.all_input_nodes]))
+        reference = self._connected(_apart(self._reference(n), [self.env[source] for source in n.all_input_nodes]))
         self._keep(n, reference)
         with torch.no_grad():
             for name, low in self.low.items():
@@ -118,13 +109,24 @@ class _Measuring(fx.Interpreter):
     def _reference(self, n: fx.Node) -> Any:
         if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
-        if n.target in _BATCH_NORMS:
+        if n.target in BATCH_NORMS:
             args, _ = self.fetch_args_kwargs_from_env(n)
-            return _batch_norm(target_of(n), *args)
+            return batch_norm(target_of(n), *args)
         if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
                 return super().run_node(n)
         return super().run_node(n)
+
+    def _connected(self, reference: Any) -> Any:
+        """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
+
+        def connect(x: torch.Tensor) -> torch.Tensor:
+            if not x.is_floating_point() or x.requires_grad:
+                return x
+            self.result.anchors.append(x.requires_grad_())
+            return x.clone()
+
+        return pytree.tree_map_only(torch.Tensor, connect, reference)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = tensors_of(reference)
@@ -145,7 +147,9 @@ class _Measuring(fx.Interpreter):
             if self.mutating:
                 return low.round(_detached(self.env[source]))
             if source not in low.rounded:
-                low.rounded[source] = low.round(self.result.values[source.name])
+                given = source.op != "call_function"
+                value = self.result.values[source.name]
+                low.rounded[source] = self._begun(source, low) if given else low.round(value)
             return low.rounded[source]
 
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), rounded)
@@ -154,14 +158,22 @@ class _Measuring(fx.Interpreter):
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
-        local, exact, unsupported = run_alone(n, inputs, literals, low.dtype)
+        local, exact, unsupported = run_alone(n, inputs, literals, low.round.dtype)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
         error, gap = self._error(n, name, low, reference, local, unsupported)
         if unsupported or error.disagreement or turned(error):
             error = replace(error, born=not inherited)
         self.result.errors.setdefault(n.name, {})[name] = error
-        self.result.traces.setdefault(n.name, {})[name] = trace_of(n, reference, local, exact, gap, error)
+        trace = trace_of(n, reference, local, exact, gap)
+        trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n, name)
+        if trace.certain or (n.name in self.deciding and error.local_error):
+            trace.low = local
+        self.result.traces.setdefault(n.name, {})[name] = trace
+
+    def _overflows(self, n: fx.Node, name: str) -> bool:
+        span = self.result.ranges.get(n.name)
+        return span is not None and not span.max_abs <= FORMATS[name].largest
 
     def _error(
         self, n: fx.Node, name: str, low: _Low, reference: Any, local: Any, unsupported: str | None
@@ -218,15 +230,21 @@ class _Measuring(fx.Interpreter):
 
     def _propagate(self, n: fx.Node, low: _Low, reference: Any, literals: Mapping[int | str, Any] | None) -> None:
         """The node in the run that is low from the start; where it cannot run, that run goes on from the reference."""
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), low.env.__getitem__)
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda source: self._begun(source, low))
         args, kwargs = with_literals(args, kwargs, literals)
         try:
             result = run_op(target_of(n), args, kwargs)
         except (UnsupportedInFormat, RuntimeError):
             result = None
         if result is None or not _same_shapes(reference, result):
-            result = lowered(reference, low.dtype)
+            result = lowered(reference, low.round.dtype)
         low.env[n] = result
+
+    def _begun(self, source: fx.Node, low: _Low) -> Any:
+        """A value of the run that is low from the start; weights and inputs are rounded when first read."""
+        if source not in low.env:
+            low.env[source] = lowered(self.result.values[source.name], low.round.dtype)
+        return low.env[source]
 
     def _forget(self, n: fx.Node) -> None:
         for source in self.user_to_last_uses.get(n, ()):
@@ -234,18 +252,6 @@ class _Measuring(fx.Interpreter):
             for low in self.low.values():
                 low.env.pop(source, None)
                 low.rounded.pop(source, None)
-
-
-def _sentinels(capture: Capture, fmt: str) -> dict[float, float]:
-    """{float32 value: value in the format} of the literals with which Python marks what to mask, in each dtype its own."""
-    nodes = {node.name: node for node in capture.graph_module.graph.nodes}
-    found = {}
-    for name, changed in capture.constants.get(fmt, {}).items():
-        for key, value in changed.items():
-            ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
-            if isinstance(value, float) and isinstance(ours, float):
-                found[ours] = value
-    return found
 
 
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:
@@ -266,17 +272,6 @@ def _apart(result: Any, inputs: list[Any]) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)
 
 
-def _connected(reference: Any) -> Any:
-    """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
-
-    def connect(x: torch.Tensor) -> torch.Tensor:
-        if x.is_floating_point() and not x.requires_grad:
-            return x.requires_grad_().clone()
-        return x
-
-    return pytree.tree_map_only(torch.Tensor, connect, reference)
-
-
 def _is_float(x: torch.Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
@@ -291,21 +286,3 @@ def _detached(tree: Any) -> Any:
 
 def _same_shapes(a: Any, b: Any) -> bool:
     return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
-
-
-def _batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The native result, with the derivative by the running statistics, which autograd leaves out, added as a zero.
-
-    args: weight, bias, mean, variance, and what else the operation takes, eps among it.
-    """
-    weight, bias, mean, variance, *rest = args
-    if mean is None:  # statistics of the batch: autograd knows those
-        return target(x, *args)
-    native = target(x, weight, bias, mean.detach(), variance.detach(), *rest)
-    eps = rest[_BATCH_NORMS[target]]
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    scaled = (x.detach() - mean.view(shape)) * torch.rsqrt(variance.view(shape) + eps)
-    if weight is not None:
-        scaled = scaled * weight.detach().view(shape)
-    zero = scaled - scaled.detach()
-    return native + zero if isinstance(native, torch.Tensor) else (native[0] + zero, *native[1:])

@@ -25,7 +25,8 @@ from .load import in_eval
 from .numerics.metrics import output_error
 from .planning import Distance
 from .plans import Workbench, baselines_of, parameters_of, plans_of, recommend
-from .records import Capture, Finding, NodeReport, Progress, Subject
+from .records import Capture, Finding, NodeReport, Progress, Subject, Weight
+from .regions import run_regions
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
@@ -62,6 +63,8 @@ def run(
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             found = calibrate(captured, subject, formats, seed, stages.tick)
         judged = judge(captured, found, formats, max_error)
+        with stages("regions", "flagged nodes that lie together"):
+            regions = run_regions(captured, subject.model, subject.batches[0], found, judged.verdicts, formats)
         prepared = None
         if mode == "training":
             with stages("training", "the FP32 step"):
@@ -112,6 +115,8 @@ def run(
         seconds=stages.seconds,
         warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
         command=command,
+        weights=_weights(captured, found),
+        regions=regions,
         training=training,
     )
 
@@ -193,6 +198,14 @@ def _unheld(subject: Subject) -> tuple[str, ...]:
     if subject.held_out:
         return ()
     return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _weights(captured: Capture, found: Calibration) -> tuple[Weight, ...]:
+    return tuple(
+        Weight(p.fqn or p.name, p.kind, found.ranges[p.name])
+        for p in captured.placeholders
+        if p.kind in ("parameter", "buffer") and p.name in found.ranges
+    )
 
 
 def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:

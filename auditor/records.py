@@ -180,6 +180,15 @@ class NodeRange:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """Magnitudes of a parameter or buffer. name: its state-dict name, or the graph's where it has none."""
+
+    name: str
+    kind: str
+    range: NodeRange
+
+
+@dataclass(frozen=True)
 class Finding:
     """A rule that fired on a node. severity: error | warning | info; confidence: high | medium | low.
 
@@ -200,6 +209,24 @@ class Finding:
     advice: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     agrees: bool | None = None
+
+
+@dataclass(frozen=True)
+class FlaggedRegion:
+    """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32; relative L2, unit 1.
+
+    scope: deepest module that holds them. local_error: of the values that leave the region, the worst; error: of the
+    model's outputs, both None where it cannot run, for the reason in failure. explained: what the nodes' own errors and
+    the rounding of what enters add up to in quadrature; an error far from it shows that they interact.
+    """
+
+    format: str
+    nodes: tuple[str, ...]
+    scope: str
+    local_error: float | None
+    error: float | None
+    explained: float
+    failure: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .patch.emit import emit
-from .records import Baseline, Finding, NodeReport, Plan, Subject
+from .records import Baseline, Finding, FlaggedRegion, NodeReport, Plan, Subject, Weight
 from .serialise import to_document
 from .training.records import Training
 
@@ -46,6 +46,8 @@ class Audit:
     seconds: Mapping[str, float]
     warnings: tuple[str, ...]
     command: str
+    weights: tuple[Weight, ...] = ()
+    regions: tuple[FlaggedRegion, ...] = ()
     training: Training | None = None
 
     def to_json(self) -> dict[str, Any]:

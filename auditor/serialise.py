@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .records import FORMAT_VERSION, Finding, NodeReport, Plan
+from .records import FORMAT_VERSION, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
 from .training.document import training_document
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def to_document(audit: Audit) -> dict[str, Any]:
             for name, b in audit.baselines.items()
         },
         "nodes": [_node(report, audit.formats) for report in audit.nodes],
+        "weights": [{"name": w.name, "kind": w.kind, "range": _range(w.range)} for w in audit.weights],
+        "regions": [_region(region) for region in audit.regions],
         "findings": [_finding(finding) for finding in audit.findings],
         "warnings": list(audit.warnings),
         **({"training": training_document(audit.training)} if audit.training else {}),
@@ -72,6 +74,7 @@ def _node(report: NodeReport, formats: tuple[str, ...]) -> dict[str, Any]:
         "source": node.source,
         "findings": list(report.findings),
         "flops": report.flops,
+        "range": _range(report.range) if report.range else None,
         **{name: _judgement(report, name) for name in formats if name in report.verdicts},
     }
 
@@ -87,6 +90,27 @@ def _judgement(report: NodeReport, name: str) -> dict[str, Any]:
         **{key: _number(value) if isinstance(value, float) else value for key, value in measured.items()},
         "contribution": _number(contribution.isolated) if contribution else None,
         "decided_by": contribution.decided_by if contribution else None,
+    }
+
+
+def _range(span: NodeRange) -> dict[str, Any]:
+    return {
+        "max_abs": _number(span.max_abs),
+        "min_abs": _number(span.min_abs),
+        "zeros": _number(span.zeros),
+        "exponents": {str(exponent): count for exponent, count in span.exponents.items()},
+    }
+
+
+def _region(region: FlaggedRegion) -> dict[str, Any]:
+    return {
+        "format": region.format,
+        "scope": region.scope,
+        "nodes": list(region.nodes),
+        "local_error": _number(region.local_error),
+        "error": _number(region.error),
+        "explained": _number(region.explained),
+        "failure": region.failure,
     }
 
 

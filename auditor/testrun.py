@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ from torch.utils import _pytree as pytree
 
 from .execute import with_literals
 from .fxnodes import mutates, packet_name, target_of, tensors_of, viewed
-from .numerics.kernels import UnsupportedInFormat, is_tensor_core, lowered, raised, run_op
+from .numerics.kernels import UnsupportedInFormat, is_tensor_core, product, raised, run_op
 from .records import NodeError
 
 Leaves = list[torch.Tensor]
+_SAMPLE = 1 << 14
+_ONE_ROUNDING = 1.1
 
 
 @dataclass
@@ -24,62 +27,78 @@ class Trace:
 
     isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
-    low: the node's low result where it must be re-run. broken: it turned non-finite.
+    low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite or flipped.
     """
 
     isolated: Leaves | None
     own: Leaves | None
-    low: Any
-    broken: bool
+    low: Any = None
+    certain: bool = False
 
 
 def run_alone(
     n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
 ) -> tuple[Any, Any, str | None]:
-    """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run."""
+    """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run.
+
+    For views and for products on a CPU the low result stands for the exact one, which nobody asks for.
+    """
     args, kwargs = inputs
+    target = target_of(n)
+    if viewed(n) is not None:
+        low = target(*args, **kwargs)
+        return low, low, None
     if mutates(n.target):
         args, kwargs = _fresh(args), _fresh(kwargs)
     try:
-        exact = target_of(n)(*raised(args), **raised(kwargs))
+        if is_tensor_core(target) and _on_cpu(args):
+            low = product(target, args, kwargs, dtype)
+            return low, low, None  # its only error is the rounding of the result
+        exact = target(*raised(args), **raised(kwargs))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return None, None, f"{packet_name(target_of(n))}: {str(error).splitlines()[0][:160]}"
+        return None, None, f"{packet_name(target)}: {str(error).splitlines()[0][:160]}"
     try:
-        if is_tensor_core(target_of(n)) and _on_cpu(args):
-            return lowered(exact, dtype), exact, None  # what run_op would compute a second time
-        return run_op(target_of(n), *with_literals(args, kwargs, literals)), exact, None
+        return run_op(target, *with_literals(args, kwargs, literals)), exact, None
     except UnsupportedInFormat as error:
         return None, None, str(error)
     except RuntimeError as error:
         return None, None, str(error).splitlines()[0][:160]
 
 
-def trace_of(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None, error: NodeError) -> Trace:
+def trace_of(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None) -> Trace:
+    """The errors of a node that ran; gap: low - reference of its first leaf, where that is known already."""
     if local is None:
-        return Trace([], [], None, broken=False)
-    broken = turned(error)
+        return Trace([], [])
     if viewed(n) is not None:
-        return Trace(None, [], local if broken else None, broken)
-    isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap.bfloat16()]
-    own: Leaves | None
-    if is_tensor_core(target_of(n)) or _is_rounding(exact, local):
-        own = None
-    elif _is_exact(exact, local):
-        own = []
-    else:
-        own = _gaps(exact, local)
-    return Trace(isolated, own, local, broken)
+        return Trace(None, [])
+    isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap]
+    if is_tensor_core(target_of(n)):
+        return Trace(isolated, None)
+    own, rounding = _sampled_errors(exact, local)
+    if own == 0:  # entries were moved, chosen or repeated
+        return Trace(None if _is_rounded(reference, local) else isolated, [])
+    return Trace(isolated, None if own <= _ONE_ROUNDING * rounding else _gaps(exact, local))
 
 
-def _is_rounding(exact: Any, local: Any) -> bool:
-    """Whether the low result is the exact one, rounded once: no half-precision intermediate showed."""
-    pairs = list(zip(tensors_of(exact), tensors_of(local), strict=True))
-    return all(torch.equal(a.to(b.dtype), b) for a, b in pairs) and not _is_exact(exact, local)
+def _is_rounded(reference: Any, local: Any) -> bool:
+    pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
+    return all(torch.equal(_sample(r).to(low.dtype), _sample(low)) for r, low in pairs)
 
 
-def _is_exact(exact: Any, local: Any) -> bool:
-    """Whether the low result is the exact one as it is: entries were moved, chosen or repeated, not computed."""
-    return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(tensors_of(exact), tensors_of(local), strict=True))
+def _sampled_errors(exact: Any, local: Any) -> tuple[float, float]:
+    """L2 over a sample of all leaves: of local - exact, and of what rounding the exact result once would do."""
+    own, rounding = [0.0], [0.0]
+    for e, low in zip(tensors_of(exact), tensors_of(local), strict=True):
+        e, low = _sample(e), _sample(low)
+        wide = torch.promote_types(e.dtype, torch.float64)
+        own.append(float(torch.linalg.vector_norm(low.to(wide) - e.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(e.to(low.dtype).to(wide) - e.to(wide))))
+    return math.hypot(*own), math.hypot(*rounding)
+
+
+def _sample(x: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)]
 
 
 def turned(error: NodeError) -> bool:
@@ -95,7 +114,7 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
         gap = c.float() - r.float()
-        result.append(torch.where(torch.isfinite(gap), gap, torch.zeros_like(gap)).bfloat16())
+        result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
     return result
 
 

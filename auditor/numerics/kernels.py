@@ -21,6 +21,8 @@ _TENSOR_CORE = frozenset(
     "matmul mm bmm addmm baddbmm addbmm mv addmv dot vdot einsum bilinear chain_matmul linalg_multi_dot linalg_vecdot "
     "tensordot inner scaled_dot_product_attention _native_multi_head_attention".split()
 )
+_NATIVE_PRODUCTS = frozenset("linear conv2d convolution matmul mm bmm".split())
+_LARGE = 1 << 14
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
 )
@@ -37,7 +39,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """`target(*args, **kwargs)` as a GPU computes it; the result has the dtype that torch gives it.
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
-    and round the result, as tensor cores do. Other operations run natively in half, so that half-precision
+    and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them. Other operations run natively in half, so that half-precision
     intermediates show. On a GPU everything runs natively.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
     """
@@ -49,7 +51,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise UnsupportedInFormat(f"{name} has no {_dtype_name(dtype)} kernel on CUDA")
     if on_cpu and name in _TENSOR_CORE:
         _refuse_mixed(name, args, kwargs)
-        return in_float32(target, args, kwargs, dtype)
+        return product(target, args, kwargs, dtype)
     try:
         return target(*args, **kwargs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
@@ -73,6 +75,26 @@ def lowered(tree: Any, dtype: torch.dtype) -> Any:
     """Float32 and half-precision tensors of `tree` in `dtype`; float64, complex and discrete ones as they are."""
     movable = (torch.float32, *LOW_DTYPES)
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in movable else x, tree)
+
+
+def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    """A matrix product or convolution of tensors in `dtype` on a CPU, as tensor cores compute it."""
+    if dtype is torch.bfloat16 and _has_product(packet_name(target), args):
+        return target(*args, **kwargs)
+    return in_float32(target, args, kwargs, dtype)
+
+
+def _has_product(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether this processor multiplies these bfloat16 tensors itself, accumulating in float32 and rounding once."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    large = all(x.dim() > 1 and x.numel() >= _LARGE for x in tensors[:2])
+    return name in _NATIVE_PRODUCTS and large and _multiplies_bfloat16() and bool(torch.backends.mkldnn.enabled)
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(torch.backends.mkldnn.is_available() and known is not None and known())  # type: ignore[no-untyped-call]
 
 
 def is_tensor_core(target: Callable[..., Any]) -> bool:

@@ -1,0 +1,54 @@
+"""Inner products of gradients with errors, by samples and parts, without copies larger than a processor's cache."""
+
+from __future__ import annotations
+
+import torch
+
+PARTS = 16
+_CHUNK = 1 << 17
+
+
+def inner_products(
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """<gradient, error> per sample and part: float32 [samples, parts], parts up to PARTS runs of neighbours.
+
+    gradient, value: [*], equal shapes, with a sample each in equal runs. The error is `value` itself, or, with `dtype`,
+    what rounding it to dtype adds. Products that are not finite count as zero.
+    """
+    found = _sums(gradient, value, samples, dtype, finite=False)
+    if not bool(torch.isfinite(found).all()):
+        found = _sums(gradient, value, samples, dtype, finite=True)
+    return found
+
+
+def _sums(
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, dtype: torch.dtype | None, finite: bool
+) -> torch.Tensor:
+    flat, values = gradient.detach().reshape(samples, -1), value.detach().reshape(samples, -1)
+    width = flat.shape[1] // PARTS
+    if not width:
+        return _products(flat, values, dtype, finite)
+    whole = width * PARTS
+    parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
+    if flat.numel() <= _CHUNK or flat.device.type != "cpu":
+        sums = _products(parts, errors, dtype, finite).sum(2)
+    else:
+        sums = flat.new_empty(samples, PARTS)
+        step = max(1, _CHUNK // width)
+        for sample in range(samples):
+            for start in range(0, PARTS, step):
+                run = slice(start, start + step)
+                sums[sample, run] = _products(parts[sample, run], errors[sample, run], dtype, finite).sum(1)
+    if whole < flat.shape[1]:
+        sums[:, -1] += _products(flat[:, whole:], values[:, whole:], dtype, finite).sum(1)
+    return sums
+
+
+def _products(gradient: torch.Tensor, value: torch.Tensor, dtype: torch.dtype | None, finite: bool) -> torch.Tensor:
+    if dtype is None:
+        error = value.to(gradient.dtype, copy=True)
+    else:
+        error = value.to(dtype).to(value.dtype).sub_(value).to(gradient.dtype)
+    error.mul_(gradient)
+    return error.nan_to_num_(0.0, 0.0, 0.0) if finite else error
