@@ -30,7 +30,8 @@ from .regions import run_regions
 from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
-from .training.stage import conclude, prepare, with_backward
+from .training.nodes import with_backward
+from .training.stage import conclude, prepare
 from .verdicts import Judgement, judge
 
 
@@ -69,7 +70,7 @@ def run(
         if mode == "training":
             with stages("training", "the FP32 step"):
                 prepared = prepare(subject, formats, seed, stages.tick)
-            judged = with_backward(judged, captured, prepared)
+            judged = with_backward(judged, captured, prepared.nodes, prepared.capture)
         with stages("classify", f"{len(rules)} rules"):
             facts = gather(captured, subject.model, found.ranges, judged.verdicts)
             findings = silenced(confronted(classify(captured, facts, rules), judged.verdicts), selection, rules)

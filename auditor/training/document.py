@@ -140,7 +140,7 @@ def _counts(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def _number(value: float | None) -> float | None:
-    """Six significant digits: what is beyond them varies with the order of a reduction."""
+    """Seven significant digits, as everywhere in the file."""
     if value is None or not math.isfinite(value):
         return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.7g}")
