@@ -23,7 +23,7 @@ def backward_nodes(
 ) -> tuple[tuple[BackwardNode, ...], str | None]:
     """Every operation's backward pass, with what it moves and why it is unsafe; and why what it moves is missing."""
     tested = backward_errors(first, formats)
-    spoilt = {fmt: _spoilt_parameter(first, fmt) for fmt in formats}
+    spoilt = {fmt: _spoilt(first, fmt) for fmt in formats}
     handed = {name: {fmt: one for fmt, (_, one) in found.items()} for name, found in tested.items()}
     moved, why = _attributed(captured, subject, batch, handed, formats, seed)
     if moved and jumps(captured):
@@ -33,7 +33,7 @@ def backward_nodes(
         errors = {}
         for fmt, (error, _) in found.items():
             if error.nonfinite and error.reaches is None:
-                error = replace(error, reaches=spoilt[fmt])
+                error = replace(error, reaches=spoilt[fmt].get(name))
             errors[fmt] = _with_contribution(error, moved.get(name, {}).get(fmt))
         node = captured.nodes[name]
         reasons = {fmt: reason for fmt, error in errors.items() if (reason := reason_of(error, fmt)) is not None}
@@ -64,12 +64,24 @@ def _attributed(
         return {}, f"an operation has no second derivative ({str(error).strip().splitlines()[0][:120]})"
 
 
-def _spoilt_parameter(step: Step, fmt: str) -> str | None:
-    """The first parameter whose gradient is not finite where all of the step is low and its loss is finite."""
-    low = low_step(Emulator(step.capture, "cast", fmt), step.flat, step.parameters, 1.0, step.seed)
-    if low.failure is not None or not math.isfinite(low.loss):
-        return None
-    return next((n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())), None)
+def _spoilt(step: Step, fmt: str) -> dict[str, str]:
+    """{operation: the first parameter with it} where all of the step is low: a finite gradient arrives at the operation,
+    and what it hands back is not finite. Empty where the loss itself is not finite."""
+    emulator = Emulator(step.capture, "cast", fmt)
+    broken: set[str] = set()
+
+    def watch(name: str, index: int, gradient: torch.Tensor) -> None:
+        if not bool(torch.isfinite(gradient).all()):
+            broken.add(name)
+
+    emulator.watch = watch
+    low = low_step(emulator, step.flat, step.parameters, 1.0, step.seed)
+    lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
+    if low.failure is not None or not math.isfinite(low.loss) or not lost:
+        return {}
+    broken |= {place.name for place in step.capture.placeholders if place.fqn in lost}
+    nodes = step.capture.nodes.values()
+    return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:

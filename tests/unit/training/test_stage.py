@@ -157,6 +157,30 @@ def test_an_absorbed_infinity_is_not_held_against_the_operation() -> None:
         assert bool(unsafe) is reaches
 
 
+class Masked(nn.Module):
+    """A root whose slope is infinite in FP16 at entries that the mask keeps from the weights, and one where it is not."""
+
+    def __init__(self, harmful: bool) -> None:
+        super().__init__()
+        self.weight, self.harmful = nn.Parameter(torch.tensor([0.5, 2.0])), harmful
+
+    def forward(self, mask: torch.Tensor) -> torch.Tensor:
+        absorbed = torch.where(mask > 0, self.weight, torch.full_like(self.weight, 1e-9)).sqrt().sum()
+        if self.harmful:
+            absorbed = absorbed + torch.rsqrt(self.weight * 1e-9 + 1e-9).sum() * 1e-5
+        return absorbed
+
+
+def test_only_the_operation_that_breaks_the_low_step_is_blamed() -> None:
+    blamed = {}
+    for harmful in (False, True):
+        subject = training_subject(Masked(harmful), torch.tensor([1.0, 0.0]), {}, None)
+        nodes = prepare(subject, ("fp16",), 0).nodes
+        assert next(n for n in nodes if "aten.sqrt" in n.op).errors["fp16"].nonfinite == 1
+        blamed[harmful] = [node.op for node in nodes if node.reasons]
+    assert blamed == {False: [], True: ["aten.rsqrt.default"]}
+
+
 def test_a_gradient_that_fp32_breaks_is_the_users_to_mend() -> None:
     model = nn.Linear(2, 1, bias=False)
     subject = training_subject(model, (torch.zeros(2, 2), torch.ones(2, 1)), {}, lambda y, t: y.abs().sqrt().sum())
