@@ -1,9 +1,10 @@
-"""What an audit costs in forwards of the model, stage by stage, and its memory beside that of one training step."""
+"""What an audit costs in forwards of the model, stage by stage, beside brute force; its memory beside a training step's."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -17,8 +18,12 @@ from auditor.measure import Measurement, measure
 from auditor.records import Capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, build
+from tests.brute_force import true_isolated
 
 FORMATS = ("fp16", "bf16")
+SAMPLE = 5
+"""Runs of brute force that are timed, spread over the graph; the rest would take as long each."""
+
 COLUMNS = {
     "model": "",
     "nodes": "d",
@@ -26,6 +31,7 @@ COLUMNS = {
     "measure x": ".1f",
     "attribute x": ".1f",
     "both x": ".1f",
+    "brute force x": ".0f",
     "capture s": ".1f",
     "baseline s": ".1f",
     "plan s": ".1f",
@@ -51,6 +57,10 @@ def core(name: str) -> Row:
         row["attribute s"] = seconds(lambda: attribute(measured[0]))
     row["peak MiB"] = peak_mib()
     row["forward s"] = (before + forward_seconds(model, args)) / 2
+    floating = [node.name for node in captured.nodes.values() if node.floating]
+    sample = floating[:: max(1, len(floating) // SAMPLE)]
+    once = statistics.mean(seconds(lambda name=name: true_isolated(measured[0], name, "bf16")) for name in sample)
+    row["brute force s"] = once * len(floating) * len(FORMATS)
     row["nodes"] = len(captured.nodes)
     return row
 
@@ -104,6 +114,7 @@ def combined(name: str) -> Row:
         "measure x": row["measure s"] / forward,
         "attribute x": row["attribute s"] / forward,
         "both x": (row["measure s"] + row["attribute s"]) / forward,
+        "brute force x": row["brute force s"] / forward,
         "baseline s": everything["seconds"]["baseline"],
         "plan s": everything["seconds"]["plan"],
         "whole": everything,

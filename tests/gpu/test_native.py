@@ -1,0 +1,43 @@
+"""With a GPU: formats run natively there, and what the CPU imitates is what the GPU does."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from benchmarks.native_ratio import FORMATS, compared, errors_on
+from tests.subjects import normal, seeded
+
+pytestmark = pytest.mark.gpu
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).softmax(-1)
+
+
+def test_an_audit_runs_natively_and_leaves_the_model_on_the_cpu() -> None:
+    model = seeded(Net)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    audit = auditor.audit(model, (normal(32, 16),), device="cuda")
+    assert audit.environment.execution == "native"
+    assert audit.environment.device == torch.cuda.get_device_name()
+    assert all(plan.verified for plan in audit.plans.values())
+    assert all(plan.verification.execution == "native" for plan in audit.plans.values() if plan.verification)
+    assert all(value.device.type == "cpu" for value in model.state_dict().values())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2"])
+def test_imitated_errors_are_the_native_ones(name: str) -> None:
+    imitated, native = errors_on("cpu", name), errors_on("cuda", name)
+    medians = [compared(name, fmt, imitated, native)["median"] for fmt in FORMATS]
+    assert statistics.mean(medians) == pytest.approx(1, abs=0.1)
