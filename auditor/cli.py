@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from . import config, publish, verbs
 from .errors import AuditorError, LoadError
 from .progress import reporter
+from .snippets import verb
 from .verbs import PROGRAM
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LEVELS = ("info", "warning", "error")
 REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
-other verbs: explain CODE | rules | apply PLAN TARGET (each with --help)
+other verbs: explain CODE | rules | apply PLAN TARGET | snippet PLAN (each with --help)
 exit code: 0 clean, 1 findings at or above --fail-on, 2 error
 """
 
@@ -207,4 +208,5 @@ VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse
     "explain": (verbs.explain_parser, verbs.explain),
     "rules": (verbs.rules_parser, verbs.rules),
     "apply": (verbs.apply_parser, verbs.apply),
+    "snippet": (verb.snippet_parser, verb.snippet),
 }

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .execute import PolicyInterpreter
+from .islands import savings
 from .numerics.kernels import UnsupportedInFormat
 from .outputs import tensor_outputs
 from .problem import FORBIDDEN, Problem
@@ -109,11 +110,13 @@ def plain_error(capture: Capture, strategy: str, fmt: str, trial: Trial) -> floa
 def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
     scopes: dict[str, ScopeChoice] = {}
+    saved = savings(problem, chosen)
     for owner in sorted(chosen.precision, key=lambda path: (path.count(".") + bool(path), path)):
         precision = chosen.precision[owner]
         if not owner or precision != _inherited(owner, scopes):
             because = _because(problem, chosen, owner, findings) if precision == "fp32" else ()
-            scopes[owner] = ScopeChoice(precision, because, _output(problem, owner, chosen.precision))
+            cost = saved[owner] if precision == "fp32" else None
+            scopes[owner] = ScopeChoice(precision, because, _output(problem, owner, chosen.precision), cost)
     return scopes
 
 

@@ -231,11 +231,16 @@ class FlaggedRegion:
 
 @dataclass(frozen=True)
 class ScopeChoice:
-    """Precision of one scope. output: "keep" leaves an FP32 island's result FP32 (cast strategy), "cast" lowers it."""
+    """Precision of one scope. output: "keep" leaves an FP32 island's result FP32 (cast strategy), "cast" lowers it.
+
+    cost: share of the plan's predicted time that lowering this island's own operations would save, casts not counted;
+    None if it is low.
+    """
 
     precision: str
     because: tuple[str, ...] = ()
     output: str = "cast"
+    cost: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .records import FORMAT_VERSION, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
+from .snippets.offer import shared_modules, tied_parameters
 from .training.document import training_document
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def to_document(audit: Audit) -> dict[str, Any]:
             "name": audit.subject.name,
             "source": audit.subject.target,
             "parameters": audit.parameters,
+            "tied_parameters": [list(names) for names in tied_parameters(audit.subject.model)],
+            "shared_modules": [list(paths) for paths in shared_modules(audit.subject.model)],
             "inputs": list(audit.inputs),
             "inputs_source": audit.subject.inputs_source,
             "weights_source": audit.subject.weights_source,
@@ -50,7 +53,12 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "format": plan.format,
         "scopes": {
-            path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
+            path: {
+                "precision": choice.precision,
+                "because": list(choice.because),
+                "output": choice.output,
+                "cost": _number(choice.cost),
+            }
             for path, choice in plan.scopes.items()
         },
         "predicted_error": _number(plan.predicted_error),

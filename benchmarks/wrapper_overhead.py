@@ -6,6 +6,8 @@ import argparse
 import copy
 import json
 import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,64 +20,121 @@ from benchmarks.subjects import build, gpt
 ROUNDS = 15
 DEPTHS = (2, 8)
 MODELS = (*(f"gpt_{layers}" for layers in DEPTHS), "vit_base_patch16_224")
+ON_A_GPU = 16
+"""Times the batch is repeated on a GPU: at batch 4 it would wait for Python, with wrappers and without."""
 COLUMNS = {
     "model": "",
     "scopes": "d",
     "plain autocast ms": ".2f",
-    "no scope but the root ms": ".2f",
-    "norms in FP32 ms": ".2f",
     "root / plain": ".3f",
-    "norms / plain": ".3f",
+    "wrapped norms / plain": ".3f",
+    "norms in FP32 / plain": ".3f",
 }
+PASSES = 2000
+"""Calls that the price of one wrapper is averaged over."""
 
 
-def plan_with(islands: list[str]) -> dict[str, Any]:
-    """An autocast plan in BF16, the named modules in FP32."""
-    scopes: dict[str, Any] = {"": {"precision": "bf16"}} | {path: {"precision": "fp32"} for path in islands}
-    return {"strategy": "autocast", "format": "bf16", "scopes": scopes}
+def plan_with(scopes: list[str], precision: str) -> dict[str, Any]:
+    """An autocast plan in BF16, the named modules with a wrapper of their own."""
+    table: dict[str, Any] = {"": {"precision": "bf16"}} | {path: {"precision": precision} for path in scopes}
+    return {"strategy": "autocast", "format": "bf16", "scopes": table}
 
 
-def medians(forwards: list[Any]) -> list[float]:
+def on_the_gpu(action: Callable[[], object]) -> float:
+    """Seconds until the GPU has done all that one call asked of it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def medians(forwards: list[Any], device: str) -> list[float]:
     """Median seconds of each, taken in turns so that a busy moment hits all alike."""
-    rounds = [[seconds(forward) for forward in forwards] for _ in range(ROUNDS + 2)]
+    clock = on_the_gpu if device == "cuda" else seconds
+    rounds = [[clock(forward) for forward in forwards] for _ in range(ROUNDS + 2)]
     return [statistics.median(column) for column in zip(*rounds[2:], strict=True)]
 
 
-def overhead(name: str) -> Row:
+def subject(name: str, device: str) -> tuple[nn.Module, tuple[Any, ...]]:
     model, args = gpt(int(name.partition("_")[2])) if name.startswith("gpt_") else build(name)
+    if device == "cuda":
+        args = tuple(x.repeat(ON_A_GPU, *[1] * (x.dim() - 1)).cuda() for x in args)
+    return model.to(device), args
+
+
+def overhead(name: str, device: str) -> Row:
+    model, args = subject(name, device)
     norms = [path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
-    rooted = auditor.apply(copy.deepcopy(model), plan_with([]))
-    islands = auditor.apply(copy.deepcopy(model), plan_with(norms))
+    plans = (plan_with([], "bf16"), plan_with(norms, "bf16"), plan_with(norms, "fp32"))
+    models = [auditor.apply(copy.deepcopy(model), plan) for plan in plans]
 
     def plain() -> None:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
             model(*args)
 
-    def patched(which: nn.Module) -> None:
-        with torch.no_grad():
-            which(*args)
+    def patched(which: nn.Module) -> Callable[[], None]:
+        def forward() -> None:
+            with torch.no_grad():
+                which(*args)
 
-    usual, root, raised = medians([plain, lambda: patched(rooted), lambda: patched(islands)])
+        return forward
+
+    usual, root, same, raised = medians([plain, *map(patched, models)], device)
     return {
         "model": name,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "batch": len(args[0]),
         "scopes": 1 + len(norms),
         "plain autocast ms": 1000 * usual,
-        "no scope but the root ms": 1000 * root,
-        "norms in FP32 ms": 1000 * raised,
         "root / plain": root / usual,
-        "norms / plain": raised / usual,
+        "wrapped norms / plain": same / usual,
+        "norms in FP32 / plain": raised / usual,
     }
+
+
+class Through(nn.Module):
+    """Nothing but the call of a module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def microseconds_per_wrapper() -> dict[str, float]:
+    """Processor time that one wrapper adds to a call of a module that does nothing, on a tensor on the CPU."""
+    x, found = torch.zeros(4), {}
+    for strategy in ("autocast", "cast"):
+        for precision in ("bf16", "fp32"):
+            model = nn.Sequential(Through())
+            table = {"": {"precision": "bf16"}, "0": {"precision": precision}}
+            auditor.apply(model, {"strategy": strategy, "format": "bf16", "scopes": table})
+            found[f"{strategy} {precision}"] = round(1e6 * (per_call(model[0], x) - per_call(Through(), x)), 1)
+    return found
+
+
+def per_call(module: nn.Module, x: torch.Tensor) -> float:
+    def calls() -> None:
+        for _ in range(PASSES):
+            module(x)
+
+    with torch.no_grad():
+        return statistics.median(seconds(calls) for _ in range(5)) / PASSES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--measure", metavar="MODEL", help="one model, as JSON")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(overhead(options.measure)))
-    else:
-        rows = [in_process_of_its_own("benchmarks.wrapper_overhead", "--measure", name) for name in MODELS]
-        report("wrapper_overhead", rows, COLUMNS)
+        print(json.dumps(overhead(options.measure, options.device)))
+        return
+    where = ("--device", options.device)
+    rows = [in_process_of_its_own("benchmarks.wrapper_overhead", *where, "--measure", name) for name in MODELS]
+    single = microseconds_per_wrapper()
+    name = "wrapper_overhead" if options.device == "cpu" else "wrapper_overhead_cuda"
+    report(name, rows, COLUMNS, {"microseconds_per_wrapper": single})
+    print("\none wrapper, µs: " + ", ".join(f"{kind} {price}" for kind, price in single.items()))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ..records import Origin, Plan
-from . import runtime
-from .live import plan_table
+from ..records import Origin, Plan, ScopeChoice
+from . import runtime, source
+
+WIDTH = 120
+"""Longest line that an entry of the tables takes before it is broken up."""
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -21,6 +24,10 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
     model = patched_model.build(plan="...")   # one of PLANS
 
 Needs torch and the model's own source, nothing else. Names of layers below are data.
+
+Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
+codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
+they ran low. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,62 +68,7 @@ def original(*args: Any, **kwargs: Any) -> nn.Module:
     """The model as its own source makes it, in FP32."""
     if SOURCE is None:
         raise ValueError("this plan was made for a model in memory, without a source: use apply(model)")
-    made: Any = source_module(SOURCE)
-    for part in SOURCE["symbol"].split("."):
-        made = getattr(made, part)
-    if SOURCE["kind"] != "instance":
-        made = made(*(args or SOURCE["init_args"]), **(kwargs or SOURCE["init_kwargs"]))
-    model: nn.Module = made["model"] if SOURCE["kind"] == "spec" else made
-    if SOURCE["weights"]:
-        load_weights(model, located(SOURCE["weights"]))
-    return model
-
-
-def source_module(source: dict[str, Any]) -> Any:
-    """The user's module, imported from its file or by its name."""
-    if source["module"]:
-        return importlib.import_module(source["module"])
-    path = located(source["path"])
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that its classes can be pickled
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
-def located(where: dict[str, str]) -> Path:
-    """A file of the user's: beside this one as it was when this was written, or at its absolute path."""
-    for path in (Path(__file__).resolve().parent / where["relative"], Path(where["absolute"])):
-        if path.is_file():
-            return path.resolve()
-    raise FileNotFoundError(f"{where['absolute']} is gone: audit the model again, or edit SOURCE in {__file__}")
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load the checkpoint that the audit was run with."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
-    prefixes = ("module.", "_orig_mod.")
-    model.load_state_dict({strip(name, prefixes): value for name, value in state.items()})
-
-
-def strip(name: str, prefixes: tuple[str, ...]) -> str:
-    """A state-dict name without what DDP and torch.compile put before it."""
-    for prefix in prefixes:
-        name = name.removeprefix(prefix)
-    return name
+    return make_original(SOURCE, __file__, args, kwargs)
 '''
 
 
@@ -133,35 +86,60 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_tables(plans)}\n",
         _BUILD,
-        "\n\n# How a scope runs. The functions below are the same in every patched model.\n\n",
-        _runtime_source(),
+        "\n\n# What follows is the same in every patched model: first, where the original comes from.\n\n",
+        _text_from(source, "PREFIXES = "),
+        "\n\n# How a scope runs.\n\n",
+        _text_from(runtime, "DTYPES = "),
     ]
     return "".join(parts)
 
 
 def _tables(plans: Mapping[str, Plan]) -> str:
-    """The plans as a Python literal, one scope a line. repr keeps every name a string, whatever it holds."""
+    """The plans as a Python literal. repr keeps every name and every reason a string, whatever it holds."""
     lines = ["{"]
     for name, plan in plans.items():
-        table = plan_table(plan)
         lines.append(f"    {name!r}: {{")
-        for key in ("strategy", "format"):
-            lines.append(f"        {key!r}: {table[key]!r},")
-        for key in ("predicted_error", "measured_error", "verified"):
-            lines.append(f"        {key!r}: {_finite(getattr(plan, key))!r},")
+        for key in ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup"):
+            lines.append(f"        {key!r}: {_readable(getattr(plan, key))!r},")
         lines.append("        'scopes': {")
-        lines.extend(f"            {path!r}: {_scope(choice)!r}," for path, choice in table["scopes"].items())
+        for path, choice in plan.scopes.items():
+            lines.extend(_scope_lines(path, _scope(choice)))
         lines.extend(("        },", "    },"))
     return "\n".join((*lines, "}"))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _readable(value: Any) -> Any:
+    """Four significant digits of a number; None for one that Python has no literal for."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _scope(choice: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {"because": [], "output": "cast"}
-    return {key: value for key, value in choice.items() if defaults.get(key) != value}
+def _scope(choice: ScopeChoice) -> dict[str, Any]:
+    """What a reader wants to know of one scope; what is as everywhere is left out."""
+    entry: dict[str, Any] = {"precision": choice.precision}
+    if choice.because:
+        entry["because"] = list(choice.because)
+    if choice.cost is not None and math.isfinite(choice.cost):
+        entry["cost"] = f"{max(choice.cost, 0):.1%} of the predicted time"
+    if choice.output != "cast":
+        entry["output"] = choice.output
+    return entry
+
+
+def _scope_lines(path: str, entry: Mapping[str, Any]) -> list[str]:
+    """One line where it fits, else one for the precision and the cost and one for each reason."""
+    short = f"            {path!r}: {entry!r},"
+    if len(short) <= WIDTH:
+        return [short]
+    lines = [f"            {path!r}: {{"]
+    for key, value in entry.items():
+        if isinstance(value, list):
+            reasons = (f"                    {reason!r}," for reason in value)
+            lines.extend((f"                {key!r}: [", *reasons, "                ],"))
+        else:
+            lines.append(f"                {key!r}: {value!r},")
+    return [*lines, "            },"]
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
@@ -192,6 +170,6 @@ def _literal(value: Any) -> str:
     return "{\n" + "".join(f"    {key!r}: {item!r},\n" for key, item in value.items()) + "}"
 
 
-def _runtime_source() -> str:
-    text = inspect.getsource(runtime)
-    return text[text.index("DTYPES = ") :]
+def _text_from(module: ModuleType, start: str) -> str:
+    text = inspect.getsource(module)
+    return text[text.index(start) :]

@@ -42,7 +42,12 @@ def patched_source(
 
 def _record(name: str, item: Mapping[str, Any]) -> Plan:
     scopes = {
-        path: ScopeChoice(choice["precision"], tuple(map(str, choice.get("because", []))), choice.get("output", "cast"))
+        path: ScopeChoice(
+            choice["precision"],
+            tuple(map(str, choice.get("because", []))),
+            choice.get("output", "cast"),
+            _number(choice.get("cost")),
+        )
         for path, choice in item["scopes"].items()
     }
     numbers = {key: _number(item.get(key)) for key in NUMBERS}

@@ -20,6 +20,7 @@ from .origins import origins
 from .prose import blocks, sentence
 from .questions import questions
 from .table import table
+from .tools import tools
 from .training import training_view
 from .use import snippets
 from .view import view
@@ -52,6 +53,7 @@ def render(audit: Audit) -> str:
             questions=questions(audit),
             table=table(audit),
             snippets=snippets(audit),
+            tools=tools(audit),
             training=training_view(audit),
             frame=FRAME,
         )

@@ -61,7 +61,7 @@ def test_a_plan_of_infinities() -> None:
         "autocast_fp16",
         "autocast",
         "fp16",
-        {"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32", ("NRM001",), "keep")},
+        {"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32", ("NRM001",), "keep", 0.25)},
         math.inf,
         1.0,
         2.0,
@@ -72,8 +72,8 @@ def test_a_plan_of_infinities() -> None:
     assert (found["predicted_error"], found["measured_error"]) == (None, None)
     assert found["pareto"] == [[None, 1.0], [0.0, None]]
     assert found["scopes"] == {
-        "": {"precision": "fp16", "because": [], "output": "cast"},
-        "norm": {"precision": "fp32", "because": ["NRM001"], "output": "keep"},
+        "": {"precision": "fp16", "because": [], "output": "cast", "cost": None},
+        "norm": {"precision": "fp32", "because": ["NRM001"], "output": "keep", "cost": 0.25},
     }
 
 

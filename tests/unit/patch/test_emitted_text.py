@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from auditor.patch.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
@@ -61,14 +63,76 @@ def test_hostile_names_are_data(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert len(expressions) == 1  # the docstring: nothing is called at import
 
 
+DATA = ("SOURCE", "PARAMETERS", "RECOMMENDED", "PLANS")
+NAMES = st.one_of(
+    st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)
+)
+
+
+def data_and_code(text: str) -> tuple[dict[str, Any], str]:
+    """The tables, read as literals and never run, and a dump of everything else that the file says."""
+    tree, data = ast.parse(text), {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(target, ast.Name) and target.id in DATA:
+                data[target.id] = ast.literal_eval(node.value)
+                node.value = ast.Constant(None)
+    return data, ast.dump(tree)
+
+
+def text_naming(name: str, directory: Path) -> str:
+    choice = ScopeChoice("fp32", (name, name), "keep", 0.125)
+    hostile = Plan(name, "autocast", "bf16", {"": ScopeChoice("bf16"), name: choice}, 0.0, 0.0, 1.0)
+    place = "/nowhere/" + "".join(c for c in name if c != "\0" and not "\ud800" <= c <= "\udfff")
+    source = Origin(f"{place}/model.py", None, name, name, (name,), {name: name}, weights=place)
+    return emit(source, 3, {name: hostile}, name, directory)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=NAMES)
+def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
+    """No node of the syntax tree comes from a name, and every name comes back as it went in."""
+    data, code = data_and_code(text_naming(name, Path("/nowhere/out")))
+    assert code == data_and_code(text_naming("blocks.0.norm", Path("/nowhere/out")))[1]
+    assert list(data) == list(DATA)
+    assert data["RECOMMENDED"] == name
+    assert list(data["PLANS"]) == [name]
+    island = {"precision": "fp32", "because": [name, name], "cost": "12.5% of the predicted time", "output": "keep"}
+    assert data["PLANS"][name]["scopes"][name] == island
+    assert data["SOURCE"]["symbol"] == data["SOURCE"]["kind"] == name
+    assert data["SOURCE"]["init_args"] == (name,)
+    assert data["SOURCE"]["init_kwargs"] == {name: name}
+
+
+def test_an_island_is_shown_with_rule_evidence_and_cost(tmp_path: Path) -> None:
+    reasons = ("NRM001", "layer_norm_3 is unsafe: 12 values overflow FP16: alone it moves the outputs by 0.31")
+    scopes = {"": ScopeChoice("fp16"), "blocks.0.norm": ScopeChoice("fp32", reasons, "cast", 0.0031)}
+    text = emit(None, 1, {"cast_fp16": Plan("cast_fp16", "cast", "fp16", scopes, 0.001, 0.5, 1.5)}, None, tmp_path)
+    assert (
+        """            'blocks.0.norm': {
+                'precision': 'fp32',
+                'because': [
+                    'NRM001',
+                    'layer_norm_3 is unsafe: 12 values overflow FP16: alone it moves the outputs by 0.31',
+                ],
+                'cost': '0.3% of the predicted time',
+            },
+"""
+        in text
+    )
+    assert "            '': {'precision': 'fp16'},\n" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
 def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -> None:
     text = emit(None, 1, PLANS, None, tmp_path)
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
-        for node in ast.parse(text).body
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert imported <= {"__future__", "functools", "importlib", "sys", "pathlib", "typing", "torch"}
+    assert imported <= {"__future__", "functools", "importlib", "json", "sys", "pathlib", "typing", "torch"}
     assert "auditor" not in text.replace("auditors", "")
 
 

@@ -10,8 +10,8 @@ import torch
 from auditor.errors import PlanError
 from auditor.patch.live import apply
 from auditor.patch.runtime import apply_plan, is_wrapped
-from tests.patching import AUTOCAST, CAST, Net, plan, scope
-from tests.subjects import seeded
+from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
+from tests.subjects import normal, seeded
 
 
 def test_a_scope_that_is_missing() -> None:
@@ -23,6 +23,30 @@ def test_a_scope_that_is_missing() -> None:
     with pytest.raises(PlanError) as caught:
         apply(model, plan("autocast", {"body.3": scope("fp32")}))
     assert caught.value.slug == "plan-mismatch"
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
+def test_a_model_inside_another_is_pointed_at(wrap: Any) -> None:
+    with pytest.raises(ValueError, match=r"apply the plan to its \.(module|_orig_mod) and wrap it again"):
+        apply_plan(wrap(seeded(Net)), AUTOCAST)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [plan("autocast", {"": scope("fp32")}), plan("cast", {"": scope("bf16"), "gone": scope("fp32")})],
+    ids=["lost weights", "missing scope"],
+)
+def test_a_refused_plan_leaves_the_earlier_one_in_place(refused: dict[str, Any]) -> None:
+    model, x = patched("cast"), normal(2, 4)
+    before = {path: (module, module.__dict__.get("forward")) for path, module in model.named_modules()}
+    weights = {name: (id(value), value.dtype) for name, value in model.state_dict(keep_vars=True).items()}
+    expected = model(x)
+    with pytest.raises(ValueError, match=r"audit it again|load the FP32 checkpoint"):
+        apply_plan(model, refused)
+    after = {path: (module, module.__dict__.get("forward")) for path, module in model.named_modules()}
+    assert all(after[path][0] is kept and after[path][1] is forward for path, (kept, forward) in before.items())
+    assert weights == {name: (id(value), value.dtype) for name, value in model.state_dict(keep_vars=True).items()}
+    assert torch.equal(model(x), expected)
 
 
 def document(parameters: int) -> dict[str, Any]:

@@ -29,6 +29,37 @@ def test_class_signature_and_state_dict_stay(name: str) -> None:
     assert after(normal(2, 4), scale=2.0).shape == (2, 3)
 
 
+@both
+def test_checkpoints_load_both_ways(name: str) -> None:
+    """A checkpoint of the original fills the patched model, and back: values round only where weights are low."""
+    original, trained = seeded(Net).state_dict(), patched(name)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(1)
+    dtypes = {key: value.dtype for key, value in trained.state_dict().items()}
+    assert trained.load_state_dict(original) == torch.nn.modules.module._IncompatibleKeys([], [])
+    for key, value in trained.state_dict().items():
+        assert value.dtype is dtypes[key]
+        assert torch.equal(value, original[key].to(value.dtype))
+    again = seeded(Net, seed=1)
+    again.load_state_dict(trained.state_dict())
+    assert torch.equal(patched_from(again, name)(normal(2, 4)), patched(name)(normal(2, 4)))
+
+
+def patched_from(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    return apply_plan(model, PLANS[name])
+
+
+@both
+def test_backward_hooks_still_fire(name: str) -> None:
+    model, heard = seeded(Net), []
+    model.norm.register_full_backward_hook(lambda *_: heard.append("before"))
+    apply_plan(model, PLANS[name])
+    model.head[2].register_full_backward_hook(lambda *_: heard.append("after"))
+    model(normal(2, 4)).float().sum().backward()
+    assert heard == ["after", "before"]
+
+
 def test_autocast_leaves_the_weights_alone() -> None:
     before, after = seeded(Net), patched("autocast")
     assert all(
@@ -92,23 +123,6 @@ def test_torch_save_and_load(name: str) -> None:
 
 
 @both
-def test_torch_compile_without_a_graph_break(name: str) -> None:
-    model, x = patched(name), normal(2, 4)
-    torch._dynamo.reset()
-    with torch.no_grad():
-        assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
-
-
-# A strict export of any autocast region that holds a cast asserts the wrong dtype when it is run (torch 2.13).
-@pytest.mark.parametrize(("name", "strict"), [("autocast", False), ("cast", False), ("cast", True)])
-def test_torch_export(name: str, strict: bool) -> None:
-    model, x = patched(name), normal(2, 4)
-    exported = torch.export.export(model, (x,), strict=strict).module()
-    with torch.no_grad():
-        assert torch.equal(exported(x), model(x))
-
-
-@both
 def test_applying_twice_is_applying_once(name: str) -> None:
     once, twice = patched(name), apply_plan(patched(name), PLANS[name])
     x = normal(2, 4)
@@ -132,3 +146,19 @@ def test_train_and_eval_and_requires_grad_stay(name: str) -> None:
     apply_plan(model, PLANS[name])
     assert (model.training, model.norm.training, model.head.training) == (True, False, True)
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["first.weight"]
+
+
+@both
+def test_shapes_on_the_meta_device(name: str) -> None:
+    model = patched(name).to("meta")
+    assert model(torch.empty(2, 4, device="meta")).shape == (2, 3)
+
+
+@both
+def test_functional_call_runs_the_weights_it_is_given(name: str) -> None:
+    model, x = patched(name), normal(2, 4)
+    doubled = {key: value * 2 for key, value in model.state_dict().items() if value.is_floating_point()}
+    other = copy.deepcopy(model)
+    other.load_state_dict(doubled, strict=False)
+    with torch.no_grad():
+        assert torch.equal(torch.func.functional_call(model, doubled, (x,)), other(x))

@@ -1,0 +1,53 @@
+"""Snippets: a plan as code for other tools, each saying what its tool cannot express. Importing this needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import AuditorError
+from . import fsdp2, gradscaler, huggingface, lightning, onnx
+from .offer import Offer, offer_of
+from .text import comment, heading
+from .tool import Tool
+
+TOOLS: dict[str, Tool] = {
+    "hf": huggingface.TOOL,
+    "fsdp2": fsdp2.TOOL,
+    "lightning": lightning.TOOL,
+    "gradscaler": gradscaler.TOOL,
+    "onnx": onnx.TOOL,
+}
+
+
+def snippet(plan: Any, tool: str, name: str | None = None) -> str:
+    """Python to paste that makes `tool` follow a plan.
+
+    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: which of its plans; if left
+    out, the recommended one, or where the tool has no such strategy, the one of the same format that it has.
+    Raises: AuditorError(slug="no-such-tool"), PlanError.
+    """
+    if tool not in TOOLS:
+        raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
+    return _written(offer_of(plan), TOOLS[tool], name)
+
+
+def snippets(plan: Any, name: str | None = None) -> dict[str, str]:
+    """{tool: its snippet} for every tool. Raises: PlanError."""
+    offer = offer_of(plan)
+    return {key: _written(offer, tool, name) for key, tool in TOOLS.items()}
+
+
+def _written(offer: Offer, tool: Tool, name: str | None) -> str:
+    chosen = offer.choose(tool.strategies, name)
+    if chosen is None:
+        wanted = " or ".join(tool.strategies)
+        lines = (f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
+        return comment(*lines)
+    if chosen.strategy not in tool.strategies:
+        return comment(
+            f"{tool.title}: this cannot express {chosen.name!r}, a plan of strategy {chosen.strategy}.", tool.otherwise
+        )
+    impossible = tool.impossible(chosen)
+    if impossible:
+        return comment(f"{tool.title}: this cannot express {chosen.name!r}.", impossible)
+    return heading(tool.title, chosen) + tool.render(chosen)

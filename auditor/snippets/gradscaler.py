@@ -1,0 +1,65 @@
+"""torch.amp.GradScaler: the training step of an autocast plan."""
+
+from __future__ import annotations
+
+from .offer import Chosen
+from .text import comment
+from .tool import Tool
+
+_NOTE = (
+    "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
+    "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float().",
+)
+
+_FP16_NOTE = (
+    "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at 65536, halves whenever a "
+    "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If it goes on "
+    "falling, some gradient does not fit FP16 at all.",
+)
+
+_BF16_NOTE = (
+    "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through.",
+)
+
+_STEP = '''
+import torch
+
+import patched_model
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def prepare(model):
+    """The model under the plan, ready to train, and its scaler."""
+    model = patched_model.apply(model, plan={name!r}).to(DEVICE).train()
+    return model, torch.amp.GradScaler(DEVICE, enabled={enabled})
+
+
+def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
+    """compute_loss(model, batch) calls the model and returns an FP32 scalar."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = compute_loss(model, batch)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach()
+'''
+
+
+def render(chosen: Chosen) -> str:
+    """Functions `prepare(model)` and `train_step(...)`."""
+    scaled = chosen.format == "fp16"
+    notes = comment(*_NOTE, *(_FP16_NOTE if scaled else _BF16_NOTE))
+    return notes + _STEP.format(name=chosen.name, enabled=scaled)
+
+
+TOOL = Tool(
+    title="GradScaler",
+    strategies=("autocast",),
+    otherwise="A cast plan stores weights low: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 "
+    "gradients.'), and low weights lose small updates. Train under an autocast plan.",
+    render=render,
+)

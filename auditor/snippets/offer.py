@@ -1,0 +1,172 @@
+"""The plans of an audit or of a plan.json, and which of them a tool is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+from ..errors import PlanError
+from ..patch.document import checked, load_plan
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names that are one thing, a parameter or a module."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One plan. scopes: {module path: (precision, what its output is: "keep" or "cast")}. tied, shared: state-dict
+    names of one parameter, paths of one module. remark: why it is this plan and not the recommended one.
+    """
+
+    name: str
+    strategy: str
+    format: str
+    scopes: Mapping[str, tuple[str, str]]
+    measured_error: float | None
+    max_error: float | None
+    verified: bool
+    tied: Groups
+    shared: Groups
+    remark: str = ""
+
+    def scope_of(self, path: str) -> str | None:
+        """The listed path that a module belongs to: its own, or the nearest above it; None where there is none."""
+        while path not in self.scopes:
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+        return path
+
+    def precision(self, path: str) -> str:
+        """Precision of a module path."""
+        scope = self.scope_of(path)
+        return "fp32" if scope is None else self.scopes[scope][0]
+
+    def handed_on(self, path: str) -> str | None:
+        """Precision in which a scope hands on its output; None leaves it as it is."""
+        if not path or self.scopes[path][1] == "keep":
+            return None
+        return self.precision(path.rpartition(".")[0])
+
+    def deepest_first(self) -> Iterator[tuple[str, str]]:
+        """(path, precision) of every scope, what lies inside others before them, and the root last."""
+        for path in sorted(self.scopes, key=lambda path: (-path.count(".") - bool(path), path)):
+            yield path, self.scopes[path][0]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Every plan there is, and the name of the recommended one."""
+
+    plans: Mapping[str, Chosen]
+    recommended: str | None
+
+    def choose(self, strategies: Sequence[str], name: str | None) -> Chosen | None:
+        """The plan called `name`; else the recommended one, or one of these strategies that stands in for it.
+
+        None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan").
+        """
+        if name is not None:
+            if name not in self.plans:
+                known = ", ".join(sorted(self.plans))
+                raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
+            return self.plans[name]
+        first = self.plans.get(self.recommended or "")
+        if first is not None and first.strategy in strategies:
+            return first
+        fitting = [plan for plan in self.plans.values() if plan.strategy in strategies and plan.verified]
+        if not fitting:
+            return None
+        found = min(fitting, key=lambda plan: first is not None and plan.format != first.format)
+        if first is None:
+            return replace(found, remark="No plan of this audit is recommended.")
+        return replace(found, remark=f"The recommended plan, {first.name!r}, is one of strategy {first.strategy}.")
+
+
+def offer_of(plan: Any) -> Offer:
+    """The plans in any of the forms that hold several. Raises: PlanError."""
+    if isinstance(plan, str | PathLike):
+        plan = load_plan(plan)
+    if isinstance(plan, Mapping):
+        return _from_document(checked(plan, "the plan"))
+    if hasattr(plan, "plans") and hasattr(plan, "subject"):
+        return _from_audit(plan)
+    raise PlanError("A snippet is made from an Audit, a dict as in plan.json, or a path to one.", slug="bad-plan")
+
+
+def tied_parameters(model: Any) -> Groups:
+    """Names of each parameter that has more than one."""
+    return _under_several_names(model.named_parameters(remove_duplicate=False))
+
+
+def shared_modules(model: Any) -> Groups:
+    """Paths of each module that has more than one."""
+    return _under_several_names(model.named_modules(remove_duplicate=False))
+
+
+def _under_several_names(named: Iterable[tuple[str, Any]]) -> Groups:
+    names: dict[int, list[str]] = {}
+    for name, item in named:
+        names.setdefault(id(item), []).append(name)
+    return tuple(tuple(found) for found in names.values() if len(found) > 1)
+
+
+def _from_audit(audit: Any) -> Offer:
+    tied, shared = tied_parameters(audit.subject.model), shared_modules(audit.subject.model)
+    plans = {
+        name: Chosen(
+            name,
+            plan.strategy,
+            plan.format,
+            {path: (choice.precision, choice.output) for path, choice in plan.scopes.items()},
+            plan.measured_error,
+            audit.max_error,
+            plan.verified,
+            tied,
+            shared,
+        )
+        for name, plan in audit.plans.items()
+    }
+    return Offer(plans, audit.recommended)
+
+
+def _from_document(document: Mapping[str, Any]) -> Offer:
+    budget = document.get("budget")
+    max_error = _number(budget.get("max_error")) if isinstance(budget, Mapping) else None
+    subject = document.get("subject", {})
+    tied, shared = (_groups(subject.get(key, [])) for key in ("tied_parameters", "shared_modules"))
+    plans = {
+        str(name): Chosen(
+            str(name),
+            plan["strategy"],
+            plan["format"],
+            {path: (choice["precision"], choice.get("output", "cast")) for path, choice in plan["scopes"].items()},
+            _number(plan.get("measured_error")),
+            max_error,
+            plan.get("verified") is True,
+            tied,
+            shared,
+        )
+        for name, plan in document["plans"].items()
+    }
+    return Offer(plans, document.get("recommended"))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and value == value else None
+
+
+def _groups(groups: Any) -> Groups:
+    """Groups of names as plan.json holds them; a plan of an earlier version has none."""
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
+        raise PlanError(
+            "the plan is not a plan: its tied_parameters or shared_modules cannot be read. Audit the model again.",
+            slug="bad-plan",
+        )
+    return tuple(tuple(group) for group in groups)
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, list) and bool(group) and all(isinstance(name, str) for name in group)

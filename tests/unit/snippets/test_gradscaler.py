@@ -1,0 +1,54 @@
+"""The training step of the GradScaler snippet, run with torch's own scaler on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.snippets import snippet
+from tests.patching import Net, scope
+from tests.snippets import document, pasted
+from tests.subjects import normal, seeded
+
+
+def scopes(fmt: str) -> dict[str, dict[str, str]]:
+    return {"": scope(fmt), "norm": scope("fp32")}
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return nn.functional.mse_loss(model(batch).float(), torch.ones(len(batch), 3))
+
+
+def prepared(fmt: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, nn.Module, torch.amp.GradScaler]:
+    name = f"autocast_{fmt}"
+    text = snippet(document({name: scopes(fmt)}, name), "gradscaler")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = pasted(text, monkeypatch, seeded(Net), {name: scopes(fmt)})
+    model, scaler = found["prepare"](seeded(Net))
+    return found, model, scaler
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_step_lowers_the_loss_and_moves_fp32_weights(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model, scaler = prepared(fmt, monkeypatch)
+    assert scaler.is_enabled() == (fmt == "fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = [float(found["train_step"](model, scaler, optimizer, loss, normal(8, 4), max_norm=1.0)) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_step_whose_gradient_overflows_is_skipped_and_the_scale_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model, scaler = prepared("fp16", monkeypatch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    found["train_step"](model, scaler, optimizer, lambda m, x: loss(m, x) * 1e30, normal(8, 4))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert scaler.get_scale() == 2**15
+
+
+def test_a_cast_plan_is_not_for_training() -> None:
+    text = snippet(document({"cast_fp16": scopes("fp16")}, "cast_fp16"), "gradscaler", "cast_fp16")
+    assert all(line.startswith("#") for line in text.splitlines())
+    assert "Attempting to unscale FP16 gradients" in text.replace("\n# ", " ")

@@ -1,0 +1,112 @@
+"""The snippet for transformers, run: what from_pretrained stores in FP32, and that the loaded model follows the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.patch.runtime import apply_plan
+from auditor.snippets import snippet
+from tests.patching import plan, scope
+from tests.snippets import document, pasted
+
+transformers = pytest.importorskip("transformers")
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def made(model_class: Any, config: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model_class(config).eval()
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=16,
+    )
+    return made(transformers.BertForMaskedLM, config)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50, decoder_start_token_id=0
+    )
+    return made(transformers.T5ForConditionalGeneration, config)
+
+
+LAYER = "bert.encoder.layer"
+CASES = {
+    "islands in a low model": (
+        bert,
+        {"": "low", f"{LAYER}.1.output": "fp32", "bert.embeddings.LayerNorm": "fp32", f"{LAYER}.1.output.dense": "low"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "low layers in an FP32 model": (
+        bert,
+        {"": "fp32", f"{LAYER}.0": "low", f"{LAYER}.0.attention.output": "fp32"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "a head that shares the table of the embedding": (
+        bert,
+        {"": "low", "cls.predictions.decoder": "fp32"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "layers the class keeps in FP32 by itself, lowered": (
+        t5,
+        {"": "low", "encoder.final_layer_norm": "fp32", "decoder.block.1.layer.2.DenseReluDense.wo": "fp32"},
+        {"input_ids": torch.arange(1, 7)[None], "decoder_input_ids": torch.tensor([[0, 3]])},
+    ),
+}
+
+
+@pytest.mark.parametrize("fmt", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_loaded_model_is_the_patched_one(
+    case: str, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, precisions, inputs = CASES[case]
+    model = make()
+    model.save_pretrained(tmp_path)
+    scopes = {path: scope("fp32" if kept == "fp32" else fmt) for path, kept in precisions.items()}
+    name = f"cast_{fmt}"
+    code = snippet(document({name: scopes}, name, model), "hf")
+    kept_before = type(model)._keep_in_fp32_modules_strict
+    found = pasted(code, monkeypatch, model, {name: scopes})["load"](type(model), tmp_path)
+    assert type(model)._keep_in_fp32_modules_strict is kept_before
+    expected = apply_plan(make(), plan("cast", scopes, fmt))
+    dtypes = {key: parameter.dtype for key, parameter in expected.named_parameters()}
+    assert {key: parameter.dtype for key, parameter in found.named_parameters()} == dtypes
+    assert set(dtypes.values()) == {torch.float32, DTYPES[fmt]}
+    with torch.no_grad():
+        assert torch.equal(found.eval()(**inputs).logits, expected(**inputs).logits)
+
+
+def test_a_tied_weight_that_the_plan_does_not_name_is_refused_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """plan.json of an earlier version has no tied_parameters: the patterns then miss one, and the model says so."""
+    model = bert()
+    model.save_pretrained(tmp_path)
+    scopes = {"": scope("fp16"), "cls.predictions.decoder": scope("fp32")}
+    load = pasted(
+        snippet(document({"cast_fp16": scopes}, "cast_fp16"), "hf"), monkeypatch, model, {"cast_fp16": scopes}
+    )
+    with pytest.raises(ValueError, match="load the FP32 checkpoint"):
+        load["load"](type(model), tmp_path)
+
+
+def test_an_autocast_plan_is_not_passed_off_as_storage() -> None:
+    text = snippet(document({"autocast_fp16": {"": scope("fp16")}}, "autocast_fp16"), "hf", "autocast_fp16")
+    assert all(line.startswith("#") for line in text.splitlines())
+    assert "cannot express 'autocast_fp16'" in text
+    assert "patched_model.apply(model)" in text

@@ -1,0 +1,197 @@
+"""Which plan a tool is given, what it is told of it, and that names from a model stay names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import auditor
+from auditor import cli
+from auditor.errors import AuditorError, PlanError
+from auditor.result import Audit
+from auditor.snippets import TOOLS, snippet, snippets
+from auditor.snippets.huggingface import patterns
+from auditor.snippets.offer import offer_of
+from tests.patching import scope
+from tests.snippets import document
+from tests.unit.report.factory import make_audit
+
+LOW = {"": scope("fp16"), "norm": scope("fp32")}
+BOTH = {"autocast_fp16": LOW, "cast_fp16": LOW}
+
+
+def words(text: str) -> str:
+    """Comments as running text."""
+    return " ".join(text.replace("\n# ", " ").split())
+
+
+def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
+    found = snippets(document(BOTH, "autocast_fp16"))
+    assert list(found) == list(TOOLS) == ["hf", "fsdp2", "lightning", "gradscaler", "onnx"]
+    for tool, text in found.items():
+        name = "cast_fp16" if tool in ("hf", "onnx") else "autocast_fp16"
+        assert f"the plan '{name}'. Verified: measured error 0.004 for a budget of 0.01" in words(text)
+    assert "The recommended plan, 'autocast_fp16', is one of strategy autocast." in words(found["hf"])
+
+
+def test_the_stand_in_has_the_same_format_where_it_can() -> None:
+    plans = {"cast_bf16": {"": scope("bf16")}, "cast_fp16": LOW, "autocast_fp16": LOW}
+    assert offer_of(document(plans, "autocast_fp16")).choose(("cast",), None).name == "cast_fp16"
+    del plans["cast_fp16"]
+    assert offer_of(document(plans, "autocast_fp16")).choose(("cast",), None).name == "cast_bf16"
+
+
+def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> None:
+    content = document(BOTH, "autocast_fp16")
+    content["plans"]["cast_fp16"] |= {"verified": False, "measured_error": 0.2}
+    unnamed = snippet(content, "hf")
+    assert all(line.startswith("#") for line in unnamed.splitlines())
+    assert "no plan of strategy cast holds the budget" in words(unnamed)
+    assert "NOT within the budget: measured error 0.2 for a budget of 0.01" in words(
+        snippet(content, "hf", "cast_fp16")
+    )
+    content["plans"]["cast_fp16"]["measured_error"] = None
+    assert "It failed when it was run" in words(snippet(content, "hf", "cast_fp16"))
+
+
+def test_nothing_recommended() -> None:
+    assert "No plan of this audit is recommended." in words(snippet(document(BOTH, None), "fsdp2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slug"),
+    [
+        ((document(BOTH, None), "tensorrt"), "no-such-tool"),
+        ((document(BOTH, None), "hf", "cast_fp8"), "no-such-plan"),
+        (("nowhere/plan.json", "hf"), "missing-plan"),
+        ((3, "hf"), "bad-plan"),
+        (({**document(BOTH, None), "subject": {"tied_parameters": ["a"]}}, "hf"), "bad-plan"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_one_line(arguments: tuple[Any, ...], slug: str) -> None:
+    with pytest.raises(AuditorError) as caught:
+        snippet(*arguments)
+    assert caught.value.slug == slug
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lone_plan_is_not_enough() -> None:
+    with pytest.raises(PlanError):
+        snippet({"strategy": "cast", "format": "fp16", "scopes": LOW}, "hf")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"hostile": True}, {"recommended": None}, {"formats": ("bf16",)}, {"empty": True}]
+)
+def test_an_audit_gives_what_its_plan_json_gives(options: dict[str, Any]) -> None:
+    audit: Audit = make_audit(**options)
+    if not audit.plans:
+        assert all(line.startswith("#") for text in snippets(audit).values() for line in text.splitlines())
+        return
+    assert snippets(audit) == snippets(json.loads(json.dumps(audit.to_json())))
+    for text in snippets(audit).values():
+        ast.parse(text)
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(lambda name: name.strip("."))
+AWKWARD = ("\"; import os; os.system('x') #", "'''", '"""\nraise', "\\", "{0}%s${y}", "\u2028x", "a\r\nb = 1", "*")
+
+
+def skeleton(text: str) -> str:
+    """The syntax tree, every string and every table replaced."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict):
+            parts = node.value.elts if isinstance(node.value, ast.List) else [*node.value.keys, *node.value.values]
+            assert all(part is not None and not list(filter(is_call, ast.walk(part))) for part in parts)
+            node.value = ast.Constant("")
+    return ast.dump(tree)
+
+
+def is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call | ast.Lambda | ast.NamedExpr)
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.one_of(NAMES, st.sampled_from(AWKWARD)), tool=st.sampled_from(tuple(TOOLS)))
+def test_whatever_a_name_holds_only_strings_differ(name: str, tool: str) -> None:
+    def text(name: str) -> str:
+        scopes = {"": scope("fp16"), name: scope("fp32")}
+        content = document({}, "plan")
+        for strategy in ("autocast", "cast"):
+            key = f"{strategy} {name}"
+            content["plans"][key] = {
+                **document({"cast_fp16": scopes}, None)["plans"]["cast_fp16"],
+                "strategy": strategy,
+            }
+        content["recommended"] = f"autocast {name}"
+        content["subject"]["tied_parameters"] = [[f"{name}.weight", "other.weight"]] if tool == "hf" else []
+        return snippet(content, tool)
+
+    assert skeleton(text(name)) == skeleton(text("norm"))
+
+
+@given(name=NAMES)
+def test_a_pattern_finds_the_module_of_that_name_and_no_other(name: str) -> None:
+    """As transformers reads them: `*` becomes `.*`, and each is searched in the name of a weight."""
+    scopes = {"": scope("fp16"), name: scope("fp32"), f"{name}.low": scope("fp16")}
+    chosen = offer_of(document({"cast_fp16": scopes}, None)).plans["cast_fp16"]
+    found = [re.compile(f"(?P<g0>{pattern.replace('*', '.*')})") for pattern in patterns(chosen)]
+
+    def kept(weight: str) -> bool:
+        return any(pattern.search(weight) for pattern in found)
+
+    assert kept(f"{name}.weight")
+    assert kept(f"{name}.lower.weight")
+    assert not kept(f"{name}.low.weight")
+    assert not kept(f"{name}0.{name}.weight")
+    assert not kept(f"{name}2.weight")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a real audit saves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    folder = tmp_path_factory.mktemp("audit")
+    auditor.audit(model, torch.randn(16, 8), max_error=2e-3, device="cpu").save(folder)
+    return folder
+
+
+def test_the_verb_prints_what_the_function_returns(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = saved / "plan.json"
+    assert cli.main(["snippet", str(plan), "--for", "fsdp2", "--plan", "cast_fp16"]) == 0
+    assert capsys.readouterr().out == auditor.snippet(plan, "fsdp2", "cast_fp16")
+    assert cli.main(["snippet", str(plan)]) == 0
+    printed = capsys.readouterr().out
+    ast.parse(printed)
+    assert [tool.title for tool in TOOLS.values() if f"# {tool.title}:" not in printed] == []
+
+
+def test_the_verb_refuses_in_one_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["snippet", str(saved / "plan.json"), "--plan", "cast_fp8"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[0].startswith("error: 'cast_fp8' is not among the plans")
+    assert error[1] == "hint: docs/errors.md#no-such-plan explains this"
+    assert cli.main(["snippet", str(saved)]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["snippet", str(saved / "plan.json"), "--for", "tensorrt"])
+
+
+def test_the_verb_does_not_wait_for_torch(saved: Path, root: Path) -> None:
+    code = "import sys; from auditor import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "snippet", str(saved / "plan.json")]
+    assert subprocess.run(command, cwd=root, capture_output=True).returncode == 0
