@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .errors import AuditorError
 from .load import from_object
 from .pipeline import run
 from .planning import Distance
@@ -15,6 +16,7 @@ from .records import Progress
 from .resources import resource_dir
 from .result import Audit
 from .rulebook import load_rules
+from .training.objective import training_subject
 
 
 def audit(
@@ -40,9 +42,15 @@ def audit(
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
     candidate)` over the two lists of output tensors. target: the device that times and speed-ups are predicted for, a
     row of `tables/devices.toml`. rules: a directory of rules of your own, beside those that ship.
+    mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
+    every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
     Raises: AuditorError with a slug, and a message that says what to do.
     """
-    subject = from_object(model, example_inputs, kwargs or {})
+    if mode == "training":
+        subject = training_subject(model, example_inputs, kwargs or {}, loss_fn)
+    else:
+        _reject_loss(loss_fn)
+        subject = from_object(model, example_inputs, kwargs or {})
     return run(
         subject,
         formats=tuple(formats),
@@ -50,7 +58,6 @@ def audit(
         device=device,
         strategies=tuple(strategies),
         mode=mode,
-        loss_fn=loss_fn,
         metric=metric,
         rules=load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])]),
         seed=seed,
@@ -58,3 +65,8 @@ def audit(
         target=target,
         command="auditor.audit(model, example_inputs)",
     )
+
+
+def _reject_loss(loss_fn: object) -> None:
+    if loss_fn is not None:
+        raise AuditorError("loss_fn is for mode='training': pass both, or neither", slug="bad-option")

@@ -96,6 +96,7 @@ def _audit_parser() -> argparse.ArgumentParser:
         help="times are predicted for it: %(choices)s; default %(default)s",
     )
     add("--mode", choices=("inference", "training"), default="inference", help="default: %(default)s")
+    add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
     add("--format", choices=("text", "json", "sarif", "github", "md"), default="text", help="what stdout gets")
@@ -184,9 +185,7 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     if args.out:
         publish.check_directory(args.out)
     _require_device(args.device)
-    from .load import load
-
-    subject = load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
+    subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
     publish.check_directory(directory)
     for warning in subject.warnings:
@@ -211,6 +210,17 @@ def _run(args: argparse.Namespace, subject: Subject, progress: Callable[[str, st
         target=args.gpu,
         command=args.command,
     )
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    from .load import load
+    from .training.discovery import load_training
+
+    if args.mode == "training":
+        return load_training(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed, loss=args.loss)
+    if args.loss:
+        raise LoadError("--loss is for training: add --mode training, or leave it out", "bad-option")
+    return load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
 
 
 def _require_device(device: str) -> None:

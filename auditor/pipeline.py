@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +33,8 @@ from .result import Audit, Environment
 from .rulebook import Rule
 from .strategies import STRATEGIES
 from .tables import table
+from .training.nodes import with_backward
+from .training.stage import conclude, prepare
 from .units import in_unit, unit_of
 from .verdicts import Judgement, judge
 from .workbench import Workbench, reference
@@ -50,7 +52,6 @@ def run(
     seed: int,
     progress: Progress | None,
     command: str,
-    loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
     target: str = DEFAULT_DEVICE,
     selection: Selection = EVERYTHING,
@@ -59,7 +60,7 @@ def run(
 
     Raises: AuditorError (its slug names the condition).
     """
-    _check_options(formats, strategies, max_error, mode, loss_fn)
+    _check_options(formats, strategies, max_error, mode)
     _check_target(target)
     native = _device(device) == "cuda"
     stages = _Stages(progress)
@@ -68,12 +69,17 @@ def run(
         with stages("capture", subject.name):
             captured = capture(subject, formats)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            found = calibrate(captured, subject, formats, seed, stages.tick)
+            measured = found = calibrate(captured, subject, formats, seed, stages.tick)
         if metric is not None:
-            found = in_unit(found, unit_of(metric, reference(subject, subject.batches[0]), max_error))
+            found = in_unit(measured, unit_of(metric, reference(subject, subject.batches[0]), max_error))
         judged = judge(captured, found, formats, max_error)
         with stages("regions", "flagged nodes that lie together"):
-            regions = run_regions(captured, subject.model, subject.batches[0], found, judged.verdicts, formats)
+            regions = run_regions(captured, subject.model, subject.batches[0], measured, judged.verdicts, formats)
+        prepared = None
+        if mode == "training":
+            with stages("training", "the FP32 step"):
+                prepared = prepare(subject, formats, seed, stages.tick)
+            judged = with_backward(judged, captured, prepared.nodes, prepared.capture)
         with stages("classify", f"{len(rules)} rules"):
             facts = gather(captured, subject.model, found.ranges, judged.verdicts)
             findings = silenced(confronted(classify(captured, facts, rules), judged.verdicts), selection, rules)
@@ -98,6 +104,10 @@ def run(
         recommended, reason = recommend(plans, max_error)
         chosen = plans.get(recommended or "")
         along = plan_errors(captured, subject.model, subject.batches[0], chosen) if chosen else {}
+        training = None
+        if prepared is not None:
+            with stages("low steps", "FP16 and BF16 training steps"):
+                training = conclude(prepared, plans, recommended, stages.tick)
     by_node = _rules_by_node(findings)
     return Audit(
         subject=subject,
@@ -120,6 +130,7 @@ def run(
         plan_errors=along,
         weights=_weights(captured, found),
         regions=regions,
+        training=training,
     )
 
 
@@ -150,9 +161,7 @@ class _Stages:
             self.progress(self.current, detail, min(self.done, self.total) if self.total else 0, self.total)
 
 
-def _check_options(
-    formats: Sequence[str], strategies: Sequence[str], max_error: float, mode: str, loss_fn: object
-) -> None:
+def _check_options(formats: Sequence[str], strategies: Sequence[str], max_error: float, mode: str) -> None:
     wrong = [name for name in formats if name not in ("fp16", "bf16")]
     if wrong or not formats:
         raise AuditorError(f"formats are fp16 and bf16, not {', '.join(wrong) or 'none'}", slug="bad-option")
@@ -161,11 +170,8 @@ def _check_options(
         raise AuditorError(f"strategies are autocast and cast, not {', '.join(wrong) or 'none'}", slug="bad-option")
     if not 0 < max_error < float("inf"):
         raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
-    if mode != "inference" or loss_fn is not None:
-        raise AuditorError(
-            "this version audits the forward pass; use mode inference (its autocast plans also train)",
-            slug="no-training",
-        )
+    if mode not in ("inference", "training"):
+        raise AuditorError(f"modes are inference and training, not {mode}", slug="bad-option")
 
 
 def _check_target(target: str) -> None:
@@ -190,7 +196,13 @@ def _on_cuda(subject: Subject) -> Subject:
         return pytree.tree_map_only(torch.Tensor, lambda x: x.cuda(), batches)
 
     model = copy.deepcopy(subject.model).cuda()
-    return replace(subject, model=model, batches=moved(subject.batches), held_out=moved(subject.held_out))
+    objective = subject.objective
+    if objective is not None:
+        loss_fn = objective.loss_fn
+        loss_fn = copy.deepcopy(loss_fn).cuda() if isinstance(loss_fn, torch.nn.Module) else loss_fn
+        objective = replace(objective, loss_fn=loss_fn, targets=moved(objective.targets))
+    batches, held_out = moved(subject.batches), moved(subject.held_out)
+    return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective)
 
 
 def _environment(native: bool, seed: int) -> Environment:

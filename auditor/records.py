@@ -34,6 +34,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Objective:
+    """What a training step minimises. loss_fn(outputs, *targets) -> scalar; None: the model returns its own loss.
+
+    targets: positional and keyword arguments of `loss_fn` after the outputs, one pair per batch. source: where the loss
+    came from, in words.
+    """
+
+    loss_fn: Callable[..., Any] | None
+    targets: tuple[Batch, ...]
+    source: str
+
+
+@dataclass(frozen=True)
 class Subject:
     """A model, the inputs it is audited on, and where both came from."""
 
@@ -48,6 +61,7 @@ class Subject:
     synthetic_inputs: bool = False
     random_weights: bool = False
     warnings: tuple[str, ...] = ()
+    objective: Objective | None = None
 
 
 @dataclass(frozen=True)

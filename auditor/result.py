@@ -11,6 +11,7 @@ from typing import Any
 from .patch.emit import emit
 from .records import Baseline, Finding, FlaggedRegion, NodeReport, Plan, Subject, Weight
 from .serialise import to_document
+from .training.records import Training
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Audit:
     plan_errors: Mapping[str, float] = field(default_factory=dict)
     weights: tuple[Weight, ...] = ()
     regions: tuple[FlaggedRegion, ...] = ()
+    training: Training | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .records import FORMAT_VERSION, Baseline, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
 from .snippets.offer import shared_modules, tied_parameters
+from .training.document import training_document
 
 if TYPE_CHECKING:
     from .result import Audit
@@ -41,6 +42,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "regions": [_region(region) for region in audit.regions],
         "findings": [_finding(finding) for finding in audit.findings],
         "warnings": list(audit.warnings),
+        **({"training": training_document(audit.training)} if audit.training else {}),
     }
 
 

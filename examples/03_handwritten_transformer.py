@@ -139,3 +139,11 @@ def get_inputs() -> tuple[Tensor, ...]:
 
 def get_eval_inputs() -> list[tuple[Tensor, ...]]:
     return [(batch.long(),) for batch in load_file(HERE / "data" / "help_text.safetensors")["eval"].split(32)]
+
+
+def loss_fn(logits: Tensor, following: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def get_targets() -> tuple[Tensor, ...]:
+    return (load_file(HERE / "data" / "help_text.safetensors")["inputs_labels"].long(),)

@@ -106,3 +106,11 @@ def get_inputs() -> tuple[Tensor, ...]:
 
 def get_eval_inputs() -> list[tuple[Tensor, ...]]:
     return [(batch,) for batch in load_file(HERE / "data" / "breast_cancer.safetensors")["eval"].split(32)]
+
+
+def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def get_targets() -> tuple[Tensor, ...]:
+    return (load_file(HERE / "data" / "breast_cancer.safetensors")["inputs_labels"],)

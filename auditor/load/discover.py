@@ -16,7 +16,7 @@ from .sandbox import call, reseed
 from .target import Target
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
-SPEC_KEYS = ("model", "inputs", "eval_inputs", "held_out", "name")
+SPEC_KEYS = ("model", "inputs", "eval_inputs", "held_out", "name", "loss", "targets")
 CONVENTIONS = (
     "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
     "or name the symbol, as in model.py:Net"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +23,26 @@ from .sandbox import blame, preserved_rng, reseed, user_code
 from .state import in_eval
 from .target import Target, import_target, parse
 
+Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
+"""Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
+
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
     "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 
 
-def load(target: str, *, inputs: str | None = None, weights: str | None = None, seed: int = 0) -> Subject:
+def load(
+    target: str,
+    *,
+    inputs: str | None = None,
+    weights: str | None = None,
+    seed: int = 0,
+    objective: Finder | None = None,
+) -> Subject:
     """Builds the model that TARGET names, with its inputs and weights, and runs it once in FP32.
 
+    objective: adds a training step's loss and targets, before anything is run.
     Raises: LoadError, its slug saying what was wrong.
     """
     parsed = parse(target)
@@ -38,7 +50,7 @@ def load(target: str, *, inputs: str | None = None, weights: str | None = None, 
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     with user_code(parsed.folders, seed, script):
-        return check(_load(parsed, inputs, weights, seed))
+        return check(_load(parsed, inputs, weights, seed, objective))
 
 
 def from_object(
@@ -91,7 +103,9 @@ class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _load(target: Target, inputs_text: str | None, weights_text: str | None, seed: int) -> Subject:
+def _load(
+    target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
+) -> Subject:
     with weights.watching() as watch:
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
@@ -112,7 +126,7 @@ def _load(target: Target, inputs_text: str | None, weights_text: str | None, see
     restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
     notes += [] if restored else [RANDOM_WEIGHTS]
     notes += [SYNTHETIC_INPUTS] if given.synthetic else []
-    return Subject(
+    subject = Subject(
         model=model,
         batches=given.batches,
         name=str(found.spec.get("name", target.name)),
@@ -125,6 +139,7 @@ def _load(target: Target, inputs_text: str | None, weights_text: str | None, see
         random_weights=not restored,
         warnings=tuple(notes),
     )
+    return objective(module, found.spec, subject) if objective is not None else subject
 
 
 def _find_inputs(

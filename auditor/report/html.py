@@ -12,6 +12,7 @@ from .questions import questions
 from .table import table
 from .templates import environment
 from .tools import tools
+from .training import training_view
 from .use import snippets
 from .view import view
 
@@ -45,6 +46,7 @@ def render(audit: Audit) -> str:
             table=table(audit),
             snippets=snippets(audit),
             tools=tools(audit),
+            training=training_view(audit),
             frame=FRAME,
         )
     )

@@ -28,6 +28,8 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield from _plans(seen.plans)
     if seen.chosen and seen.chosen.islands:
         yield from _islands(seen.chosen.islands)
+    if audit.training:
+        yield f"Training: {escape(sentence(audit.training.recommendation))}\n"
     yield from _findings(ranked(audit))
     yield from (f"> {escape(limit)}  " for limit in seen.limits)
     yield f"\nReproduce: {code(audit.command)}"

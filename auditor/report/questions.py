@@ -11,6 +11,7 @@ from ..records import NodeReport
 from ..result import Audit
 from .exponents import narrowest
 from .origins import origins
+from .training import training_answers
 from .view import Island, View, place, view
 from .words import compact, count, label, magnitude, memory, op, percent, scope
 
@@ -49,9 +50,7 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
             applies=False,
         ),
         Answer("How do I keep one module in FP32?", "Each finding carries code that does it.", "findings"),
-        _training("Why does the loss scale keep falling?"),
-        _training("Why does pure BF16 training stall?"),
-        _training("Why does unscaling FP16 gradients fail?"),
+        *_training(audit),
     )
 
 
@@ -212,5 +211,15 @@ def _dtypes(audit: Audit) -> Answer:
     return Answer(question, f"Not {', '.join(failed)}. {name}: {reason}", "plans")
 
 
-def _training(question: str) -> Answer:
-    return Answer(question, "Not covered: this report is about the forward pass.", "method", applies=False)
+def _training(audit: Audit) -> tuple[Answer, ...]:
+    asked = (
+        "Why does the loss scale keep falling?",
+        "Why does pure BF16 training stall?",
+        "Why does unscaling FP16 gradients fail?",
+    )
+    known = training_answers(audit)
+    if known is None:
+        moot = "Not covered: this report is about the forward pass. Audit with --mode training."
+        return tuple(Answer(question, moot, "method", applies=False) for question in asked)
+    answers = (known.falling, known.stalling, known.unscaling)
+    return tuple(Answer(question, answer, "training") for question, answer in zip(asked, answers, strict=True))

@@ -11,6 +11,7 @@ from .words import count, memory, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
+ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
 
 
@@ -21,6 +22,7 @@ def render(audit: Audit, *, width: int = 80, color: bool = False) -> str:
     _title(page, audit)
     _verdict(page, seen)
     _plans(page, seen)
+    _training(page, audit)
     _findings(page, ranked(audit))
     _limits(page, seen)
     return "\n".join(page.lines) + "\n"
@@ -38,6 +40,15 @@ def _verdict(page: Page, seen: View) -> None:
     page.labelled("", seen.proof)
     for clause in seen.contrast:
         page.labelled("", clause)
+    page.line()
+
+
+def _training(page: Page, audit: Audit) -> None:
+    if audit.training is None:
+        return
+    page.labelled("Training", sentence(audit.training.recommendation))
+    for advice in audit.training.advice[:ADVICE_SHOWN]:
+        page.labelled("", f"- {advice.title}")
     page.line()
 
 

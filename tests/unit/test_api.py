@@ -192,7 +192,10 @@ def test_an_audit_that_fails_leaves_everything_too() -> None:
         ({"target": "abacus"}, "bad-option"),
         ({"max_error": float("nan")}, "bad-option"),
         ({"max_error": float("inf")}, "bad-option"),
-        ({"mode": "training"}, "no-training"),
+        ({"mode": "fine-tuning"}, "bad-option"),
+        ({"loss_fn": nn.MSELoss()}, "bad-option"),
+        ({"mode": "training"}, "no-loss"),
+        ({"mode": "training", "loss_fn": nn.MSELoss()}, "bad-targets"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], slug: str) -> None:

@@ -109,8 +109,9 @@ def test_default_fails_on_errors_only(stages):
 
 def test_options_reach_the_stages(stages, tmp_path):
     words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
-    words += ["--mode", "training", "--seed", "7", "--target", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
-    (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\n")
+    words += ["--mode", "training", "--loss", "x.py:loss"]
+    words += ["--seed", "7", "--target", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
+    (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\ndef loss(y): return y.sum()\n")
     assert cli.main(words) == 0
     (call,) = stages.calls
     expected = {
@@ -126,6 +127,7 @@ def test_options_reach_the_stages(stages, tmp_path):
     }
     assert {name: call[name] for name in expected} == expected
     assert call["subject"].batches[0][0][0].shape == (5, 3)
+    assert call["subject"].objective.source == "--loss x.py:loss"
     assert (tmp_path / "else where" / "plan.json").exists()
 
 

@@ -1,0 +1,184 @@
+"""The training section: its charts, tables and answers, and a loop to copy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..numerics.formats import FORMATS
+from ..result import Audit
+from ..training.records import BackwardNode, ModuleGradients, Training
+from ..training.spreads import flushed, subnormal
+from ..training.window import scaler_code
+from .gradients import GradientChart, WindowChart, gradient_chart, window_chart
+from .words import label, percent, scope
+
+ROWS = 10
+FP16 = FORMATS["fp16"]
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module's low gradients, or all of its gradients where none is low."""
+
+    module: str
+    largest: float
+    flushed: str
+    subnormal: str
+    scaled: str
+    bits: str
+
+
+@dataclass(frozen=True)
+class Mover:
+    """An operation that disturbs the gradients of the parameters."""
+
+    node: BackwardNode
+    format: str
+    moved: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """Everything the section shows."""
+
+    found: Training
+    gradients: GradientChart | None
+    window: WindowChart | None
+    modules: tuple[ModuleRow, ...]
+    modules_left: int
+    movers: tuple[Mover, ...]
+    code: str | None
+    rates: tuple[str, ...]
+    adam: tuple[str, ...]
+    sgd: tuple[str, ...]
+
+
+def training_view(audit: Audit) -> TrainingView | None:
+    """The section's data; None for an audit in mode inference."""
+    found = audit.training
+    if found is None:
+        return None
+    ordered = sorted(found.modules, key=lambda m: (-_lost(m), -m.activations.max_abs))
+    init = found.fp16.init if found.fp16 else None
+    outlook = found.bf16
+    return TrainingView(
+        found,
+        gradient_chart(found),
+        window_chart(found),
+        tuple(_row(module, init) for module in ordered[:ROWS]),
+        max(0, len(ordered) - ROWS),
+        _movers(found),
+        loop_code(audit),
+        tuple(f"{rate:g}" for rate in outlook.lost_adam) if outlook else (),
+        tuple(percent(share) for share in outlook.lost_adam.values()) if outlook else (),
+        tuple(percent(share) for share in outlook.lost_sgd.values()) if outlook else (),
+    )
+
+
+def _lost(module: ModuleGradients) -> int:
+    """How many of its low gradients are flushed."""
+    return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
+
+
+def _row(module: ModuleGradients, init: float | None) -> ModuleRow:
+    spread = module.low or module.activations
+    exponents = spread.exponents
+    shift = round(math.log2(init)) if init else 0
+    rounding = spread.rounding.get("bf16", 0.0)
+    return ModuleRow(
+        scope(module.module),
+        spread.max_abs,
+        percent(flushed(exponents, FP16)) if module.low else "FP32",
+        percent(subnormal(exponents, FP16)) if module.low else "FP32",
+        percent(flushed(exponents, FP16, shift)) if module.low else "FP32",
+        f"{-math.log2(rounding):.1f}" if rounding else "all",
+    )
+
+
+def _movers(found: Training) -> tuple[Mover, ...]:
+    rows = [
+        Mover(node, label(fmt), error.contribution, error.backward or 0.0)
+        for node in found.nodes
+        for fmt, error in node.errors.items()
+        if error.contribution and math.isfinite(error.contribution)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.moved)[:ROWS])
+
+
+def training_plan(audit: Audit) -> str | None:
+    """The plan to train under: that of autocast in the format to train in, if the audit has one that holds."""
+    found = audit.training
+    plan = audit.plans.get(f"autocast_{found.format}") if found else None
+    return plan.name if plan is not None and plan.verified else None
+
+
+def loop_code(audit: Audit) -> str | None:
+    """A training loop for the recommended format; None where training stays FP32.
+
+    It expects `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
+    """
+    found = audit.training
+    if found is None or found.format is None:
+        return None
+    plan = training_plan(audit)
+    scaler = found.fp16.init if found.format == "fp16" and found.fp16 else None
+    dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[found.format]
+    own = found.loss_source == "the model's own loss"
+    lines = ["import torch", *(["import patched_model"] if plan else []), ""]
+    lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
+    lines += [f"model = patched_model.apply(model, plan={plan!r})"] if plan else []
+    lines += [
+        "model = model.to(device).train()  # weights stay FP32: they are the master copy",
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)",
+    ]
+    if scaler is not None:
+        lines += [f"scaler = torch.amp.{scaler_code(scaler).replace('(', '(device, ', 1)}"]
+    lines += [
+        "",
+        "for batch in loader:" if own else "for inputs, targets in loader:",
+        "    optimizer.zero_grad(set_to_none=True)",
+        f"    with torch.autocast(device, dtype={dtype}):",
+        "        loss = model(**batch).loss" if own else "        loss = loss_fn(model(inputs), targets)",
+    ]
+    if scaler is None:
+        return "\n".join([*lines, "    loss.backward()", *_clip(), "    optimizer.step()", ""])
+    stepped = ["    scaler.unscale_(optimizer)  # before clipping", *_clip(), "    scaler.step(optimizer)"]
+    return "\n".join([*lines, "    scaler.scale(loss).backward()", *stepped, "    scaler.update()", ""])
+
+
+def _clip() -> list[str]:
+    return ["    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"]
+
+
+@dataclass(frozen=True)
+class TrainingAnswers:
+    """What the questions about training come to, None where they were not asked."""
+
+    falling: str
+    stalling: str
+    unscaling: str
+
+
+def training_answers(audit: Audit) -> TrainingAnswers | None:
+    """Answers to what people ask about training; None for an audit in mode inference."""
+    found = audit.training
+    if found is None:
+        return None
+    window, outlook = found.fp16, found.bf16
+    if window is None:
+        falling = "Autocast lowers nothing here in FP16, or FP16 was not audited."
+    elif window.closed_by is not None:
+        falling = f"No scale suits this model: {scope(window.closed_by)} overflows beyond {window.maximum:,.10g}."
+    else:
+        falling = f"Beyond {window.maximum:,.10g} the gradients of {scope(window.largest)} overflow; start at {window.init:,.10g}."
+    stalling = "BF16 was not audited."
+    if outlook is not None:
+        stalling = (
+            f"With weights stored in BF16, {percent(outlook.lost_adam[1e-4])} of Adam's first updates at a learning rate of "
+            "1e-4 round to nothing. Keep FP32 weights."
+        )
+    return TrainingAnswers(
+        falling, stalling, "GradScaler wants FP32 weights: use autocast, never `model.half()`, for training."
+    )

@@ -1,0 +1,157 @@
+"""How far the error of each operation, made forwards or backwards, moves the gradients of the parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..fxnodes import packet_name
+from ..records import Capture
+from .backward import Handed
+from .emulate import OneLow, gradient_error, low_step
+from .gradients import Step
+
+PROBES = 8
+
+
+RERUN_SCALE = 2.0**12
+MAX_RERUNS, LIGHT = 128, 10_000_000
+"""Operations that are run again one by one, and up to how many elements of all results together."""
+
+_KINKS = frozenset(
+    "relu relu_ relu6 leaky_relu hardtanh hardswish hardsigmoid prelu threshold clamp clamp_min clamp_max abs sign "
+    "maximum minimum max min amax amin max_pool1d max_pool2d max_pool3d adaptive_max_pool2d topk sort where".split()
+)
+"""Operations whose derivative jumps: an error that takes a value across the jump changes the gradient at once."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Relative L2 of all parameter gradients. both: forward and backward error of one node together.
+
+    decided_by: first-order | re-run (that operation low, forwards and backwards, all else FP32; `both` alone).
+    """
+
+    forward: float
+    backward: float
+    both: float
+    decided_by: str = "first-order"
+
+
+def jumps(captured: Capture) -> bool:
+    """Whether the derivative of some operation jumps, so that first order does not see all that an error does."""
+    return any(packet_name(n.target) in _KINKS for n in captured.graph_module.graph.nodes if n.op == "call_function")
+
+
+def rerun(step: Step, moved: Mapping[str, Mapping[str, Moved]]) -> dict[str, dict[str, Moved]]:
+    """The same with every operation really run low, one at a time; those first that first order puts first."""
+    elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
+    order = sorted(moved, key=lambda name: -max(one.both for one in moved[name].values()))
+    result = {name: dict(by_format) for name, by_format in moved.items()}
+    for name in order[: MAX_RERUNS if elements <= LIGHT else 0]:
+        for fmt, one in moved[name].items():
+            low = low_step(OneLow(step.capture, name, fmt), step.flat, step.parameters, RERUN_SCALE, step.seed)
+            if low.failure is None:
+                found = gradient_error(step.by_parameter, low.gradients)
+                result[name][fmt] = replace(one, both=found, decided_by="re-run")
+    return result
+
+
+def attribute_gradients(
+    step: Step,
+    handed: Mapping[str, Mapping[str, Handed | None]],
+    formats: Sequence[str],
+    seed: int,
+    probes: int = PROBES,
+) -> dict[str, dict[str, Moved]]:
+    """{node: {format: what it moves}}; the step was run with `create_graph`.
+
+    With g the gradients of the parameters and v a vector of random signs, s = <v, g> is a function of every value y and
+    of every gradient h that the backward pass hands on. An error d of the one moves s by <ds/dy, d>, of the other by
+    <ds/dh, d>, and E<v, dg>^2 = ||dg||^2. One more backward pass, through the first, gives all of ds/dy and ds/dh.
+    Raises: RuntimeError where an operation has no second derivative.
+    Source: Hutchinson, A stochastic estimator of the trace (1989); Pearlmutter, Fast exact multiplication by the
+    Hessian (1994).
+    """
+    norm = math.sqrt(sum(float(g.detach().double().square().sum()) for g in step.by_parameter.values()))
+    if not norm:
+        return {}
+    values, gradients = _keys(step)
+    tensors = [step.live[name][index] for name, index in values]
+    tensors += [_gradient(step, key) for key in gradients]
+    generator = torch.Generator().manual_seed(seed)
+    squares: dict[tuple[str, str], list[float]] = {}
+    for _ in range(probes):
+        signs = {
+            name: torch.randint(0, 2, g.shape, generator=generator).to(g) * 2 - 1
+            for name, g in step.by_parameter.items()
+        }
+        s = torch.stack([(signs[name] * g).sum() for name, g in step.by_parameter.items()]).sum()
+        found = torch.autograd.grad(s, tensors, retain_graph=True, allow_unused=True)
+        by_value = dict(zip(values, found[: len(values)], strict=True))
+        by_gradient = dict(zip(gradients, found[len(values) :], strict=True)) | _of_parameters(step, signs)
+        for node, by_format in handed.items():
+            for fmt in formats:
+                one = by_format.get(fmt)
+                if one is None:
+                    continue
+                forward = sum(_inner(by_value.get((node, i)), gap) for i, gap in enumerate(one.results))
+                backward = sum(
+                    _inner(by_gradient.get(key), gap) for key, gap in zip(one.sources, one.gradients, strict=True)
+                )
+                sums = squares.setdefault((node, fmt), [0.0, 0.0, 0.0])
+                for place, value in enumerate((forward, backward, forward + backward)):
+                    sums[place] += value**2
+    result: dict[str, dict[str, Moved]] = {}
+    for (node, fmt), sums in squares.items():
+        forward, backward, both = (math.sqrt(square / probes) / norm for square in sums)
+        result.setdefault(node, {})[fmt] = Moved(forward, backward, both)
+    return result
+
+
+Key = tuple[str, int]
+
+
+def _keys(step: Step) -> tuple[list[Key], list[Key]]:
+    """Values and kept gradients that the parameters' gradients may depend on."""
+    values = [
+        (name, index)
+        for name, leaves in step.live.items()
+        for index, leaf in enumerate(leaves)
+        if leaf.requires_grad and leaf.grad_fn is not None
+    ]
+    gradients = [key for key in values if (g := _held(step, key)) is not None and g.requires_grad]
+    return values, gradients
+
+
+def _held(step: Step, key: Key) -> torch.Tensor | None:
+    name, index = key
+    return step.gradients.get(name, [None] * (index + 1))[index]
+
+
+def _gradient(step: Step, key: Key) -> torch.Tensor:
+    gradient = _held(step, key)
+    assert gradient is not None
+    return gradient
+
+
+def _of_parameters(step: Step, signs: Mapping[str, torch.Tensor]) -> dict[Key, torch.Tensor | None]:
+    """What s gains by the gradient of a parameter is that parameter's own signs."""
+    leaves = {id(leaf): signs[name] for name, leaf in step.parameters.items()}
+    return {
+        (name, 0): leaves[id(live[0])] for name, live in step.live.items() if len(live) == 1 and id(live[0]) in leaves
+    }
+
+
+def _inner(sensitivity: torch.Tensor | None, error: torch.Tensor | None) -> float:
+    if sensitivity is None or error is None or sensitivity.shape != error.shape:
+        return 0.0
+    a, b = sensitivity.detach().float().reshape(-1), error.float().reshape(-1)
+    inner = float(torch.dot(a, b))
+    if math.isfinite(inner):
+        return inner
+    product = a * b
+    return float(product[torch.isfinite(product)].double().sum())

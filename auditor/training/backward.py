@@ -1,0 +1,201 @@
+"""The backward pass of every operation alone: FP32 values and gradients, rounded to a format, through the operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..execute import DTYPES, with_literals
+from ..fxnodes import packet_name, target_of, tensors_of
+from ..numerics.formats import FORMATS
+from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
+from .gradients import Step, mutating
+from .records import BackwardError
+
+Leaves = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What an operation hands back to its inputs, and on to its readers.
+
+    sources: (node, which of its tensors) of every tensor argument. gradients: low minus reference, one per source,
+    unscaled, None where the operation gives none; results: low minus reference of every floating result. Both are kept
+    as bfloat16, since they enter inner products only.
+    """
+
+    sources: tuple[tuple[str, int], ...]
+    gradients: Leaves
+    results: Leaves
+
+
+def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, tuple[BackwardError, Handed | None]]]:
+    """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
+
+    The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
+    mend is not held against the operation. Empty where the graph writes into its own values.
+    """
+    if mutating(step.capture):
+        return {}
+    found: dict[str, dict[str, tuple[BackwardError, Handed | None]]] = {}
+    for node in step.capture.graph_module.graph.nodes:
+        arriving = step.gradients.get(node.name)
+        if node.op != "call_function" or arriving is None or not _floating(step, node):
+            continue
+        found[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
+    return found
+
+
+def reached(step: Step, sources: Sequence[tuple[str, int]], gradients: Leaves) -> str | None:
+    """The first parameter whose gradient turns non-finite when these gradients go on backwards, all else FP32."""
+    targets, weights = [], []
+    for (name, index), gradient in zip(sources, gradients, strict=True):
+        live = step.live[name][index]
+        if gradient is not None and live.requires_grad and gradient.shape == live.shape:
+            targets.append(live)
+            weights.append(gradient.to(live.dtype))
+    for name, leaf in step.parameters.items():
+        if any(leaf is live and not bool(torch.isfinite(g).all()) for live, g in zip(targets, weights, strict=True)):
+            return name
+    inner = [(live, g) for live, g in zip(targets, weights, strict=True) if live.grad_fn is not None]
+    if not inner:
+        return None
+    names = list(step.parameters)
+    found = torch.autograd.grad(
+        [live for live, _ in inner],
+        [step.parameters[name] for name in names],
+        [g for _, g in inner],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    finite = {name: bool(torch.isfinite(g).all()) for name, g in step.by_parameter.items()}
+    broken = (n for n, g in zip(names, found, strict=True) if g is not None and not bool(torch.isfinite(g).all()))
+    return next((name for name in broken if finite.get(name, True)), None)
+
+
+def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> tuple[BackwardError, Handed | None]:
+    exponent = _exponent(arriving)
+    scaled = _scaled(arriving, -exponent)
+    reference = _vjp(step, node, scaled, None)
+    if isinstance(reference, str):
+        return BackwardError(unsupported=f"FP32 backward: {reference}"), None
+    low = _vjp(step, node, scaled, fmt)
+    if isinstance(low, str):
+        return BackwardError(unsupported=low), None
+    exact, rounded = reference.gradients, low.gradients
+    nonfinite, gap, size = 0, 0.0, 0.0
+    for ours, theirs in zip(exact, rounded, strict=True):
+        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+            broken, difference, magnitude = _compared(ours, theirs)
+            nonfinite, gap, size = nonfinite + broken, gap + difference**2, size + magnitude**2
+    error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
+    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if nonfinite else None
+    gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
+    results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
+    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
+    return BackwardError(error=error, nonfinite=nonfinite, reaches=reaches), handed
+
+
+def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
+    if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
+        return None
+    return (theirs.float() - ours.float()).bfloat16()
+
+
+def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, float, float]:
+    """Entries that only the low gradient has non-finite, and the norms of the difference and of the FP32 gradient."""
+    difference = float(torch.linalg.vector_norm(theirs - ours, dtype=torch.float64))
+    magnitude = float(torch.linalg.vector_norm(ours, dtype=torch.float64))
+    if math.isfinite(difference) and math.isfinite(magnitude):
+        return 0, difference, magnitude
+    finite = torch.isfinite(ours)
+    kept = ours[finite]
+    difference = float(torch.linalg.vector_norm(theirs[finite] - kept, dtype=torch.float64))
+    magnitude = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
+    return int((~torch.isfinite(theirs[finite])).sum()), difference, magnitude
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One operation, forwards and backwards."""
+
+    sources: tuple[tuple[str, int], ...]
+    gradients: Leaves
+    results: list[torch.Tensor]
+
+
+def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run | str:
+    """The operation and its gradients, in FP32, or in a format on rounded values and gradients; or why it cannot."""
+    leaves: dict[tuple[str, int], torch.Tensor] = {}
+
+    def leaf(source: fx.Node) -> Any:
+        flat, spec = pytree.tree_flatten(step.env[source.name])
+        made, tensors = [], 0
+        for item in flat:
+            if isinstance(item, torch.Tensor):
+                key, tensors = (source.name, tensors), tensors + 1
+                if key not in leaves:
+                    value = item.detach() if fmt is None else lowered(item.detach(), DTYPES[fmt])
+                    leaves[key] = value.requires_grad_(item.requires_grad) if value.is_floating_point() else value
+                item = leaves[key]
+            made.append(item)
+        return pytree.tree_unflatten(made, spec)
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(step.seed)
+            if fmt is None:
+                results = tensors_of(target_of(node)(*args, **kwargs))
+            else:
+                literals = step.capture.constants.get(fmt, {}).get(node.name)
+                results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
+            wanted = {key: x for key, x in leaves.items() if x.requires_grad}
+            found = _backward(results, gradients, list(wanted.values()))
+            return _Run(tuple(wanted), found, [x.detach() for x in results])
+    except UnsupportedInFormat as error:
+        return str(error)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        return f"{packet_name(target_of(node))}: {str(error).strip().splitlines()[0][:160]}"
+
+
+def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch.Tensor]) -> Leaves:
+    pairs = [(y, g.to(y.dtype)) for y, g in zip(results, gradients, strict=False) if g is not None and y.requires_grad]
+    if not pairs or not leaves:
+        return [None] * len(leaves)
+    found = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+    return [None if g is None else g.float() for g in found]
+
+
+def _scaled(gradients: Leaves, exponent: int) -> Leaves:
+    """Times a power of two, in two steps where one is beyond float32."""
+    half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
+    return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
+
+
+def _exponent(gradients: Leaves) -> int:
+    """floor(log2) of the largest finite magnitude; 0 for zeros alone."""
+    sizes = [float(torch.nan_to_num(g, 0.0, 0.0, 0.0).abs().max()) for g in gradients if g is not None and g.numel()]
+    largest = max(sizes, default=0.0)
+    return math.floor(math.log2(largest)) if largest > 0 else 0
+
+
+def _floating(step: Step, node: fx.Node) -> bool:
+    return any(x.is_floating_point() and x.requires_grad for x in step.live[node.name])
+
+
+def reason_of(error: BackwardError, fmt: str) -> str | None:
+    """Why an operation must not run backwards in a format; None where it may."""
+    if error.reaches is None:
+        return None
+    many = "1 finite gradient" if error.nonfinite == 1 else f"{error.nonfinite:,} finite gradients"
+    return (
+        f"its backward pass turns {many} into Inf or NaN in {FORMATS[fmt].name.upper()}, "
+        f"and the gradient of {error.reaches} with them"
+    )

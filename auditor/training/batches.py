@@ -1,0 +1,104 @@
+"""The same training step on parts of a batch: how the range and the error of gradients move with its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import CaptureError
+from ..numerics.formats import FORMATS
+from ..records import Batch, Objective, Subject
+from .emulate import Emulator, Precision, gradient_error, low_step
+from .gradients import LOSS, Step, bind_step, capture_step, run_step
+from .objective import step_batches
+from .records import BatchSize, Spread
+from .spreads import flushed, largest_scale, merged, significant, spread_of
+
+HALVINGS, PARTS = 2, 2
+"""How often the batch is halved, and how many parts of one size are run at most."""
+
+
+def batch_sizes(
+    subject: Subject, whole: Step, errors: Mapping[str, float | None], precisions: Mapping[str, Precision]
+) -> tuple[BatchSize, ...]:
+    """Quarters, halves and all of the first batch, two parts of one size averaged; all of it alone where it cannot be cut.
+
+    The sizes of gradients and errors are root mean squares over the parts, the largest gradient is that of any part.
+    """
+    total = _samples(subject.batches[0])
+    if total is None:
+        return ()
+    found = [_row(total, [whole], [errors])]
+    for halving in range(1, HALVINGS + 1):
+        count = total >> halving
+        steps = _steps(subject, whole, total, count) if count else []
+        if not steps:
+            break
+        found.append(_row(count, steps, [{f: _error(step, f, p) for f, p in precisions.items()} for step in steps]))
+    return tuple(reversed(found))
+
+
+def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
+    pool = merged(_inner(step) for step in steps)
+    norms = [merged(spread_of(g) for g in step.by_parameter.values()).norm for step in steps]
+    known = {fmt: [row[fmt] for row in errors] for fmt in errors[0]}
+    return BatchSize(
+        samples,
+        pool.max_abs,
+        _rms(norms),
+        flushed(pool.exponents, FORMATS["fp16"]),
+        {fmt: None if None in found else _rms([e for e in found if e is not None]) for fmt, found in known.items()},
+    )
+
+
+def _inner(step: Step) -> Spread:
+    """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
+    return merged(
+        significant(spread_of(g))
+        for name, gradients in step.gradients.items()
+        for g in gradients
+        if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
+    )
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
+    try:
+        captured = capture_step(_part(subject, total, slice(0, count)), ())
+        if list(captured.nodes) != list(whole.capture.nodes):
+            return []
+        captured = replace(captured, constants=whole.capture.constants)
+        starts = range(0, total - count + 1, count)
+        parts = [step_batches(_part(subject, total, slice(start, start + count)))[0] for start in starts]
+        kept = parts[: PARTS if captured.method == "export" else 1]
+        return [run_step(bind_step(captured, subject.model, part, whole.seed)) for part in kept]
+    except (CaptureError, RuntimeError, ValueError):
+        return []  # a model may insist on its batch size
+
+
+def _error(step: Step, fmt: str, precision_of: Precision) -> float | None:
+    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24) if fmt == "fp16" else 1.0
+    low = low_step(Emulator(step.capture, "autocast", fmt, precision_of), step.flat, step.parameters, scale, step.seed)
+    return None if low.failure is not None else gradient_error(step.by_parameter, low.gradients)
+
+
+def _samples(batch: Batch) -> int | None:
+    sizes = {x.shape[0] for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _part(subject: Subject, total: int, rows: slice) -> Subject:
+    def cut(tree: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
+
+    assert subject.objective is not None
+    objective = Objective(subject.objective.loss_fn, (cut(subject.objective.targets[0]),), subject.objective.source)
+    return replace(subject, batches=(cut(subject.batches[0]),), held_out=(), objective=objective)

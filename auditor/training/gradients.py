@@ -1,0 +1,190 @@
+"""One FP32 training step on the captured graph: every value, and the gradient of the loss with respect to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from ..capture import capture
+from ..errors import CaptureError
+from ..fxnodes import mutates, tensors_of
+from ..records import Batch, Capture, Subject
+from .objective import TrainingStep, step_batches
+
+LOSS = "(loss)"
+"""Owner of the operations of the loss, which belong to no module of the model."""
+
+_PREFIX = "model"
+
+
+@dataclass
+class Step:
+    """A captured training step on one batch. flat: what the graph takes, parameters as leaves of their own.
+
+    parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors inside the autograd graph}.
+    gradients: {node or placeholder: one gradient or None per tensor}, of the loss, unscaled. by_parameter: {parameter:
+    its gradient}, zeros where the loss does not depend on it.
+    """
+
+    capture: Capture
+    flat: list[Any]
+    parameters: dict[str, torch.Tensor]
+    seed: int
+    loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    env: dict[str, Any] = field(default_factory=dict)
+    live: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    gradients: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)
+    by_parameter: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def capture_step(subject: Subject, formats: tuple[str, ...]) -> Capture:
+    """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
+
+    The caller has put the model in training mode. Raises: CaptureError(slug="capture-failed").
+    """
+    assert subject.objective is not None
+    step = TrainingStep(subject.model, subject.objective.loss_fn)
+    captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats)
+    if len(captured.outputs) != 1:
+        raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
+    nodes = {name: replace(node, owner=_owner(node.owner)) for name, node in captured.nodes.items()}
+    placeholders = tuple(
+        replace(item, fqn=item.fqn.removeprefix(f"{_PREFIX}.")) if item.fqn else item for item in captured.placeholders
+    )
+    return replace(captured, nodes=nodes, placeholders=placeholders, bind=_Bound(captured.bind, subject))
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Binds a model, not a step, so that the capture is used as any other."""
+
+    inner: Any
+    subject: Subject
+
+    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
+        assert self.subject.objective is not None
+        flat: list[Any] = self.inner(TrainingStep(model, self.subject.objective.loss_fn), batch)
+        return flat
+
+
+def bind_step(captured: Capture, model: nn.Module, batch: Batch, seed: int) -> Step:
+    """Copies of the model's parameters as leaves, and copies of everything else, ready to run.
+
+    A tied parameter is one leaf; a frozen one requires no gradient.
+    """
+    leaves: dict[int, torch.Tensor] = {}
+    parameters: dict[str, torch.Tensor] = {}
+    flat = []
+    for place, value in zip(captured.placeholders, captured.bind(model, batch), strict=True):
+        if isinstance(value, torch.Tensor):
+            if id(value) not in leaves:
+                trainable = place.kind == "parameter" and value.requires_grad and value.is_floating_point()
+                leaves[id(value)] = value.detach().clone().requires_grad_(trainable)
+                if trainable and place.fqn:
+                    parameters[place.fqn] = leaves[id(value)]
+            value = leaves[id(value)]
+        flat.append(copy.copy(value) if not isinstance(value, torch.Tensor) else value)
+    return Step(captured, flat, parameters, seed)
+
+
+def run_step(step: Step, *, create_graph: bool = False) -> Step:
+    """Forward and backward in FP32, from the seed; fills `loss`, `live` and `gradients`. The graph is kept.
+
+    create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
+    kernels have no second derivative.
+    """
+    with torch.random.fork_rng(devices=_devices(step.flat)), torch.enable_grad(), _differentiable(create_graph):
+        torch.manual_seed(step.seed)
+        interpreter = _Keeping(step)
+        outputs = interpreter.run(*step.flat)
+        step.loss = tensors_of(outputs)[0].reshape(())
+        handles = [
+            leaf.register_hook(_Store(step.gradients, name, index, len(leaves), create_graph))  # type: ignore[no-untyped-call]
+            for name, leaves in step.live.items()
+            for index, leaf in enumerate(leaves)
+            if leaf.is_floating_point() and leaf.requires_grad
+        ]
+        try:
+            found = torch.autograd.grad(
+                step.loss,
+                list(step.parameters.values()),
+                retain_graph=True,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+    step.by_parameter = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(step.parameters.items(), found, strict=True)
+    }
+    return step
+
+
+def mutating(captured: Capture) -> bool:
+    """Whether the graph writes into its own values, so that its operations cannot be run again one by one."""
+    return any(mutates(node.target) for node in captured.graph_module.graph.nodes)
+
+
+@dataclass
+class _Store:
+    """Keeps the accumulated gradient of one tensor."""
+
+    gradients: dict[str, list[torch.Tensor | None]]
+    name: str
+    index: int
+    count: int
+    connected: bool
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        held = self.gradients.setdefault(self.name, [None] * self.count)
+        held[self.index] = gradient.clone() if self.connected else gradient.detach()
+        return held[self.index] if self.connected else None  # what goes on backwards is what was kept
+
+
+class _Keeping(fx.Interpreter):
+    """Keeps every value; one that an operation returns unchanged gets a tensor, and so a gradient, of its own."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.capture.graph_module, garbage_collect_values=False)
+        self.step = step
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function":
+            own = {id(leaf) for source in n.all_input_nodes for leaf in tensors_of(self.env[source])}
+            result = pytree.tree_map_only(
+                torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result
+            )
+        if n.op != "output":
+            self.step.env[n.name] = result
+            self.step.live[n.name] = tensors_of(result)
+        return result
+
+
+@contextmanager
+def _differentiable(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def _owner(path: str) -> str:
+    if path == _PREFIX:
+        return ""
+    return path.removeprefix(f"{_PREFIX}.") if path.startswith(f"{_PREFIX}.") else LOSS
+
+
+def _devices(flat: list[Any]) -> list[int]:
+    return sorted({x.device.index or 0 for x in flat if isinstance(x, torch.Tensor) and x.device.type == "cuda"})

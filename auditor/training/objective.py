@@ -1,0 +1,183 @@
+"""Where a training step's loss comes from: a function and its targets, or the model's own output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import LoadError
+from ..load.inputs import as_batches, forward_parameters
+from ..load.sandbox import blame, preserved_rng
+from ..load.state import in_eval
+from ..load.subject import from_object
+from ..records import Batch, Objective, Subject
+
+OWN_LOSS = "the model's own loss"
+WHOLE_BATCH = "batch"
+"""A loss function whose only parameter besides the outputs has this name is given the whole batch."""
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class TrainingStep(nn.Module):
+    """Model and loss as one module, which returns the loss; `model` is the caller's own object."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
+        """The loss of one batch, a scalar."""
+        outputs = self.model(*args, **kwargs)
+        return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
+
+
+def own_loss(outputs: Any) -> Any:
+    """`.loss` or `["loss"]` of what a model returns, or the returned tensor itself; None if there is none."""
+    if isinstance(outputs, Mapping) and "loss" in outputs:
+        return outputs["loss"]
+    loss = getattr(outputs, "loss", None)
+    if loss is None and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+        return outputs.reshape(())
+    return loss
+
+
+def training_subject(
+    model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
+) -> Subject:
+    """A Subject around the caller's model whose batches hold inputs and targets.
+
+    Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and those of from_object.
+    """
+    batches = as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
+    inputs, targets = split(batches, loss_fn, model)
+    subject = from_object(model, [(args, {**own, **kwargs}) for args, own in inputs])
+    source = f"loss_fn={_name(loss_fn)}" if loss_fn is not None else OWN_LOSS
+    return checked(replace(subject, objective=Objective(loss_fn, targets, source)))
+
+
+def split(
+    batches: Sequence[Batch], loss_fn: Callable[..., Any] | None, model: nn.Module
+) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
+    """Inputs of the model and targets of the loss, batch by batch.
+
+    The targets are what `loss_fn` must be given after the outputs: the last positional entries of a batch, or the
+    entries of a mapping that are called like its parameters. A single parameter called `batch` is given it all.
+    """
+    if loss_fn is None:
+        return tuple(batches), tuple(((), {}) for _ in batches)
+    names = _required(loss_fn)
+    pairs = [_split_one(batch, names, loss_fn, model) for batch in batches]
+    return tuple(inputs for inputs, _ in pairs), tuple(targets for _, targets in pairs)
+
+
+def checked(subject: Subject) -> Subject:
+    """Computes the loss of every batch once, in training mode; the model and the generators stay as they were.
+
+    Raises: LoadError(slug="no-loss" | "bad-loss" | "no-gradient").
+    """
+    objective = subject.objective
+    assert objective is not None
+    step = TrainingStep(subject.model, objective.loss_fn)
+    for batch in step_batches(subject):
+        with preserved_rng(), in_training(subject.model), torch.enable_grad():
+            try:
+                loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
+            except Exception as error:
+                raise LoadError(
+                    f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
+                    f"{_targets(batch)}",
+                    slug="bad-loss",
+                ) from error
+        _check_loss(loss, objective)
+    return subject
+
+
+def step_batches(subject: Subject) -> tuple[Batch, ...]:
+    """The subject's batches as TrainingStep takes them."""
+    assert subject.objective is not None
+    pairs = zip(subject.batches, subject.objective.targets, strict=True)
+    return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
+
+
+@contextmanager
+def in_training(model: nn.Module) -> Iterator[None]:
+    """`model.train()` for the body; flags, buffers and gradients come back as they were."""
+    with in_eval(model):
+        model.train()
+        yield
+
+
+def _check_loss(loss: Any, objective: Objective) -> None:
+    if loss is None:
+        raise LoadError(
+            "training needs a loss: give loss_fn, define loss_fn(outputs, targets) beside the model, or pass inputs for "
+            "which the model returns one (`labels` for Hugging Face models)",
+            slug="no-loss",
+        )
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise LoadError(f"{objective.source} gave {what}: a loss is one floating-point number", slug="bad-loss")
+    if not bool(torch.isfinite(loss)):
+        raise LoadError(f"{objective.source} is {float(loss)} in FP32 already: mend the step first", slug="bad-loss")
+    if not loss.requires_grad:
+        raise LoadError(
+            f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "
+            "inference",
+            slug="no-gradient",
+        )
+
+
+def _required(loss_fn: Callable[..., Any]) -> list[str] | None:
+    """Names of what the loss must be given after the outputs; None for one that takes any number."""
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ["target"]  # built-in losses have no signature, and take one target
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return None
+    return [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+
+
+def _split_one(
+    batch: Batch, names: list[str] | None, loss_fn: Callable[..., Any], model: nn.Module
+) -> tuple[Batch, Batch]:
+    args, kwargs = batch
+    if names == [WHOLE_BATCH]:
+        return batch, ((kwargs or args,), {})
+    if names is None:
+        taken = sum(p.kind in _POSITIONAL for p in forward_parameters(model).values())
+        return (args[:taken], kwargs), (args[taken:], {})
+    if names and all(name in kwargs for name in names):
+        accepted = forward_parameters(model)
+        own = {key: value for key, value in kwargs.items() if key not in names or key in accepted}
+        return (args, own), ((), {name: kwargs[name] for name in names})
+    count = len(names)
+    if len(args) - count < (0 if kwargs else 1):
+        raise LoadError(
+            f"{_name(loss_fn)} takes {', '.join(names)} after the outputs, and a batch has {len(args)} positional "
+            f"entries: give the inputs followed by the targets, or a mapping with {', '.join(map(repr, names))}",
+            slug="bad-targets",
+        )
+    return (args[: len(args) - count], kwargs), (args[len(args) - count :], {})
+
+
+def _targets(batch: Batch) -> str:
+    _, _, targets, named = batch[0]
+    shapes = [
+        f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())
+    ]
+    return f"targets {', '.join(shapes)}" if shapes else "no target"
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,113 @@
+"""Exponent histograms of gradients: one answers, for every loss scale at once, what a format flushes or overflows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+
+from ..numerics.formats import FORMATS, Format
+from .records import EMPTY, Spread
+
+SIGNIFICANT_BITS = 24
+"""Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
+
+_BIAS, _BEYOND = 127, 255
+_EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
+
+
+def spread_of(x: torch.Tensor) -> Spread:
+    """Histogram of a real tensor of any shape, in float32."""
+    values = x.detach().float().reshape(-1)
+    if not values.numel():
+        return EMPTY
+    counts = exponent_counts(values)
+    finite = values[torch.isfinite(values)] if counts.get(_BEYOND - _BIAS) else values
+    zeros = int((values == 0).sum())
+    subnormal = counts.get(-_BIAS, 0) - zeros
+    exponents = {e: n for e, n in counts.items() if -_BIAS < e < _BEYOND - _BIAS}
+    if subnormal:
+        exponents = {-_BIAS: subnormal, **exponents}
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
+    rounding = {name: _rounding(finite, FORMATS[name], largest) for name in ("fp16", "bf16")} if largest else {}
+    return Spread(exponents, zeros, values.numel() - finite.numel(), largest, norm, rounding)
+
+
+def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:
+    """Relative L2 error of rounding, after scaling by the power of two that brings the largest entry near 1."""
+    scaled = torch.ldexp(x, torch.tensor(-math.floor(math.log2(largest))))
+    gap = scaled.to(fmt.dtype).float() - scaled
+    return float(
+        torch.linalg.vector_norm(gap, dtype=torch.float64) / torch.linalg.vector_norm(scaled, dtype=torch.float64)
+    )
+
+
+def exponent_counts(x: torch.Tensor) -> dict[int, int]:
+    """{floor(log2|x|): count} of float32 entries; zeros and subnormals count as -127, Inf and NaN as 128."""
+    bits = (x.contiguous().view(torch.int32) >> _EXPONENT_SHIFT) & _EXPONENT_FIELD
+    counts = torch.bincount(bits.reshape(-1), minlength=_BEYOND + 1).tolist()
+    return {index - _BIAS: count for index, count in enumerate(counts) if count}
+
+
+def merged(spreads: Iterable[Spread]) -> Spread:
+    """One histogram of several tensors."""
+    exponents: Counter[int] = Counter()
+    zeros, nonfinite, largest, square = 0, 0, 0.0, 0.0
+    lost: defaultdict[str, float] = defaultdict(float)
+    for spread in spreads:
+        exponents.update(spread.exponents)
+        zeros, nonfinite = zeros + spread.zeros, nonfinite + spread.nonfinite
+        largest, square = max(largest, spread.max_abs), square + spread.norm**2
+        for name, error in spread.rounding.items():
+            lost[name] += (error * spread.norm) ** 2
+    rounding = {name: math.sqrt(gap / square) for name, gap in lost.items()} if square else {}
+    return Spread(dict(sorted(exponents.items())), zeros, nonfinite, largest, math.sqrt(square), rounding)
+
+
+def significant(spread: Spread) -> Spread:
+    """One tensor's histogram without the entries that FP32 itself would lose beside its largest.
+
+    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to keep the former.
+    """
+    top = max(spread.exponents, default=0)
+    kept = {e: n for e, n in spread.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(spread, exponents=kept)
+
+
+def significant_entries(x: torch.Tensor) -> torch.Tensor:
+    """Mask of the entries that `significant` keeps."""
+    size = x.abs()
+    finite = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+    top = torch.frexp(finite.max()).exponent if x.numel() else torch.tensor(0)
+    return (size > 0) & (torch.frexp(size).exponent >= top - SIGNIFICANT_BITS)
+
+
+def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that `fmt` rounds to zero once they are multiplied by 2 ** shift.
+
+    Half the smallest subnormal is the edge: below it a value rounds to zero, above it to that subnormal.
+    """
+    edge = fmt.min_exponent - fmt.mantissa - 1
+    return _share(exponents, lambda e: e + shift < edge)
+
+
+def subnormal(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that stay, below the smallest normal number, with fewer bits."""
+    edge = fmt.min_exponent - fmt.mantissa - 1
+    return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
+
+
+def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float:
+    total = sum(exponents.values())
+    return sum(n for e, n in exponents.items() if within(e)) / total if total else 0.0
+
+
+def largest_scale(spread: Spread, fmt: Format) -> float:
+    """The largest power of two by which no entry passes the largest finite number of `fmt`; inf for zeros alone."""
+    if spread.max_abs == 0:
+        return math.inf
+    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(spread.max_abs))

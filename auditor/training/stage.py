@@ -1,0 +1,147 @@
+"""The training stage: before the plans it finds what fails backwards, after them it says how to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..calibrate import usable_batches
+from ..errors import LoadError
+from ..numerics.formats import FORMATS
+from ..records import Capture, Plan, Subject
+from ..strategies import plain, scoped
+from .advice import advice_of
+from .batches import batch_sizes
+from .emulate import Emulator, Precision, gradient_error, low_step
+from .gradients import Step, bind_step, capture_step, run_step
+from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
+from .nodes import backward_nodes
+from .objective import in_training, step_batches
+from .recommend import recommend
+from .records import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
+from .spreads import flushed, merged, spread_of
+from .trials import trials_of
+from .updates import outlook, ratios_of
+from .window import loss_scale
+
+Tick = Callable[[str], None]
+
+
+@dataclass
+class Prepared:
+    """What is known of the training step before there are plans.
+
+    spreads: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
+    on the first batch, its graph kept.
+    """
+
+    subject: Subject
+    capture: Capture
+    formats: tuple[str, ...]
+    seed: int
+    first: Step
+    spreads: dict[str, Spread]
+    weights: dict[str, tuple[Spread, dict[int, int]]]
+    nodes: tuple[BackwardNode, ...]
+    attribution: str | None
+    losses: list[float] = field(default_factory=list)
+
+
+def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = lambda name: None) -> Prepared:
+    """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
+
+    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
+    """
+    with in_training(subject.model):
+        tick("capture")
+        captured = capture_step(subject, formats)
+        spreads: dict[str, list[Spread]] = {}
+        steps = []
+        batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
+        for batch in batches:
+            tick("FP32 step")
+            step = run_step(bind_step(captured, subject.model, batch, seed))
+            for name, gradients in step.gradients.items():
+                spreads.setdefault(name, []).extend(spread_of(g) for g in gradients if g is not None)
+            steps.append(float(step.loss.detach()))
+            _refuse_broken(step)
+            if len(steps) == 1:
+                first = step
+        weights = {
+            name: (spread_of(leaf), ratios_of(leaf, first.by_parameter[name]))
+            for name, leaf in first.parameters.items()
+        }
+        tick("backward passes")
+        nodes, attribution = backward_nodes(first, captured, subject, batches[0], formats, seed)
+    pooled = {name: merged(found) for name, found in spreads.items()}
+    return Prepared(subject, captured, formats, seed, first, pooled, weights, nodes, attribution, steps)
+
+
+def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
+    """The loss-scale window under the FP16 plan, what BF16 loses, trial steps, and advice."""
+    by_format = {fmt: _usable(plans.get(f"autocast_{fmt}")) for fmt in prepared.formats}
+    precisions = {fmt: scoped(plan.scopes) if plan else plain(fmt) for fmt, plan in by_format.items()}
+    fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
+    low = low_names(prepared.capture, fmt, precisions[fmt])
+    scale = loss_scale(low_by_module(prepared.capture, prepared.spreads, low)) if fmt == "fp16" else None
+    parameters = parameter_gradients(prepared.capture, prepared.spreads, prepared.weights, low)
+    with in_training(prepared.subject.model):
+        tick("low steps")
+        errors = {f: _gradient_error(prepared, f, precisions[f], scale) for f in prepared.formats}
+        trials = trials_of(prepared.first, precisions["fp16"], scale) if scale else ()
+        tick("batch sizes")
+        sizes = batch_sizes(prepared.subject, prepared.first, errors, precisions)
+    bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
+    format, reason = recommend(prepared.formats, scale, errors, recommended)
+    assert prepared.subject.objective is not None
+    plan = by_format[fmt]
+    found = Training(
+        loss=sum(prepared.losses) / len(prepared.losses),
+        loss_source=prepared.subject.objective.source,
+        format=format,
+        plan=plan.name if plan else None,
+        modules=module_gradients(prepared.capture, prepared.spreads, low),
+        parameters=parameters,
+        nodes=prepared.nodes,
+        fp16=scale,
+        bf16=bf16,
+        errors=errors,
+        batch_sizes=sizes,
+        trials=trials,
+        advice=(),
+        recommendation=reason,
+        attribution=prepared.attribution,
+    )
+    return replace(found, advice=advice_of(found, prepared.capture))
+
+
+def _refuse_broken(step: Step) -> None:
+    for name, gradient in step.by_parameter.items():
+        if not bool(torch.isfinite(gradient).all()):
+            raise LoadError(
+                f"the gradient of {name} is not finite in FP32 already: mend the loss or the inputs first",
+                slug="bad-loss",
+            )
+
+
+def _usable(plan: Plan | None) -> Plan | None:
+    """A plan to train under: one that was verified and runs something low."""
+    if plan is None or not plan.verified:
+        return None
+    return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
+
+
+def _gradient_error(prepared: Prepared, fmt: str, precision_of: Precision, scale: LossScale | None) -> float | None:
+    factor = scale.init if fmt == "fp16" and scale is not None and scale.init else 1.0
+    first = prepared.first
+    emulator = Emulator(prepared.capture, "autocast", fmt, precision_of)
+    low = low_step(emulator, first.flat, first.parameters, factor, first.seed)
+    return None if low.failure is not None else gradient_error(first.by_parameter, low.gradients)
+
+
+def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
+    pool = merged(low_by_module(prepared.capture, prepared.spreads, low).values())
+    adam, sgd = outlook(parameters)
+    return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)

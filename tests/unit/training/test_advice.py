@@ -1,0 +1,116 @@
+"""Each piece of advice appears where its measurement asks for it, and not where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.training.advice import advice_of
+from auditor.training.objective import training_subject
+from auditor.training.records import BatchSize, ParameterGradients, Training
+from auditor.training.spreads import spread_of
+from auditor.training.stage import Prepared, conclude, prepare
+
+
+class Lookup(nn.Module):
+    """An embedding whose gradient is multiplied by `gain` on its way back; three layers behind it."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.embed, self.gain = nn.Embedding(8, 4), gain
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x.detach() + self.gain * (x - x.detach())
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).mean(1)
+
+
+def prepared_lookup(gain: float) -> Prepared:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, tokens, targets = Lookup(gain), torch.randint(0, 8, (4, 3)), torch.randn(4, 2)
+    return prepare(training_subject(model, (tokens, targets), {}, nn.MSELoss()), ("fp16", "bf16"), 0)
+
+
+@pytest.fixture(scope="module")
+def lookup() -> tuple[Prepared, Training]:
+    prepared = prepared_lookup(1.0)
+    return prepared, conclude(prepared, {}, None, lambda name: None)
+
+
+def codes(prepared: Prepared, training: Training) -> set[str]:
+    return {advice.code for advice in advice_of(training, prepared.capture)}
+
+
+def louder(training: Training, name: str, factor: float) -> Training:
+    """The same audit with one parameter's gradient larger."""
+
+    def changed(p: ParameterGradients) -> ParameterGradients:
+        return replace(p, gradient=replace(p.gradient, norm=p.gradient.norm * factor)) if p.name == name else p
+
+    return replace(training, parameters=tuple(map(changed, training.parameters)))
+
+
+def test_an_embedding_that_dominates(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert "embedding-dominates" not in codes(prepared, training)
+    assert "embedding-dominates" in codes(prepared, louder(training, "embed.weight", 100.0))
+    assert "embedding-dominates" not in codes(prepared, louder(training, "a.weight", 100.0))
+
+
+def test_it_is_found_in_a_real_step() -> None:
+    prepared = prepared_lookup(200.0)
+    found = conclude(prepared, {}, None, lambda name: None)
+    (advice,) = (a for a in found.advice if a.code == "embedding-dominates")
+    assert "embed.weight" in advice.title
+    assert float(advice.evidence["share"]) > 0.9
+
+
+def test_outliers_among_the_layers(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert "gradient-outliers" not in codes(prepared, training)
+    assert "gradient-outliers" in codes(prepared, louder(training, "b.weight", 1000.0))
+
+
+def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert training.bf16 is not None
+    for share in (0.05, 0.2):
+        outlook = replace(training.bf16, lost_adam={**training.bf16.lost_adam, 1e-3: share})
+        assert ("master-weights" in codes(prepared, replace(training, bf16=outlook))) is (share > 0.1)
+    assert "master-weights" not in codes(prepared, replace(training, bf16=None))
+
+
+def test_eps_against_the_gradients(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    tiny = tuple(replace(p, gradient=spread_of(torch.full((10,), 1e-9))) for p in training.parameters)
+    (advice,) = (a for a in advice_of(replace(training, parameters=tiny), prepared.capture) if a.code == "adam-eps")
+    assert advice.evidence == {"squares_lost_fp16": 1.0, "below_eps": 1.0}
+
+
+def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert {"clip-after-unscale", "reduce-dtype"} <= codes(prepared, replace(training, format="fp16"))
+    assert "clip-after-unscale" not in codes(prepared, replace(training, format="bf16"))
+    assert "reduce-dtype" not in codes(prepared, replace(training, fp16=None))
+
+
+def test_a_collective_in_the_graph(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert "low-collective" not in codes(prepared, training)
+    name, node = next(iter(prepared.capture.nodes.items()))
+    nodes = {**prepared.capture.nodes, name: replace(node, op="_c10d_functional.all_reduce.default")}
+    found = advice_of(training, replace(prepared.capture, nodes=nodes))
+    assert "low-collective" in {advice.code for advice in found}
+
+
+def test_batch_sizes_that_differ(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    small, large = (BatchSize(n, 1.0, 1.0, 0.0, {"bf16": error}) for n, error in ((4, 0.01), (16, 0.03)))
+    assert "batch-size" in codes(prepared, replace(training, batch_sizes=(small, large)))
+    same = replace(large, error={"bf16": 0.012})
+    assert "batch-size" not in codes(prepared, replace(training, batch_sizes=(small, same)))

@@ -1,0 +1,118 @@
+"""The training section: rendered from a real audit, from an empty window, and with names that try to break out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+
+import pytest
+import torch
+
+import auditor
+from auditor.report import html, markdown, terminal
+from auditor.report.training import loop_code, training_answers, training_view
+from auditor.result import Audit
+from auditor.training.records import Training
+from auditor.training.spreads import spread_of
+from auditor.training.window import loss_scale
+from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.training.conftest import Trained, loss_fn, made
+
+
+def with_training(trained: Trained, **changes: object) -> Audit:
+    assert trained.audit.training is not None
+    return replace(trained.audit, training=replace(trained.audit.training, **changes))
+
+
+def empty_window() -> object:
+    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
+    return loss_scale({"up": spread_of(far)})
+
+
+def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None and training.fp16 is not None and training.fp16.init is not None
+    page = html.render(trained.audit)
+    section = page.partition('<section id="training">')[2].partition("</section>")[0]
+    assert "Gradients against FP16" in section
+    assert f"{training.fp16.maximum:,.10g}" in section
+    assert all(advice.title.replace("'", "&#39;") in section for advice in training.advice)
+    assert "loss_fn(model(inputs), targets)" in section
+    assert '<a href="#training">' in page
+    assert training.recommendation.split(":")[0] in " ".join(terminal.render(trained.audit, width=200).split())
+    assert "Training: " in markdown.render(trained.audit)
+
+
+def test_inference_has_no_section() -> None:
+    page = html.render(make_audit())
+    assert 'id="training"' not in page
+    assert training_view(make_audit()) is None
+    assert training_answers(make_audit()) is None
+
+
+def test_an_empty_window_is_said(trained: Trained) -> None:
+    audit = with_training(trained, fp16=empty_window(), format="bf16")
+    section = html.render(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "It is empty" in section
+    answers = training_answers(audit)
+    assert answers is not None
+    assert answers.falling == "No scale suits this model: up overflows beyond 4,096."  # 2^3 * 2^13 is 65536, past 65504
+
+
+def test_nothing_low_is_said(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    audit = with_training(
+        trained,
+        fp16=None,
+        bf16=None,
+        format=None,
+        trials=(),
+        batch_sizes=(),
+        nodes=(),
+        advice=(),
+        modules=tuple(replace(m, low=None) for m in training.modules),
+        parameters=tuple(replace(p, low=False) for p in training.parameters),
+    )
+    section = html.render(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "No gradient is in a low format" in section
+    assert "Nothing stands out" in section
+    assert loop_code(audit) is None
+
+
+def test_hostile_names_add_no_markup(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    modules = tuple(replace(m, module=HOSTILE) for m in training.modules)
+    nodes = tuple(replace(n, owner=HOSTILE, source=HOSTILE) for n in training.nodes)
+    page = html.render(with_training(trained, modules=modules, nodes=nodes, loss_source=HOSTILE))
+    assert "<script>alert(1)" not in page
+    assert "<img src=x" not in page
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_the_loop_runs_as_it_is_printed(
+    trained: Trained, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = with_training(trained, format=format)
+    assert isinstance(audit.training, Training)
+    audit.save(tmp_path)
+    spec = util.spec_from_file_location("patched_model", tmp_path / "patched_model.py")
+    assert spec is not None and spec.loader is not None
+    patched_model = util.module_from_spec(spec)
+    spec.loader.exec_module(patched_model)
+    monkeypatch.setitem(sys.modules, "patched_model", patched_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model, tokens, targets = made()
+    before = model.up.weight.detach().clone()
+    code = loop_code(audit)
+    assert code is not None
+    assert ("GradScaler" in code) is (format == "fp16")
+    names = {"model": model, "loader": [(tokens, targets)] * 3, "loss_fn": loss_fn}
+    exec(compile(code, "loop.py", "exec"), names)
+    assert torch.isfinite(names["loss"])
+    assert not torch.equal(before, model.up.weight)
+    assert model.up.weight.dtype is torch.float32
+    assert auditor.load_plan(tmp_path / "plan.json")["training"]["recommended"] == format

@@ -1,0 +1,216 @@
+"""What a training audit finds, against autograd on the model itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.api import audit
+from auditor.errors import AuditorError
+from auditor.numerics.formats import FORMATS
+from auditor.training.document import training_document
+from auditor.training.objective import training_subject
+from auditor.training.spreads import flushed, spread_of
+from auditor.training.stage import conclude, prepare
+from tests.unit.training.conftest import Trained, loss_fn, made
+
+
+def reference_gradients(trained: Trained) -> dict[str, torch.Tensor]:
+    """By autograd, over both batches, with dropout as the audit fixed it."""
+    model = copy.deepcopy(trained.before)
+    model.train()
+    found: dict[str, torch.Tensor] = {}
+    tokens, targets = trained.batch
+    for batch in ((tokens, targets), (tokens.flip(0), targets)):
+        model.zero_grad()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            loss_fn(model(batch[0]), batch[1]).backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                found[name] = torch.cat((found.get(name, torch.zeros(0)), parameter.grad.flatten()))
+    return found
+
+
+def test_parameter_histograms_are_those_of_autograd(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    expected = reference_gradients(trained)
+    assert [p.name for p in training.parameters if p.gradient.nonzero] == [
+        n for n, g in expected.items() if bool(g.any())
+    ]
+    for parameter in training.parameters:
+        ours, theirs = parameter.gradient, spread_of(expected[parameter.name])
+        assert ours.max_abs == pytest.approx(theirs.max_abs, rel=1e-4)
+        assert ours.norm == pytest.approx(theirs.norm, rel=1e-4)
+        assert flushed(ours.exponents, FORMATS["fp16"]) == pytest.approx(
+            flushed(theirs.exponents, FORMATS["fp16"]), abs=0.01
+        )
+    weights = dict(trained.before.named_parameters())
+    assert all(p.weight.max_abs == float(weights[p.name].detach().abs().max()) for p in training.parameters)
+
+
+def test_a_frozen_parameter_is_left_out(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    assert "head.weight" not in {p.name for p in trained.audit.training.parameters}
+
+
+def test_modules_are_the_models_own_and_the_loss(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    found = {m.module: m for m in trained.audit.training.modules}
+    paths = {path for path, _ in trained.before.named_modules()}
+    assert set(found) - paths == {"(loss)"}
+    assert {"embed", "norm", "up", "down", "head"} <= set(found)
+    assert found["up"].low is not None
+    assert found["norm"].low is not None  # FP32 itself, and lowered for the linear layer behind it
+
+
+def test_the_model_comes_back_as_it_was(trained: Trained) -> None:
+    before, after = trained.before, trained.model
+    assert [m.training for m in before.modules()] == [m.training for m in after.modules()]
+    pairs = zip(before.state_dict().items(), after.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+    assert all(p.grad is None for p in after.parameters())
+    assert [p.requires_grad for p in before.parameters()] == [p.requires_grad for p in after.parameters()]
+
+
+def test_trials_bear_the_prediction_out(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    assert training.fp16 is not None
+    assert [t.scale for t in training.trials] == [1.0, training.fp16.init, 2 * training.fp16.maximum]
+    for trial in training.trials:
+        assert trial.overflow is trial.predicted_overflow
+        assert trial.flushed == pytest.approx(trial.predicted, abs=0.005)
+    assert [t.overflow for t in training.trials] == [False, False, True]
+
+
+def test_errors_of_a_low_step_are_small_and_ordered(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    errors = trained.audit.training.errors
+    assert errors["fp16"] is not None and errors["bf16"] is not None
+    assert 0 < errors["fp16"] < errors["bf16"] < 0.05
+
+
+def test_batch_sizes_are_of_one_batch(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    rows = trained.audit.training.batch_sizes
+    assert [row.samples for row in rows] == [2, 4, 8]
+    assert all(math.isfinite(error) for row in rows for error in row.error.values() if error is not None)
+
+
+def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = json.loads(json.dumps(trained.audit.to_json(), allow_nan=False))
+    schema = json.loads((root / "docs" / "plan.schema.json").read_text(encoding="utf-8"))
+    assert [e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(document)] == []
+    assert trained.audit.training is not None and trained.audit.training.fp16 is not None
+    fp16 = document["training"]["fp16"]
+    assert {"min_loss_scale", "max_loss_scale", "init_scale", "flushed_share_unscaled", "closed_by"} <= set(fp16)
+    assert fp16["max_loss_scale"] == trained.audit.training.fp16.maximum
+    assert document["training"]["bf16"]["lost_updates_adam"]["0.001"] is not None
+
+
+def test_two_runs_of_the_stage_give_the_same_bytes() -> None:
+    texts = []
+    for _ in range(2):
+        model, tokens, targets = made()
+        prepared = prepare(training_subject(model, (tokens, targets), {}, loss_fn), ("fp16",), 0)
+        texts.append(json.dumps(training_document(conclude(prepared, {}, None, lambda name: None))))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_low_steps_run_natively() -> None:
+    model, tokens, targets = made()
+    found = audit(model, (tokens, targets), mode="training", loss_fn=loss_fn, device="cuda").training
+    assert found is not None
+    assert found.fp16 is not None
+    for trial in found.trials:
+        assert trial.overflow is trial.predicted_overflow
+        assert trial.flushed == pytest.approx(trial.predicted, abs=0.01)
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def test_an_absorbed_infinity_is_not_held_against_the_operation() -> None:
+    """The slope of a root at zero is infinite, in FP16 alone; multiplied by an exact zero in FP32 it would be NaN."""
+
+    class Guarded(nn.Module):
+        def __init__(self, reaches: bool) -> None:
+            super().__init__()
+            self.weight, self.reaches = nn.Parameter(torch.tensor([1.0, 2.0])), reaches
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            small = self.weight if self.reaches else self.weight.detach() + 0 * x
+            root = (small * x * 1e-9).sqrt()  # 1e-9 is zero in FP16
+            return (root + self.weight).sum()
+
+    for reaches in (True, False):
+        subject = training_subject(Guarded(reaches), torch.ones(2), {}, None)
+        unsafe = [node.op for node in prepare(subject, ("fp16",), 0).nodes if node.reasons]
+        assert bool(unsafe) is reaches
+
+
+class Masked(nn.Module):
+    """A root whose slope is infinite in FP16 at entries that the mask keeps from the weights, and one where it is not."""
+
+    def __init__(self, harmful: bool) -> None:
+        super().__init__()
+        self.weight, self.harmful = nn.Parameter(torch.tensor([0.5, 2.0])), harmful
+
+    def forward(self, mask: torch.Tensor) -> torch.Tensor:
+        absorbed = torch.where(mask > 0, self.weight, torch.full_like(self.weight, 1e-9)).sqrt().sum()
+        if self.harmful:
+            absorbed = absorbed + torch.rsqrt(self.weight * 1e-9 + 1e-9).sum() * 1e-5
+        return absorbed
+
+
+def test_only_the_operation_that_breaks_the_low_step_is_blamed() -> None:
+    blamed = {}
+    for harmful in (False, True):
+        subject = training_subject(Masked(harmful), torch.tensor([1.0, 0.0]), {}, None)
+        nodes = prepare(subject, ("fp16",), 0).nodes
+        assert next(n for n in nodes if "aten.sqrt" in n.op).errors["fp16"].nonfinite == 1
+        blamed[harmful] = [node.op for node in nodes if node.reasons]
+    assert blamed == {False: [], True: ["aten.rsqrt.default"]}
+
+
+def test_a_gradient_that_fp32_breaks_is_the_users_to_mend() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    subject = training_subject(model, (torch.zeros(2, 2), torch.ones(2, 1)), {}, lambda y, t: y.abs().sqrt().sum())
+    with pytest.raises(AuditorError, match="gradient of weight is not finite") as caught:
+        prepare(subject, ("fp16",), 0)
+    assert caught.value.slug == "bad-loss"
+
+
+def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
+    """What a loss scale mends: gradients of 1e-9 are zero in FP16."""
+    model = nn.Linear(4, 3)
+    subject = training_subject(
+        model, (torch.ones(2, 4), torch.ones(2, 3)), {}, lambda y, t: (y - t).square().mean() * 1e-9
+    )
+    prepared = prepare(subject, ("fp16",), 0)
+    linear = next(node for node in prepared.nodes if node.owner == "")
+    assert linear.errors["fp16"].error is not None
+    assert linear.errors["fp16"].error < 1e-3
+    found = conclude(prepared, {}, None, lambda name: None)
+    assert found.fp16 is not None
+    assert found.fp16.minimum > 1
+
+
+def test_without_a_plan_the_whole_step_is_under_plain_autocast(trained: Trained) -> None:
+    assert trained.audit.training is not None
+    assert trained.audit.training.plan == "autocast_fp16"
+    subject = training_subject(nn.Linear(4, 3), (torch.ones(2, 4), torch.ones(2, 3)), {}, nn.MSELoss())
+    assert conclude(prepare(subject, ("fp16",), 0), {}, None, lambda name: None).plan is None
+
+
+def test_inference_has_no_training_entry(trained: Trained) -> None:
+    assert "training" in trained.audit.to_json()
+    assert "training" not in replace(trained.audit, training=None).to_json()
