@@ -44,7 +44,7 @@ format: $(VENV)/.tests ## Rewrite the code in the house format
 	$(BIN)/ruff format .
 
 test: lint ## Lint, then run every test that is quick
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models
 	$(BIN)/python -m pytest -m slow
