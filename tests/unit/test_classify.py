@@ -46,7 +46,11 @@ def test_a_finding_speaks_in_the_users_terms() -> None:
     assert (finding.severity, finding.formats, finding.owner) == ("error", ("fp16",), "")
     assert finding.source is not None
     assert finding.source.startswith("test_classify.py:")
-    assert finding.evidence == {"constants_beyond": ("fp16", "fp8_e4m3", "fp8_e5m2"), "upcast": False, "constant_max_abs": 1e9}
+    assert finding.evidence == {
+        "constants_beyond": ("fp16", "fp8_e4m3", "fp8_e5m2"),
+        "upcast": False,
+        "constant_max_abs": 1e9,
+    }
     assert finding.agrees is None
     assert "masked_fill" in finding.advice
 
