@@ -159,7 +159,7 @@ def distances(gap: Step, square: Step, product: Step) -> Step:
 def distances_one_by_one(gap: Step, square: Step, product: Step) -> Step:
     def function(x: Tensor) -> Tensor:
         codes = x.tanh()
-        return square(x).sum(-1, keepdim=True) - product(x, codes) * 2.0 + gap(square(codes).sum(-1))
+        return square(x).sum(-1, keepdim=True) - gap(product(x, codes) * 2.0) + square(codes).sum(-1)
 
     return function
 
