@@ -21,6 +21,7 @@ from .numerics.metrics import disagreement, sqnr_db
 from .numerics.profile import Profile
 from .records import Batch, Capture, NodeError, NodeRange
 from .rounded import Rounder, rounder
+from .singular import guarding
 from .testrun import Leaves, Trace, run_alone, trace_of, turned
 
 
@@ -83,7 +84,7 @@ class _Measuring(fx.Interpreter):
     def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None]) -> None:
         super().__init__(result.capture.graph_module)
         self.result, self.mutating, self.tick = result, mutating, tick
-        self.deciding = deciding(result.capture)
+        self.deciding, self.guarding = deciding(result.capture), guarding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
         self.low = {name: _Low(rounder(result.capture, name)) for name in result.formats}
 
@@ -166,7 +167,8 @@ class _Measuring(fx.Interpreter):
             error = replace(error, born=not inherited)
         self.result.errors.setdefault(n.name, {})[name] = error
         trace = trace_of(n, reference, local, exact, gap)
-        trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n, name)
+        vanishes = bool(error.underflow) and n.name in self.guarding
+        trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n, name) or vanishes
         if trace.certain or (n.name in self.deciding and error.local_error):
             trace.low = local
         self.result.traces.setdefault(n.name, {})[name] = trace

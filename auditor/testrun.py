@@ -27,7 +27,8 @@ class Trace:
 
     isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
-    low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite or flipped.
+    low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
+    or vanished where something divides by it.
     """
 
     isolated: Leaves | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -177,3 +178,22 @@ def test_one_sample_is_enough() -> None:
     for name in names:  # eight probes of one sample: within a factor of four of the truth
         ratio = found[name]["fp16"].isolated / true_isolated(measured, name, "fp16")
         assert 0.25 < ratio < 4
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        lambda x, y: y / (x + 1e-8),
+        lambda x, y: y * (x + 1e-8).reciprocal(),
+        lambda x, y: y * (x + 1e-8).clamp_max(10.0).rsqrt(),
+        lambda x, y: y * (x + 1e-8) ** -1,
+        lambda x, y: y * (x + 1e-8).log(),
+    ],
+)
+def test_a_guard_that_vanishes_is_run_again(guarded: Any) -> None:
+    # Where x and y are 0 the quotient is 0 and so is its derivative by the guard; in FP16 it is 0 / 0.
+    x, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 3.0, 4.0]])
+    measured = measurement_of(Function(guarded), x, y)
+    found = attribute(measured)[only(measured.capture, "add").name]
+    assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
+    assert math.isfinite(found["bf16"].isolated)  # BF16 holds 1e-8
