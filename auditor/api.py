@@ -11,7 +11,7 @@ from torch import nn
 from .errors import AuditorError
 from .load import from_object
 from .pipeline import run
-from .planning import Distance
+from .planning.choose import Distance
 from .records import Progress
 from .resources import resource_dir
 from .result import Audit

@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import answer, completion, config, publish, verb_diff, verbs
+from . import config
+from .commands import answer, completion, diff, publish, verbs
+from .commands.progress import reporter
+from .commands.verbs import PROGRAM
 from .errors import AuditorError, LoadError
-from .progress import reporter
 from .snippets import verb
 from .tables import table
-from .verbs import PROGRAM
 
 if TYPE_CHECKING:
     from .readback import Record
@@ -172,7 +173,7 @@ def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
 def _dry_run(args: argparse.Namespace, subject: Subject, directory: Path) -> int:
     import torch
 
-    from .dryrun import described
+    from .commands.dryrun import described
 
     cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
     options = {"formats": args.formats, "strategies": args.strategies, "max_error": args.max_error}
@@ -269,6 +270,6 @@ VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse
     "rules": (verbs.rules_parser, verbs.rules),
     "apply": (verbs.apply_parser, verbs.apply),
     "snippet": (verb.snippet_parser, verb.snippet),
-    "diff": (verb_diff.diff_parser, verb_diff.diff),
+    "diff": (diff.diff_parser, diff.diff),
     "completion": (completion.completion_parser, _complete),
 }

@@ -12,32 +12,32 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
-from .baselines import baselines_of
-from .calibrate import Calibration, calibrate
 from .capture import capture
 from .classify import classify
 from .config import EVERYTHING, Selection
-from .costs import DEFAULT_DEVICE, Cost, costs_of
-from .depth import plan_errors
 from .errors import AuditorError
 from .facts import gather
 from .findings import confronted, silenced
 from .guard import untouched
 from .load import in_eval
+from .measurement.calibrate import Calibration, calibrate
+from .measurement.regions import run_regions
 from .numerics.metrics import output_error
-from .planning import Distance
-from .plans import as_run, parameters_of, plans_of, recommend
+from .planning.baselines import baselines_of
+from .planning.choose import Distance
+from .planning.costs import DEFAULT_DEVICE, Cost, costs_of
+from .planning.plans import as_run, parameters_of, plans_of, recommend
+from .planning.units import in_unit, unit_of
+from .planning.workbench import Workbench, reference
 from .records import Capture, Finding, NodeReport, Progress, Subject, Weight
-from .regions import run_regions
 from .result import Audit, Environment
 from .rulebook import Rule
-from .strategies import STRATEGIES
+from .simulation.depth import plan_errors
+from .simulation.strategies import STRATEGIES
 from .tables import table
 from .training.nodes import with_backward
 from .training.stage import conclude, prepare
-from .units import in_unit, unit_of
 from .verdicts import Judgement, judge
-from .workbench import Workbench, reference
 
 
 def run(

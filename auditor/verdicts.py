@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .calibrate import Calibration
+from .measurement.calibrate import Calibration
 from .numerics.formats import FORMATS
 from .records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
-from .resolve import Resolution, resolve
-from .strategies import STRATEGIES, plain, running
+from .simulation.resolve import Resolution, resolve
+from .simulation.strategies import STRATEGIES, plain, running
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget that one node alone may take before it is called sensitive."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 import auditor
-from auditor.attribute import attribute
 from auditor.capture import capture
 from auditor.load import from_object, in_eval
-from auditor.measure import Measurement, measure
+from auditor.measurement.attribute import attribute
+from auditor.measurement.measure import Measurement, measure
 from auditor.records import Capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, build

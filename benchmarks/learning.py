@@ -18,7 +18,7 @@ from auditor.capture.exported import trace_exported
 from auditor.numerics.rounding import round_to
 from auditor.patch.runtime import DTYPES, apply_plan
 from auditor.records import Capture, Objective, Subject
-from auditor.strategies import plain
+from auditor.simulation.strategies import plain
 from auditor.training.emulate import Emulator
 from auditor.training.gradients import capture_step
 from auditor.training.objective import TrainingStep, in_training, step_batches

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from auditor.capture import capture
-from auditor.measure import measure
+from auditor.measurement.measure import measure
 from auditor.records import Batch, NodeError, Subject
 from benchmarks import subjects  # noqa: F401  (timm and transformers import through its torchvision)
 from benchmarks.harness import Row, machine, report

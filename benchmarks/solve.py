@@ -7,12 +7,12 @@ import json
 import random
 
 from auditor.capture.exported import trace_exported
-from auditor.costs import costs_of
 from auditor.load import in_eval
-from auditor.problem import Problem
+from auditor.planning.costs import costs_of
+from auditor.planning.problem import Problem
+from auditor.planning.solve import candidates
 from auditor.records import Capture, Contribution, Verdict
-from auditor.solve import candidates
-from auditor.strategies import STRATEGIES
+from auditor.simulation.strategies import STRATEGIES
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit
 

@@ -13,7 +13,7 @@ from auditor.records import Plan
 from auditor.resources import resource_dir
 from auditor.result import Audit
 from auditor.rulebook import load_rules
-from auditor.strategies import scoped
+from auditor.simulation.strategies import scoped
 from benchmarks.harness import Row, in_process_of_its_own, report
 from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
 from benchmarks.trained_models import TRAINED

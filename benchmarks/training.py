@@ -12,7 +12,7 @@ import torch
 
 import auditor
 from auditor.patch.live import plan_table
-from auditor.strategies import plain
+from auditor.simulation.strategies import plain
 from auditor.training.gradients import bind_step, capture_step, run_step
 from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training, step_batches

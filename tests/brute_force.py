@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from auditor.measure import Measurement
+from auditor.measurement.measure import Measurement
 from auditor.numerics.metrics import output_error
 from auditor.outputs import tensor_outputs
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from auditor.capture import capture
-from auditor.measure import Measurement, measure
+from auditor.measurement.measure import Measurement, measure
 from auditor.records import Capture, Node, Subject
 
 FORMATS = ("fp16", "bf16")

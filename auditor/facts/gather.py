@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
-from ..policy import treatment
 from ..records import Capture, NodeRange, Verdict
+from ..simulation.policy import treatment
 from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
 from .graph import dtype, op_of, operation, readers, source
 from .literals import as_one, beyond, formats_where, lost

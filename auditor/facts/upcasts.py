@@ -11,8 +11,8 @@ import re
 import torch
 from torch import fx
 
-from ..policy import treatment
 from ..records import Capture
+from ..simulation.policy import treatment
 from .graph import CASTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
 
 _RAISES = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..verbs import parser
+from ..commands.verbs import parser
 
 
 def snippet_parser() -> argparse.ArgumentParser:

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..execute import DTYPES, with_literals
 from ..fxnodes import packet_name, target_of, tensors_of
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
+from ..simulation.execute import DTYPES, with_literals
 from .gradients import Step, mutating
 from .records import BackwardError
 

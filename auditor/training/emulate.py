@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..execute import DTYPES, PolicyInterpreter, Setting, with_literals
 from ..fxnodes import target_of, tensors_of
 from ..numerics.formats import LOW_DTYPES
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..records import Capture
-from ..strategies import plain, running
+from ..simulation.execute import DTYPES, PolicyInterpreter, Setting, with_literals
+from ..simulation.strategies import plain, running
 
 Watch = Callable[[str, int, torch.Tensor], None]
 """Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""

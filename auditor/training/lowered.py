@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..records import Capture
-from ..resolve import resolve
-from ..strategies import running
+from ..simulation.resolve import resolve
+from ..simulation.strategies import running
 from .emulate import Precision
 from .records import ModuleGradients, ParameterGradients, Spread
 from .spreads import merged, significant

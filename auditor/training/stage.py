@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..calibrate import usable_batches
 from ..errors import LoadError
+from ..measurement.calibrate import usable_batches
 from ..numerics.formats import FORMATS
 from ..records import Capture, Plan, Subject
-from ..strategies import plain, scoped
+from ..simulation.strategies import plain, scoped
 from .advice import advice_of
 from .batches import batch_sizes
 from .emulate import Emulator, Precision, gradient_error, low_step

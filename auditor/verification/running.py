@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ..capture.concrete import trace_concrete
 from ..capture.exported import trace_exported
-from ..execute import PolicyInterpreter, Setting
 from ..outputs import forward, tensor_outputs
 from ..records import Batch, Capture
+from ..simulation.execute import PolicyInterpreter, Setting
 
 
 def run_patched(model: nn.Module, batches: Sequence[Batch], device: str) -> list[list[torch.Tensor]]:

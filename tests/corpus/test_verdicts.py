@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from auditor.calibrate import calibrate
 from auditor.capture import capture
 from auditor.load import from_object, in_eval
+from auditor.measurement.calibrate import calibrate
 from auditor.records import Node
 from auditor.verdicts import judge
 from tests.corpus.case import Build, Case, Trap

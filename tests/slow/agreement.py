@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.calibrate import calibrate
 from auditor.capture import capture
 from auditor.classify import classify
 from auditor.facts import gather
 from auditor.findings import confronted
 from auditor.load import from_object, in_eval, load
+from auditor.measurement.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook import Rule, load_rules
 from auditor.verdicts import judge

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx
 
 import auditor
-from auditor.attribute import attribute
-from auditor.measure import Measurement
+from auditor.measurement.attribute import attribute
+from auditor.measurement.measure import Measurement
 from auditor.numerics.metrics import output_error
 from auditor.outputs import tensor_outputs
 from auditor.records import Contribution

@@ -13,7 +13,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from auditor import answer, cli
+from auditor import cli
+from auditor.commands import answer
 from auditor.errors import CaptureError
 
 MODEL = """

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.calibrate import calibrate
 from auditor.capture import capture
+from auditor.measurement.calibrate import calibrate
 from auditor.records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
 from auditor.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
 from tests.capturing import Function

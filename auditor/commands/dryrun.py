@@ -1,0 +1,65 @@
+"""What an audit would do, in words: which model was found and how, on which inputs, and what would be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..records import Batch, Subject
+
+KINDS = {
+    "spec": "audit_spec()",
+    "factory": "the function {}()",
+    "class": "the class {}",
+    "instance": "the model named {}",
+}
+FILES = ("report.html", "plan.json", "patched_model.py", "findings.sarif")
+
+
+def described(
+    subject: Subject,
+    directory: Path,
+    *,
+    formats: Sequence[str],
+    strategies: Sequence[str],
+    max_error: float,
+    cuda: bool,
+) -> str:
+    """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
+    plans = ", ".join(f"{strategy}_{fmt}" for strategy in strategies for fmt in formats)
+    device = "the GPU runs the formats" if cuda else "no GPU: a CPU imitates its arithmetic"
+    rows = (
+        ("Target", subject.target),
+        ("Model", _model(subject)),
+        ("Inputs", f"{_inputs(subject.batches)}, from {subject.inputs_source}"),
+        ("Held out", _inputs(subject.held_out) if subject.held_out else "none: plans are verified on the inputs above"),
+        ("Weights", subject.weights_source),
+        ("Plans", f"{plans}; error budget {max_error:g}"),
+        ("Device", device),
+        ("Files", f"{directory}/: {', '.join(FILES)}"),
+    )
+    lines = [f"{name:<9}{text}" for name, text in rows]
+    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _model(subject: Subject) -> str:
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    kind = type(subject.model).__name__
+    origin = subject.origin
+    found = f", made by {KINDS[origin.kind].format(origin.symbol)}" if origin else ""
+    return f"{kind} with {numbers:,} parameters{found}"
+
+
+def _inputs(batches: Sequence[Batch]) -> str:
+    number = f"{len(batches)} batch{'es' * (len(batches) != 1)} of "
+    return number + ", ".join(_shape(leaf) for leaf in pytree.tree_leaves(batches[0]))
+
+
+def _shape(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf).__name__
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}".replace(" ", "")

@@ -1,0 +1,1 @@
+"""What every operation does in every format, and how far its error moves the outputs."""

@@ -1,0 +1,127 @@
+"""Measuring and attributing over all calibration batches, one after the other; memory does not grow with their number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..records import Batch, Capture, Contribution, NodeError, NodeRange, Subject
+from .attribute import attribute
+from .measure import measure
+
+PerFormat = dict[str, dict[str, NodeError]]
+Contributions = dict[str, dict[str, Contribution]]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run."""
+
+    errors: Mapping[str, Mapping[str, NodeError]]
+    contributions: Mapping[str, Mapping[str, Contribution]]
+    ranges: Mapping[str, NodeRange]
+    batches: int
+
+
+def calibrate(
+    capture: Capture, subject: Subject, formats: tuple[str, ...], seed: int, tick: Callable[[str], None]
+) -> Calibration:
+    """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
+
+    The graph is traced for the shapes of the first batch, and for its values where Python branched on them: batches of
+    other shapes, and all but the first of a concrete capture, are left to the verification.
+    """
+    found: Calibration | None = None
+    for batch in usable_batches(capture, subject):
+        measured = measure(capture, subject.model, batch, formats, tick)
+        contributions = attribute(measured, seed, tick)
+        one = Calibration(measured.errors, contributions, measured.ranges, 1)
+        del measured
+        found = one if found is None else _merged(found, one)
+    assert found is not None  # a Subject has at least one batch
+    return found
+
+
+def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
+    """Audited batches that the captured graph is valid for."""
+    return usable(capture, subject, subject.batches)
+
+
+def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
+    """Those of some batches that the captured graph is valid for: of the first batch's shapes, or that batch itself."""
+    first = subject.batches[0]
+    if capture.method != "export":
+        return [batch for batch in batches if batch is first]
+    return [batch for batch in batches if _shapes(batch) == _shapes(first)]
+
+
+def _shapes(batch: Batch) -> str:
+    return str(pytree.tree_map_only(torch.Tensor, lambda x: (tuple(x.shape), x.dtype), batch))
+
+
+def _merged(a: Calibration, b: Calibration) -> Calibration:
+    count = a.batches + 1
+    return Calibration(
+        errors={n: {f: _worse(e, b.errors[n][f]) for f, e in formats.items()} for n, formats in a.errors.items()},
+        contributions={
+            n: {f: _averaged(c, b.contributions[n][f], count) for f, c in formats.items()}
+            for n, formats in a.contributions.items()
+        },
+        ranges={name: _wider(span, b.ranges[name], count) for name, span in a.ranges.items()},
+        batches=count,
+    )
+
+
+def _worse(a: NodeError, b: NodeError) -> NodeError:
+    """The more telling of two errors, with the larger of each count and share."""
+    first, second = (a, b) if _severity(a) >= _severity(b) else (b, a)
+    return replace(
+        first,
+        propagated_error=_larger(a.propagated_error, b.propagated_error),
+        overflow=max(a.overflow, b.overflow),
+        nan=max(a.nan, b.nan),
+        underflow=max(a.underflow, b.underflow),
+        subnormal=max(a.subnormal, b.subnormal),
+        max_ulp=_larger(a.max_ulp, b.max_ulp),
+        cause=first.cause or second.cause,
+        born=a.born or b.born,
+    )
+
+
+def _severity(error: NodeError) -> tuple[bool, int, float, float]:
+    return (
+        error.unsupported is not None,
+        error.overflow + error.nan,
+        error.disagreement or 0.0,
+        error.local_error or 0.0,
+    )
+
+
+def _larger(a: float | None, b: float | None) -> float | None:
+    return max((x for x in (a, b) if x is not None), default=None)
+
+
+def _averaged(mean: Contribution, new: Contribution, count: int) -> Contribution:
+    """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares."""
+    return Contribution(
+        isolated=max(mean.isolated, new.isolated),
+        own=_rms(mean.own, new.own, count),
+        cast=_rms(mean.cast, new.cast, count),
+        decided_by="re-run" if "re-run" in (mean.decided_by, new.decided_by) else mean.decided_by,
+    )
+
+
+def _rms(mean: float, new: float, count: int) -> float:
+    return math.sqrt((mean**2 * (count - 1) + new**2) / count)
+
+
+def _wider(a: NodeRange, b: NodeRange, count: int) -> NodeRange:
+    smallest = [x for x in (a.min_abs, b.min_abs) if x > 0]
+    exponents = {e: a.exponents.get(e, 0) + b.exponents.get(e, 0) for e in sorted({*a.exponents, *b.exponents})}
+    return NodeRange(
+        max(a.max_abs, b.max_abs), min(smallest, default=0.0), (a.zeros * (count - 1) + b.zeros) / count, exponents
+    )

@@ -1,0 +1,119 @@
+"""Which module calls enclose every operation, and what the wrapped ones among them do to the values that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..records import Call, Capture
+
+Steps = tuple[str, ...]
+"""Precisions a value is converted to, one after the other."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A module whose forward is wrapped. entry, exit: precision that what goes in, and comes out, is converted to."""
+
+    precision: str
+    keeps: bool
+    entry: str | None
+    exit: str | None
+
+
+def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], str]) -> dict[str, Boundary]:
+    """The root, and every owner whose precision differs from that of the owner above it, as a plan wraps them.
+
+    What they convert is what `patch/runtime.py` does: `cast` at every boundary; `autocast` only raises, on the way into
+    an FP32 scope and out of a low one that lies in an FP32 one.
+    """
+    owners = {"", *(node.owner for node in capture.nodes.values())}
+    precisions: dict[str, str] = {}
+    above: dict[str, str | None] = {"": None}
+    for owner in sorted(owners, key=lambda path: (path.count(".") + bool(path), path)):
+        inherited = _nearest(owner, precisions)
+        if inherited is None or precision_of(owner) != inherited:
+            precisions[owner], above[owner] = precision_of(owner), inherited
+    keeping = _keeping(capture, precisions, precision_of)
+    return {
+        path: _boundary(strategy, precision, above[path], path in keeping) for path, precision in precisions.items()
+    }
+
+
+def _boundary(strategy: str, precision: str, above: str | None, keeps: bool) -> Boundary:
+    if strategy == "cast":
+        return Boundary(precision, keeps, precision, None if keeps else above)
+    low = precision != "fp32"
+    return Boundary(precision, keeps, None if low else "fp32", "fp32" if low and above == "fp32" else None)
+
+
+def _nearest(path: str, precisions: Mapping[str, str]) -> str | None:
+    """Precision of the nearest path above that is wrapped; None for the root."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path in precisions:
+            return precisions[path]
+    return None
+
+
+def _keeping(capture: Capture, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:
+    """FP32 scopes whose results are read by FP32 scopes alone, or are outputs of the model: they stay FP32."""
+    handed_low: set[str] = set()
+    pairs = {
+        (capture.nodes[source].owner, node.owner)
+        for node in capture.nodes.values()
+        for source in node.inputs
+        if source in capture.nodes
+    }
+    for producer, reader in pairs:
+        if producer != reader and precision_of(reader) != "fp32":
+            handed_low |= {path for path in _paths(producer) if not within(reader, path)}
+    return {path for path, precision in precisions.items() if precision == "fp32" and path not in handed_low}
+
+
+def _paths(owner: str) -> list[str]:
+    parts = owner.split(".") if owner else []
+    return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+
+
+def within(path: str, scope: str) -> bool:
+    """Whether a module path is a scope or lies in it; everything lies in the root."""
+    return not scope or path == scope or path.startswith(f"{scope}.")
+
+
+class Passage:
+    """What happens to values on their way from the operation that makes them to one that reads them.
+
+    A value leaves every wrapped call that encloses its producer and not its reader, innermost first, and enters those
+    that enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary.
+    """
+
+    def __init__(self, capture: Capture, wrapped: Mapping[str, Boundary]) -> None:
+        self._calls, self._wrapped = capture.calls, wrapped
+        self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
+        self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
+        self._between: dict[tuple[tuple[Call, ...], tuple[Call, ...]], Steps] = {}
+
+    def steps(self, source: str, reader: str) -> Steps:
+        """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
+        if source not in self._calls and source not in self._inputs:
+            return ()
+        key = self.enclosing(source), self.enclosing(reader)
+        if key not in self._between:
+            self._between[key] = self._convert(*key)
+        return self._between[key]
+
+    def enclosing(self, name: str) -> tuple[Call, ...]:
+        """Wrapped calls around a node, outermost first."""
+        calls = self._calls.get(name, ())
+        if calls not in self._kept:
+            self._kept[calls] = tuple(call for call in calls if call.path in self._wrapped)
+        return self._kept[calls]
+
+    def _convert(self, source: tuple[Call, ...], reader: tuple[Call, ...]) -> Steps:
+        shared = 0
+        while shared < min(len(source), len(reader)) and source[shared] == reader[shared]:
+            shared += 1
+        left = (self._wrapped[call.path].exit for call in reversed(source[shared:]))
+        entered = (self._wrapped[call.path].entry for call in reader[shared:])
+        return tuple(step for step in (*left, *entered) if step is not None)

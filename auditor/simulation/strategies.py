@@ -1,0 +1,84 @@
+"""The two ways a model is run low: what each strategy means for nodes, parameters, buffers and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..records import Capture, ScopeChoice
+from .execute import Crossing, Setting
+from .nesting import Passage, boundaries
+
+STRATEGIES = ("autocast", "cast")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a capture runs under a strategy: arguments of PolicyInterpreter and of resolve."""
+
+    setting: Callable[[str], Setting]
+    crossing: Crossing
+    placeholder_precision: Mapping[str, str]
+    literals: Mapping[str, Mapping[int | str, Any]]
+
+
+def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:
+    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it.
+
+    autocast: weights and inputs stay FP32, low scopes run under autocast. cast: every floating parameter and buffer is
+    stored in the precision of the scopes that read it (FP32 as soon as one of them is), and inputs in that of the root.
+    """
+    autocast = strategy == "autocast"
+    wrapped = boundaries(capture, strategy, precision_of)
+    passage = Passage(capture, wrapped)
+
+    def setting(name: str) -> Setting:
+        innermost = passage.enclosing(name)[-1]
+        precision = wrapped[innermost.path].precision
+        inside = innermost.depth >= capture.region_depths.get(name, innermost.depth + 1)
+        return Setting(precision, autocast and precision != "fp32", wins=autocast and inside)
+
+    if autocast:
+        return Running(setting, passage.steps, {}, capture.constants.get(f"autocast_{format}", {}))
+    readers = readers_of(capture)
+    stored = {}
+    for placeholder in capture.placeholders:
+        if placeholder.kind == "input":
+            stored[placeholder.name] = precision_of("")
+        elif placeholder.kind in ("parameter", "buffer") or placeholder.name in capture.constants.get(format, {}):
+            owners = readers.get(placeholder.name, ())
+            low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
+            stored[placeholder.name] = format if low else "fp32"
+    return Running(setting, passage.steps, stored, capture.constants.get(format, {}))
+
+
+def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{placeholder: owners of the nodes that read it}."""
+    names = {placeholder.name for placeholder in capture.placeholders}
+    readers: dict[str, dict[str, None]] = {}
+    for node in capture.nodes.values():
+        for source in node.inputs:
+            if source in names:
+                readers.setdefault(source, {})[node.owner] = None
+    return {name: tuple(owners) for name, owners in readers.items()}
+
+
+def plain(format: str) -> Callable[[str], str]:
+    """Everything low: what a user gets without a plan."""
+    return lambda owner: format
+
+
+def scoped(scopes: Mapping[str, ScopeChoice]) -> Callable[[str], str]:
+    """Precision of any module path: its own entry, or that of the nearest path above it."""
+    known: dict[str, str] = {}
+
+    def precision(path: str) -> str:
+        if path not in known:
+            if path in scopes:
+                known[path] = scopes[path].precision
+            else:
+                known[path] = precision(path.rpartition(".")[0]) if path else "fp32"
+        return known[path]
+
+    return precision
