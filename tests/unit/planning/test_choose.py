@@ -16,7 +16,7 @@ from torch import nn
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
 from auditor.outputs import tensor_outputs
-from auditor.planning import planning
+from auditor.planning import choose
 from auditor.planning.choose import Trial, _bisect, make_plan, scopes_of, simulated_error
 from auditor.planning.costs import costs_of
 from auditor.planning.problem import Problem, must_stay_fp32
@@ -58,7 +58,7 @@ def test_the_fastest_that_holds_is_found_wherever_the_prediction_points(data: st
     predicted = sorted(data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size)), reverse=True)
     simulation = Simulation([1.0] * first + [0.0] * (size - first))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "simulated_error", simulation)
+        patch.setattr(choose, "simulated_error", simulation)
         assert _bisect(NO_TRIAL, curve_of(predicted), NO_TRIAL, 0.5) == first
     assert len(simulation.asked) == len(set(simulation.asked))
     assert size - 1 not in simulation.asked  # everything FP32 needs no run
@@ -69,14 +69,14 @@ def test_the_fastest_that_holds_is_found_wherever_the_prediction_points(data: st
 def test_what_is_chosen_holds_even_where_the_curve_is_not_monotone(errors: list[float]) -> None:
     errors[-1] = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "simulated_error", Simulation(errors))
+        patch.setattr(choose, "simulated_error", Simulation(errors))
         found = _bisect(NO_TRIAL, curve_of([0.0] * len(errors)), NO_TRIAL, 0.5)
     assert errors[found] == 0.0
 
 
 def test_a_right_prediction_needs_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation([1.0] * 10 + [0.0] * 16)
-    monkeypatch.setattr(planning, "simulated_error", simulation)
+    monkeypatch.setattr(choose, "simulated_error", simulation)
     assert _bisect(NO_TRIAL, curve_of([0.9] * 10 + [0.1] * 16), NO_TRIAL, 0.5) == 10
     assert simulation.asked == [10, 9]
 
@@ -85,7 +85,7 @@ def test_a_right_prediction_needs_two_runs(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "simulated_error", lambda *_: 0.0)
+    monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
     problem = unsafe_at(drawn("chain", strategy, random.Random(1), unsafe=0.0), "2")
     assert must_stay_fp32(problem) == {"2"}
     assert scoped(make_plan(problem, NO_TRIAL, 0.01, ()).scopes)("2") == "fp32"
@@ -156,7 +156,7 @@ def test_a_plan_states_what_it_gains() -> None:
     problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
     curve = candidates(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "simulated_error", lambda *_: 0.0)
+        patch.setattr(choose, "simulated_error", lambda *_: 0.0)
         plan = make_plan(problem, NO_TRIAL, math.inf, ())
     assert plan.name == "autocast_fp16"
     assert plan.predicted_speedup == pytest.approx(max(point.seconds for point in curve) / curve[0].seconds)
@@ -193,7 +193,7 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     ("device", "fmt", "word"), [("T4", "bf16", "no BF16"), ("T4", "fp16", ""), ("H100", "bf16", "")]
 )
 def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "simulated_error", lambda *_: 0.0)
+    monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
     problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
     plan = make_plan(problem, NO_TRIAL, math.inf, ())
     assert plan.target == device

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from auditor.planning import planning
+from auditor.planning import choose
 from auditor.planning.choose import _fastest_that_holds
 from auditor.planning.costs import Cost
 from auditor.planning.problem import Problem
@@ -29,7 +29,7 @@ BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 def chosen(problem: Problem, budget: float) -> Candidate:
     """What the search takes where every run comes out as predicted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "simulated_error", lambda problem, point, trial, enough: point.predicted_error)
+        patch.setattr(choose, "simulated_error", lambda problem, point, trial, enough: point.predicted_error)
         return _fastest_that_holds(problem, candidates(problem), NO_TRIAL, budget)
 
 
