@@ -11,11 +11,14 @@ _NOTE = (
     "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float().",
 )
 
+_USUAL_SCALE = 65536.0
 _FP16_NOTE = (
-    "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at 65536, halves whenever a "
+    "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
     "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If it goes on "
-    "falling, some gradient does not fit FP16 at all.",
+    "falling, some gradient does not fit FP16 at all."
 )
+_MEASURED = "The first scale comes from this model's own gradients."
+_GUESSED = "The first scale is torch's own default: an audit with --mode training finds one for this model."
 
 _BF16_NOTE = (
     "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through.",
@@ -32,7 +35,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def prepare(model):
     """The model under the plan, ready to train, and its scaler."""
     model = patched_model.apply(model, plan={name!r}).to(DEVICE).train()
-    return model, torch.amp.GradScaler(DEVICE, enabled={enabled})
+    return model, torch.amp.GradScaler(DEVICE, init_scale={scale!r}, enabled={enabled})
 
 
 def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
@@ -52,8 +55,10 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 def render(chosen: Chosen) -> str:
     """Functions `prepare(model)` and `train_step(...)`."""
     scaled = chosen.format == "fp16"
-    notes = comment(*_NOTE, *(_FP16_NOTE if scaled else _BF16_NOTE))
-    return notes + _STEP.format(name=chosen.name, enabled=scaled)
+    scale = chosen.init_scale or _USUAL_SCALE
+    fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if chosen.init_scale else _GUESSED)
+    notes = comment(*_NOTE, *(fp16 if scaled else _BF16_NOTE))
+    return notes + _STEP.format(name=chosen.name, enabled=scaled, scale=scale)
 
 
 TOOL = Tool(

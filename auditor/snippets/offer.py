@@ -17,7 +17,8 @@ Groups = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class Chosen:
     """One plan. scopes: {module path: (precision, what its output is: "keep" or "cast")}. tied, shared: state-dict
-    names of one parameter, paths of one module. remark: why it is this plan and not the recommended one.
+    names of one parameter, paths of one module. init_scale: loss scale that an audit of training recommends, None where
+    there was none. remark: why it is this plan and not the recommended one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Chosen:
     verified: bool
     tied: Groups
     shared: Groups
+    init_scale: float | None = None
     remark: str = ""
 
     def scope_of(self, path: str) -> str | None:
@@ -115,6 +117,8 @@ def _under_several_names(named: Iterable[tuple[str, Any]]) -> Groups:
 
 def _from_audit(audit: Any) -> Offer:
     tied, shared = tied_parameters(audit.subject.model), shared_modules(audit.subject.model)
+    window = getattr(getattr(audit, "training", None), "fp16", None)
+    init_scale = window.init if window is not None else None
     plans = {
         name: Chosen(
             name,
@@ -126,6 +130,7 @@ def _from_audit(audit: Any) -> Offer:
             plan.verified,
             tied,
             shared,
+            init_scale,
         )
         for name, plan in audit.plans.items()
     }
@@ -137,6 +142,7 @@ def _from_document(document: Mapping[str, Any]) -> Offer:
     max_error = _number(budget.get("max_error")) if isinstance(budget, Mapping) else None
     subject = document.get("subject", {})
     tied, shared = (_groups(subject.get(key, [])) for key in ("tied_parameters", "shared_modules"))
+    init_scale = _init_scale(document.get("training"))
     plans = {
         str(name): Chosen(
             str(name),
@@ -148,10 +154,17 @@ def _from_document(document: Mapping[str, Any]) -> Offer:
             plan.get("verified") is True,
             tied,
             shared,
+            init_scale,
         )
         for name, plan in document["plans"].items()
     }
     return Offer(plans, document.get("recommended"))
+
+
+def _init_scale(training: Any) -> float | None:
+    """What an audit of training recommends as the first loss scale of FP16."""
+    window = training.get("fp16") if isinstance(training, Mapping) else None
+    return _number(window.get("init_scale")) if isinstance(window, Mapping) else None
 
 
 def _number(value: Any) -> float | None:

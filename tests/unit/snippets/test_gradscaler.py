@@ -48,6 +48,16 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_the_scale_falls(monkeypa
     assert scaler.get_scale() == 2**15
 
 
+def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = document({"autocast_fp16": scopes("fp16")}, "autocast_fp16")
+    assert "an audit with --mode training finds one" in snippet(content, "gradscaler").replace("\n# ", " ")
+    text = snippet(content | {"training": {"fp16": {"init_scale": 512.0}}}, "gradscaler")
+    assert "comes from this model's own gradients" in text.replace("\n# ", " ")
+    found = pasted(text, monkeypatch, seeded(Net), {"autocast_fp16": scopes("fp16")})
+    _, scaler = found["prepare"](seeded(Net))
+    assert scaler.get_scale() == 512
+
+
 def test_a_cast_plan_is_not_for_training() -> None:
     text = snippet(document({"cast_fp16": scopes("fp16")}, "cast_fp16"), "gradscaler", "cast_fp16")
     assert all(line.startswith("#") for line in text.splitlines())
