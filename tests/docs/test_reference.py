@@ -10,6 +10,7 @@ import pytest
 
 import auditor
 from auditor import cli
+from auditor.commands import options
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_every_option_of_every_verb_is_described(command_line):
 def test_every_verb_is_described_and_shown_in_the_help(command_line):
     for verb in set(cli.VERBS) - {"audit"}:
         assert re.search(rf"^\| `{verb}\b", command_line, re.MULTILINE), verb
-        assert verb in cli.EPILOG
+        assert verb in options.EPILOG
 
 
 def test_every_public_name_argument_and_field_is_described(api):

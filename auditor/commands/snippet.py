@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..commands.verbs import parser
+from .verbs import parser
 
 
 def snippet_parser() -> argparse.ArgumentParser:
     """Options of the verb."""
-    from . import TOOLS
+    from ..snippets import TOOLS
 
     made = parser("snippet", "A plan as Python to paste: " + ", ".join(tool.title for tool in TOOLS.values()) + ".")
     add = made.add_argument
@@ -22,8 +22,8 @@ def snippet_parser() -> argparse.ArgumentParser:
 
 def snippet(args: argparse.Namespace) -> int:
     """Print the snippet. Raises: PlanError."""
-    from . import snippet as written
-    from . import snippets
+    from ..snippets import snippet as written
+    from ..snippets import snippets
 
     texts = (
         [written(args.plan_file, args.tool, args.plan)] if args.tool else snippets(args.plan_file, args.plan).values()
