@@ -111,7 +111,7 @@ class Capture:
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
     region_depths: {node: number of module calls open where its region was entered}.
-    calls: {node: the module calls that enclose it, the root's first}.
+    calls: {node: the module calls that enclose it, the root's first}. aliases: {first path of a module: its other paths}.
     outputs: names of the nodes the model returns, in flattened order.
     """
 
@@ -125,6 +125,7 @@ class Capture:
     regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     region_depths: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 

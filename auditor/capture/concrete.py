@@ -20,7 +20,7 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases
 from .exported import decompose, quiet, return_only
-from .naming import describe_nodes, enclosing_calls
+from .naming import aliases_of, describe_nodes, enclosing_calls
 from .regions import cuda_regions_kept, mark_entered_regions, recorded_depths, recorded_regions
 
 
@@ -68,6 +68,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         regions=recorded_regions(traced),
         region_depths=recorded_depths(traced),
         calls=enclosing_calls(traced, model),
+        aliases=aliases_of(model),
     )
 
 

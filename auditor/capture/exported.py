@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
 from .casts import DistinctCasts, drop_aliases, protect_casts, restore_casts
-from .naming import describe_nodes, enclosing_calls
+from .naming import aliases_of, describe_nodes, enclosing_calls
 from .regions import cuda_regions_kept, inline_regions, recorded_depths, recorded_regions
 
 _KINDS = {
@@ -52,6 +52,7 @@ def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> C
         regions=recorded_regions(graph_module),
         region_depths=recorded_depths(graph_module),
         calls=enclosing_calls(graph_module, model),
+        aliases=aliases_of(model),
     )
 
 

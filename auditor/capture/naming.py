@@ -44,6 +44,14 @@ def enclosing_calls(graph_module: fx.GraphModule, model: nn.Module) -> dict[str,
     return found
 
 
+def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """{first path: the others} of every module that has several."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    return {first: tuple(others) for first, *others in paths.values() if others}
+
+
 def _calls(stack: dict[str, Any], canonical: dict[str, str]) -> tuple[Call, ...]:
     calls = [Call("", 0, "")]
     for key, (path, _) in stack.items():

@@ -169,10 +169,9 @@ def choice_for(paths: list[str], scopes: dict[str, Any], full: bool) -> dict[str
 def stored_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
     """{id of a parameter or buffer: precision of its module}; FP32 as soon as one of several owners is."""
     wanted: dict[int, str] = {}
-    for path, module in model.named_modules():  # a module under two names has the scope of the first
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if wanted.get(id(tensor)) != "fp32":
-                wanted[id(tensor)] = precision_of(path, scopes)
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if wanted.get(id(tensor)) != "fp32":
+            wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
     return wanted
 
 

@@ -13,7 +13,10 @@ Steps = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Boundary:
-    """A module whose forward is wrapped. entry, exit: precision that what goes in, and comes out, is converted to."""
+    """A module whose forward is wrapped. entry, exit: precision that what goes in, and comes out, is converted to.
+
+    exit "input": that of whatever calls it, since its callers differ.
+    """
 
     precision: str
     keeps: bool
@@ -27,17 +30,39 @@ def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], st
     What they convert is what `patch/runtime.py` does: `cast` at every boundary; `autocast` only raises, on the way into
     an FP32 scope and out of a low one that lies in an FP32 one.
     """
-    owners = {"", *(node.owner for node in capture.nodes.values())}
+    precision_of = agreed(capture, precision_of)
     precisions: dict[str, str] = {}
     above: dict[str, str | None] = {"": None}
-    for owner in sorted(owners, key=lambda path: (path.count(".") + bool(path), path)):
-        inherited = _nearest(owner, precisions)
-        if inherited is None or precision_of(owner) != inherited:
-            precisions[owner], above[owner] = precision_of(owner), inherited
+    for owner in sorted(_owners(capture), key=lambda path: (path.count(".") + bool(path), path)):
+        callers = {_nearest(path, precisions) for path in (owner, *capture.aliases.get(owner, ()))}
+        if callers != {precision_of(owner)}:
+            precisions[owner], above[owner] = precision_of(owner), callers.pop() if len(callers) == 1 else "input"
     keeping = _keeping(capture, precisions, precision_of)
     return {
         path: _boundary(strategy, precision, above[path], path in keeping) for path, precision in precisions.items()
     }
+
+
+def agreed(capture: Capture, precision_of: Callable[[str], str]) -> Callable[[str], str]:
+    """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
+    owners = _owners(capture)
+
+    def precision(owner: str) -> str:
+        paths = (owner, *(_listed(path, owners) for path in capture.aliases.get(owner, ())))
+        found = [precision_of(path) for path in paths]
+        return "fp32" if "fp32" in found else found[0]
+
+    return precision
+
+
+def _owners(capture: Capture) -> set[str]:
+    return {"", *(node.owner for node in capture.nodes.values())}
+
+
+def _listed(path: str, owners: set[str]) -> str:
+    while path not in owners:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _boundary(strategy: str, precision: str, above: str | None, keeps: bool) -> Boundary:
@@ -114,6 +139,10 @@ class Passage:
         shared = 0
         while shared < min(len(source), len(reader)) and source[shared] == reader[shared]:
             shared += 1
-        left = (self._wrapped[call.path].exit for call in reversed(source[shared:]))
+        left = [self._exit(source, index) for index in reversed(range(shared, len(source)))]
         entered = (self._wrapped[call.path].entry for call in reader[shared:])
         return tuple(step for step in (*left, *entered) if step is not None)
+
+    def _exit(self, calls: tuple[Call, ...], index: int) -> str | None:
+        handed_on = self._wrapped[calls[index].path].exit
+        return self._wrapped[calls[index - 1].path].precision if handed_on == "input" else handed_on

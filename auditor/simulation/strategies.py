@@ -8,7 +8,7 @@ from typing import Any
 
 from ..records import Capture, ScopeChoice
 from .execute import Crossing, Setting
-from .nesting import Passage, boundaries
+from .nesting import Passage, agreed, boundaries
 
 STRATEGIES = ("autocast", "cast")
 
@@ -30,6 +30,7 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
     stored in the precision of the scopes that read it (FP32 as soon as one of them is), and inputs in that of the root.
     """
     autocast = strategy == "autocast"
+    precision_of = agreed(capture, precision_of)
     wrapped = boundaries(capture, strategy, precision_of)
     passage = Passage(capture, wrapped)
 

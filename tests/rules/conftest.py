@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _process_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
