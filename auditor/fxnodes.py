@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,12 @@ def packet_name(target: Callable[..., Any]) -> str:
 
 
 def viewed(n: fx.Node) -> fx.Node | None:
-    """The node whose entries `n` gives another shape, if that is all it does."""
+    """The node whose entries `n` gives another shape, or whose first result it picks, if that is all it does."""
     source = n.args[0] if n.op == "call_function" and n.args else None
-    return source if isinstance(source, fx.Node) and packet_name(target_of(n)) in VIEWS else None
+    if not isinstance(source, fx.Node):
+        return None
+    first = n.target is operator.getitem and n.args[1] == 0
+    return source if first or packet_name(target_of(n)) in VIEWS else None
 
 
 def mutates(target: object) -> bool:

@@ -72,7 +72,9 @@ def trace_of(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tens
         return Trace([], [])
     if viewed(n) is not None:
         return Trace(None, [])
-    isolated = _gaps(reference, local) if gap is None or len(tensors_of(local)) > 1 else [gap]
+    isolated = (
+        _gaps(reference, local) if gap is None else [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+    )
     if is_tensor_core(target_of(n)):
         return Trace(isolated, None)
     own, rounding = _sampled_errors(exact, local)

@@ -87,10 +87,11 @@ class Profile:
         if not self.nonzero or (self.range.min_abs >= 2 * fmt.smallest_normal and ulps * fmt.epsilon < 0.5):
             return Damage(0, 0, 0.0, 0.0)  # every entry is still more than half of what it was
         kept = normal = 0
+        below = _bits(fmt.smallest_normal) - 1
         for (c,) in _chunks(candidate):
-            c = c.float()
-            kept += int(torch.count_nonzero(c))
-            normal += int(torch.count_nonzero(c.abs() >= fmt.smallest_normal))
+            bits = c.float().view(torch.int32) & _MAGNITUDE
+            kept += int(torch.count_nonzero(bits))
+            normal += int(torch.count_nonzero(bits.sub_(below).clamp_min_(0)))
         return Damage(0, 0, max(0, self.nonzero - kept) / self.nonzero, (kept - normal) / self.nonzero)
 
     def _broken(self, candidate: torch.Tensor, fmt: Format) -> Deviation:
@@ -164,6 +165,10 @@ def _range(spans: Sequence[_Span], counts: list[int], total: int) -> NodeRange:
 
 def _finite_range(x: torch.Tensor) -> NodeRange:
     return range_of(x[torch.isfinite(x)])
+
+
+def _bits(x: float) -> int:
+    return int(torch.tensor(x, dtype=torch.float32).view(torch.int32))
 
 
 def _as_float(bits: int) -> float:
