@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from ..fxnodes import target_of, viewed
 from ..numerics.inner import inner_products
@@ -15,74 +17,133 @@ from ..simulation.execute import DTYPES
 from .measure import Measurement
 
 MAX_PROBES = 8
-LIGHT = 3_000_000
+LIGHT = 1 << 24
 """Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
-"""{samples in the batch: passes} of larger models; 2 with more samples."""
+"""{samples in the batch: passes of larger models at most}; 2 with more samples."""
 
-_DOUBT = 2.33
-"""Standard normal quantile of 1 %: beyond it on either side, the parts of an error are held to be correlated."""
+ENOUGH = 0.1
+"""Relative standard error of half of the estimates at which larger models need no other pass."""
+
+_FEW_TERMS = 4
+"""Fewer squares than this tell nothing of how they scatter."""
+
+_LEVELS = (1024, 128, 16, 1)
+"""Into how many parts, at most, an error is taken apart."""
+
+_DOUBT = 3.3
+"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are held to be correlated."""
 
 
 @dataclass
 class _Sums:
-    """Running sums over probes and samples: of squared inner products, and of those of parts of the error."""
+    """Running sums, over probes and samples, of the squared inner products of parts of the error: finest parts first.
 
-    whole: float = 0.0
-    parts: float = 0.0
+    squares: sums by level. counts: how many squares each is the sum of. finest: the first sum, by probe and sample.
+    """
 
-    def add(self, inner: torch.Tensor) -> None:
-        """inner: <gradient, error> per sample and part, shape [samples, parts]."""
-        inner = inner.double()
-        self.whole += float(inner.sum(1).square().sum())
-        self.parts += float(inner.square().sum())
+    squares: list[float] = field(default_factory=lambda: [0.0] * len(_LEVELS))
+    counts: list[int] = field(default_factory=lambda: [0] * len(_LEVELS))
+    finest: list[float] = field(default_factory=list)
 
-    def square(self, samples: int) -> float:
-        """Estimate of the mean of `samples` squares.
+    def add(self, squares: list[list[float]], counts: list[int]) -> None:
+        """Squares by level and sample, and how many there are in each level."""
+        self.squares = [total + sum(new) for total, new in zip(self.squares, squares, strict=True)]
+        self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
+        self.finest += squares[0]
+
+    def square(self) -> float:
+        """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
 
         Errors of rounding are independent from part to part, so the squares of the parts add up, and being many they
-        scatter little. Where the sum of the whole lies beyond what chance explains, the parts pull together or cancel
-        each other, and the whole, which scatters more and errs on no side, decides.
+        scatter little. Where larger parts add up to more or less than chance explains, smaller ones pull together or
+        cancel each other, and the larger, which scatter more and err on no side, decide.
         """
-        low, high = _chance(samples)
-        return self.parts if low * self.parts <= self.whole <= high * self.parts else self.whole
+        found = self.squares[0]
+        for square, count in zip(self.squares[1:], self.counts[1:], strict=True):
+            low, high = _chance(count)
+            if not low * found <= square <= high * found:
+                found = square
+        return found
+
+    def scatter(self) -> float:
+        """Relative standard error of the root of the finest sum, from how its terms differ; nan for fewer than four."""
+        terms, total = len(self.finest), self.squares[0]
+        if terms < _FEW_TERMS or not total:
+            return math.nan
+        return statistics.stdev(self.finest) * math.sqrt(terms) / total / 2
 
 
-def _chance(samples: int) -> tuple[float, float]:
-    """Quantiles of 1 and 99 % of the mean of `samples` squared standard normals (Wilson and Hilferty, 1931)."""
-    spread = 2 / (9 * samples)
+def _by_level(inner: torch.Tensor) -> tuple[list[list[float]], list[int]]:
+    """Sums of squares by level and sample, and their numbers; inner: <gradient, error>, shape [samples, parts]."""
+    inner = inner.double()
+    sums, counts = [], []
+    for parts in _LEVELS:
+        inner = _merged(inner, parts)
+        sums.append(torch.linalg.vecdot(inner, inner))
+        counts.append(inner.numel())
+    squares: list[list[float]] = torch.stack(sums).tolist()
+    return squares, counts
+
+
+def _merged(inner: torch.Tensor, parts: int) -> torch.Tensor:
+    """Sums of neighbouring parts, so that at most `parts` are left of each sample."""
+    samples, given = inner.shape
+    if given <= parts:
+        return inner
+    width = -(-given // parts)
+    return nn.functional.pad(inner, (0, -given % width)).view(samples, -1, width).sum(2)
+
+
+def _chance(count: int) -> tuple[float, float]:
+    """Bounds of the mean of `count` squared standard normals, missed once in 2000 (Wilson and Hilferty, 1931)."""
+    spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
     return max(low, 0.0) ** 3, high**3
 
 
 @dataclass
 class Estimates:
-    """What the passes found, per node, format and kind of error.
+    """What the passes found, per value, format and kind of error.
 
-    samples: of a value, how many inner products a pass gives: one for each sample of the batch that it has a part for.
+    A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
     passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
     that no reader has.
     """
 
+    measurement: Measurement
     outputs_norm: float
     probe: int = 0
     sums: dict[tuple[str, str, str], _Sums] = field(default_factory=dict)
-    samples: dict[str, int] = field(default_factory=dict)
     passes: dict[str, set[int]] = field(default_factory=dict)
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
         """Relative L2 of the outputs, unit 1."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
+        trace = self.measurement.traces.get(name, {}).get(fmt)
+        if trace is not None and trace.by_inputs:
+            read = self.measurement.readings[name]
+            keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
+            isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
+
+    def scatter(self) -> float:
+        """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
+        found = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
+        return statistics.median(found) if found else math.nan
 
     def _relative(self, name: str, fmt: str, kind: str) -> float:
         found = self.sums.get((name, fmt, kind))
         if found is None or not self.outputs_norm:
             return 0.0
-        passes = len(self.passes[name])
-        return math.sqrt(found.square(passes * self.samples[name]) / passes) / self.outputs_norm
+        return math.sqrt(found.square() / len(self.passes[name])) / self.outputs_norm
+
+
+def reading(product: str, source: str) -> str:
+    """Under which name a product's own reading of a shared value is kept."""
+    return f"{product} reads {source}"
 
 
 def estimate(measurement: Measurement, seed: int) -> Estimates:
@@ -95,17 +156,21 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
     outputs = [x for x in measurement.outputs if x.is_floating_point() and x.requires_grad]
     norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
     batch = _batch_size(outputs)
-    probes = _probes(measurement, batch) if outputs else 0
-    estimates = Estimates(norm)
+    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
+    light = elements < LIGHT
+    probes = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
+    estimates = Estimates(measurement, norm)
     views = _lone_views(measurement)
-    handles = _hooked(measurement, estimates, batch, views)
+    handles = _hooked(estimates, batch, views)
     generator = torch.Generator().manual_seed(seed)
     try:
         for probe in range(probes):
+            if probe and not light and estimates.scatter() <= ENOUGH:
+                break
             weights = [_signs(x, generator) for x in outputs]
             estimates.probe = probe
             estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
-            ends = _cheap_ends(measurement) if probe and probes < MAX_PROBES else None
+            ends = _cheap_ends(measurement) if probe and not light else None
             torch.autograd.backward(outputs, weights, retain_graph=probe < probes - 1, inputs=ends)
     finally:
         for handle in handles:
@@ -113,7 +178,6 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
         for anchor in measurement.anchors:
             anchor.grad = None
     for name, source in views.items():
-        estimates.samples[name] = estimates.samples.get(source, 1)
         estimates.passes[name] = estimates.passes.get(source, set())
         for fmt in measurement.formats:
             if (source, fmt, "cast") in estimates.sums:
@@ -128,30 +192,28 @@ def _signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return signs.masked_fill_(~torch.isfinite(x.detach()), 0.0)
 
 
-def _hooked(
-    measurement: Measurement, estimates: Estimates, batch: int | None, views: dict[str, str]
-) -> list[torch.utils.hooks.RemovableHandle]:
-    handles = []
+def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[torch.utils.hooks.RemovableHandle]:
+    measurement, handles = estimates.measurement, []
     sampled = _sampled(measurement, batch)
+
+    def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
+        if leaf.is_floating_point() and leaf.requires_grad:
+            handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
+            if leaf.is_leaf:
+                handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
+
     for name, leaves in measurement.live.items():
-        if name in views:
-            continue
-        for index, leaf in enumerate(leaves):
-            if leaf.is_floating_point() and leaf.requires_grad:
-                hook = _Hook(measurement, estimates, name, index, batch if name in sampled else None)
-                handles.append(leaf.register_hook(hook))  # type: ignore[no-untyped-call]
-                if leaf.is_leaf:
-                    handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
+        for index, leaf in enumerate(leaves if name not in views else ()):
+            hook(name, leaf, index, batch if name in sampled else None)
+    for product, values in measurement.readings.items():
+        for source, shared in values.items():
+            if shared is not None:
+                hook(reading(product, source), shared, 0, batch if source in sampled else None)
     return handles
 
 
 def _dropped(leaf: torch.Tensor) -> None:
     leaf.grad = None
-
-
-def _probes(measurement: Measurement, batch: int | None) -> int:
-    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
-    return MAX_PROBES if elements < LIGHT else FEW_PROBES.get(batch or 1, 2)
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
@@ -194,14 +256,11 @@ def _lone_views(measurement: Measurement) -> dict[str, str]:
 class _Hook:
     """Turns the gradient at one value into squared inner products with its errors."""
 
-    def __init__(
-        self, measurement: Measurement, estimates: Estimates, name: str, index: int, batch: int | None
-    ) -> None:
-        self.measurement, self.estimates, self.name, self.index = measurement, estimates, name, index
-        self.live = measurement.live[name][index].detach()
-        self.key = id(measurement.live[name][index])
-        self.samples = batch if batch and self.live.dim() and self.live.shape[0] % batch == 0 else 1
-        estimates.samples[name] = max(estimates.samples.get(name, 1), self.samples)
+    def __init__(self, estimates: Estimates, name: str, leaf: torch.Tensor, index: int, batch: int | None) -> None:
+        self.estimates, self.name, self.index = estimates, name, index
+        self.live, self.key = leaf.detach(), id(leaf)
+        self.traces = estimates.measurement.traces.get(name, {})
+        self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an output of a several-output operation that nothing reads
@@ -210,11 +269,11 @@ class _Hook:
             gradient = gradient.detach()
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
-                for fmt in self.measurement.formats:
+                for fmt in self.estimates.measurement.formats:
                     self._add(fmt, gradient)
 
     def _add(self, fmt: str, gradient: torch.Tensor) -> None:
-        trace = self.measurement.traces.get(self.name, {}).get(fmt)
+        trace = self.traces.get(fmt)
         isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
@@ -232,8 +291,9 @@ class _Hook:
         return inner_products(gradient, self.live, self.samples, DTYPES[fmt])
 
     def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
+        squares, counts = _by_level(inner)
         for kind in kinds:
-            self.estimates.sums.setdefault((self.name, fmt, kind), _Sums()).add(inner)
+            self.estimates.sums.setdefault((self.name, fmt, kind), _Sums()).add(squares, counts)
 
 
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:

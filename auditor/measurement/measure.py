@@ -10,19 +10,20 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
+from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
 from ..numerics.causes import cause_of
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
+from ..numerics.kernels import UnsupportedInFormat, is_product, lowered, run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, NodeError, NodeRange
 from ..simulation.execute import with_literals
 from .batchnorm import BATCH_NORMS, batch_norm
+from .derivatives import differentiated
 from .discrete import deciding
 from .rounded import Rounder, rounder
-from .singular import guarding
-from .testrun import Leaves, Trace, run_alone, trace_of, turned
+from .singular import guarding, upstream
+from .testrun import Alone, Leaves, Trace, run_alone, trace_of, turned
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Measurement:
 
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
+    readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
     """
 
     capture: Capture
@@ -43,6 +45,7 @@ class Measurement:
     ranges: dict[str, NodeRange] = field(default_factory=dict)
     outputs: Leaves = field(default_factory=list)
     anchors: Leaves = field(default_factory=list)
+    readings: dict[str, dict[str, torch.Tensor | None]] = field(default_factory=dict)
 
     @property
     def weights(self) -> set[str]:
@@ -65,7 +68,9 @@ def measure(
     flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
     with torch.enable_grad():
-        _Measuring(result, mutating, tick).run(*flat)
+        measuring = _Measuring(result, mutating, tick)
+        measuring.run(*flat)
+    measuring.keep_low_results()
     result.outputs = [leaf for name in capture.outputs for leaf in result.live.get(name, [])]
     return result
 
@@ -86,6 +91,7 @@ class _Measuring(fx.Interpreter):
         self.result, self.mutating, self.tick = result, mutating, tick
         self.deciding, self.guarding = deciding(result.capture), guarding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
+        self.lost: set[fx.Node] = set()
         self.low = {name: _Low(rounder(result.capture, name)) for name in result.formats}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -107,6 +113,20 @@ class _Measuring(fx.Interpreter):
             self._forget(n)
         return reference
 
+    def keep_low_results(self) -> None:
+        """Of what stands shortly before an operation without a derivative: only a run can tell what an error does there."""
+        for n in upstream(self.lost):
+            for name, low in self.low.items():
+                trace = self.result.traces.get(n.name, {}).get(name)
+                error = self.result.errors.get(n.name, {}).get(name)
+                if trace is None or error is None or trace.low is not None or not error.local_error:
+                    continue
+                values = {source: low.round(self.result.values[source.name]) for source in n.all_input_nodes}
+                inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
+                literals = self.result.capture.constants.get(name, {}).get(n.name)
+                with torch.no_grad():
+                    trace.low = run_alone(n, inputs, literals, low.round.dtype).low
+
     def _reference(self, n: fx.Node) -> Any:
         if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
@@ -116,7 +136,26 @@ class _Measuring(fx.Interpreter):
         if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
                 return super().run_node(n)
-        return settled(n.target, super().run_node(n))
+        if is_product(target_of(n)):
+            return self._product(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        result, lost = differentiated(target_of(n), args, kwargs)
+        if lost:
+            leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
+            self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}
+        return result
+
+    def _product(self, n: fx.Node) -> Any:
+        """The product, reading shared values under names of their own: the gradient there is that of this reading."""
+        values = {source: self.env[source] for source in n.all_input_nodes}
+        if not self.mutating and _told_apart(values):
+            shared = {s: torch.ops.aten.alias.default(x) for s, x in values.items() if len(s.users) > 1}
+            self.result.readings[n.name] = {source.name: shared.get(source) for source in values}
+            self.env.update(shared)
+        try:
+            return super().run_node(n)
+        finally:
+            self.env.update(values)
 
     def _connected(self, reference: Any) -> Any:
         """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
@@ -159,18 +198,18 @@ class _Measuring(fx.Interpreter):
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
-        local, exact, unsupported = run_alone(n, inputs, literals, low.round.dtype)
+        alone = run_alone(n, inputs, literals, low.round.dtype)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
-        error, gap = self._error(n, name, low, reference, local, unsupported)
-        if unsupported or error.disagreement or turned(error):
+        error, gap = self._error(n, name, low, reference, alone)
+        if alone.unsupported or error.disagreement or turned(error):
             error = replace(error, born=not inherited)
         self.result.errors.setdefault(n.name, {})[name] = error
-        trace = trace_of(n, reference, local, exact, gap)
+        trace = trace_of(n, reference, alone, gap, n.name in self.result.readings)
         vanishes = bool(error.underflow) and n.name in self.guarding
         trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n, name) or vanishes
         if trace.certain or (n.name in self.deciding and error.local_error):
-            trace.low = local
+            trace.low = alone.low
         self.result.traces.setdefault(n.name, {})[name] = trace
 
     def _overflows(self, n: fx.Node, name: str) -> bool:
@@ -178,8 +217,9 @@ class _Measuring(fx.Interpreter):
         return span is not None and not span.max_abs <= FORMATS[name].largest
 
     def _error(
-        self, n: fx.Node, name: str, low: _Low, reference: Any, local: Any, unsupported: str | None
+        self, n: fx.Node, name: str, low: _Low, reference: Any, alone: Alone
     ) -> tuple[NodeError, torch.Tensor | None]:
+        local, unsupported = alone.low, alone.unsupported
         ours = tensors_of(reference)
         if not ours:
             return NodeError(unsupported=unsupported), None
@@ -196,7 +236,7 @@ class _Measuring(fx.Interpreter):
         if viewed(n) is not None:
             found, gap = profile.rounding(fmt), None
         else:
-            found, gap = profile.deviation(_as_real(tensors_of(local)[0]), fmt)
+            found, gap = profile.deviation(_as_real(tensors_of(local)[0]), fmt, keep=n.name not in self.result.readings)
         inputs = [self.profiles[source] for source in n.all_input_nodes if source in self.profiles]
         return NodeError(
             local_error=found.error,
@@ -266,6 +306,19 @@ def _leaf(value: Any, mutating: bool) -> Any:
         return value
     value = value.detach().clone() if mutating else value.detach()
     return value.requires_grad_() if value.is_floating_point() else value
+
+
+def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
+    """Whether a product reads different FP32 tensors: two views of the same one err together."""
+    roots = set()
+    for source, value in values.items():
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+            return False
+        root = source
+        while (earlier := viewed(root)) is not None:
+            root = earlier
+        roots.add(root)
+    return len(roots) == len(values)
 
 
 def _apart(result: Any, inputs: list[Any]) -> Any:

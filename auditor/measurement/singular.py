@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import fx
 
 from ..fxnodes import packet_name, target_of
@@ -26,12 +28,17 @@ _AT_ZERO = {
 
 def guarding(capture: Capture) -> set[str]:
     """Names of values at most three operations before an operation that is singular at zero."""
-    frontier = {value for node in capture.graph_module.graph.nodes for value in _divisors(node)}
-    found: set[fx.Node] = set()
+    divisors = {value for node in capture.graph_module.graph.nodes for value in _divisors(node)}
+    return {node.name for node in upstream(divisors)}
+
+
+def upstream(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and those at most two operations before them."""
+    frontier, found = set(nodes), set[fx.Node]()
     for _ in range(_STEPS):
         found |= frontier
         frontier = {source for node in frontier if node.op == "call_function" for source in node.all_input_nodes}
-    return {node.name for node in found}
+    return found
 
 
 def _divisors(node: fx.Node) -> list[fx.Node]:

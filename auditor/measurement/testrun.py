@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,19 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, settled, target_of, tensors_of, viewed
-from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, product, raised, run_op
+from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..records import NodeError
 from ..simulation.execute import with_literals
+from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
-_SAMPLE = 1 << 14
 _ONE_ROUNDING = 1.1
+_MOVES = frozenset(
+    "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d embedding cat stack pad "
+    "constant_pad_nd gather index_select repeat roll flip".split()
+)
+"""Operations that move, choose or repeat entries, and so add no error of their own; others are found by trying."""
 
 
 @dataclass
@@ -27,81 +32,96 @@ class Trace:
 
     isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
+    by_inputs: isolated is not kept; it is own and the roundings of the inputs, which reach the result one by one.
     low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
     or vanished where something divides by it.
     """
 
     isolated: Leaves | None
     own: Leaves | None
+    by_inputs: bool = False
     low: Any = None
     certain: bool = False
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A node alone in a format: its low result, or why it cannot run.
+
+    exact: the FP32 result on the same rounded inputs. None for views, for what moves entries only, and for products on
+    a CPU, where nobody asks.
+    """
+
+    low: Any = None
+    exact: Exact | None = None
+    unsupported: str | None = None
+
+
 def run_alone(
     n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
-) -> tuple[Any, Any, str | None]:
-    """The node alone in the format: its low result, the exact one on the same rounded inputs, or why it cannot run.
-
-    For views and for products on a CPU the low result stands for the exact one, which nobody asks for.
-    """
+) -> Alone:
+    """The node on inputs that were rounded to the format."""
     args, kwargs = inputs
     target = target_of(n)
     if viewed(n) is not None:
-        low = target(*args, **kwargs)
-        return low, low, None
+        return Alone(target(*args, **kwargs))
     if mutates(n.target):
         args, kwargs = _fresh(args), _fresh(kwargs)
+    exact = None
     try:
         if is_tensor_core(target) and _on_cpu(args):
-            low = product(target, args, kwargs, dtype)
-            return low, low, None  # its only error is the rounding of the result
-        exact = settled(n.target, target(*raised(args), **raised(kwargs)))
+            return Alone(product(target, args, kwargs, dtype))  # its only error is the rounding of the result
+        if packet_name(target) not in _MOVES:
+            exact = Exact(target, args, kwargs)
+            exact.prepare()
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return None, None, f"{packet_name(target)}: {str(error).splitlines()[0][:160]}"
+        return Alone(unsupported=f"{packet_name(target)}: {str(error).splitlines()[0][:160]}")
     try:
-        return run_op(target, *with_literals(args, kwargs, literals)), exact, None
+        return Alone(run_op(target, *with_literals(args, kwargs, literals)), exact)
     except UnsupportedInFormat as error:
-        return None, None, str(error)
+        return Alone(unsupported=str(error))
     except RuntimeError as error:
-        return None, None, str(error).splitlines()[0][:160]
+        return Alone(unsupported=str(error).splitlines()[0][:160])
 
 
-def trace_of(n: fx.Node, reference: Any, local: Any, exact: Any, gap: torch.Tensor | None) -> Trace:
+def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
     """The errors of a node that ran; gap: low - reference of its first leaf, where that is known already."""
+    local = alone.low
     if local is None:
         return Trace([], [])
     if viewed(n) is not None:
         return Trace(None, [])
-    isolated = (
-        _gaps(reference, local) if gap is None else [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
-    )
-    if is_tensor_core(target_of(n)):
-        return Trace(isolated, None)
-    own, rounding = _sampled_errors(exact, local)
-    if own == 0:  # entries were moved, chosen or repeated
-        return Trace(None if _is_rounded(reference, local) else isolated, [])
-    return Trace(isolated, None if own <= _ONE_ROUNDING * rounding else _gaps(exact, local))
+    if by_inputs:
+        isolated: Leaves = []
+    elif gap is None:
+        isolated = _gaps(reference, local)
+    else:
+        isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+    if alone.exact is not None:
+        own, rounding = _sampled_errors(alone.exact.sample(local))
+        if own > _ONE_ROUNDING * rounding:
+            return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)
+        exact = own == 0
+    else:
+        exact = packet_name(target_of(n)) in _MOVES
+    if exact:
+        return Trace(None if _is_rounded(reference, local) else isolated, [], by_inputs)
+    return Trace(isolated, None, by_inputs)
 
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(torch.equal(_sample(r).to(low.dtype), _sample(low)) for r, low in pairs)
+    return all(torch.equal(sampled(r).to(low.dtype), sampled(low)) for r, low in pairs)
 
 
-def _sampled_errors(exact: Any, local: Any) -> tuple[float, float]:
-    """L2 over a sample of all leaves: of local - exact, and of what rounding the exact result once would do."""
+def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, float]:
+    """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
     own, rounding = [0.0], [0.0]
-    for e, low in zip(tensors_of(exact), tensors_of(local), strict=True):
-        e, low = _sample(e), _sample(low)
-        wide = torch.promote_types(e.dtype, torch.float64)
-        own.append(float(torch.linalg.vector_norm(low.to(wide) - e.to(wide))))
-        rounding.append(float(torch.linalg.vector_norm(e.to(low.dtype).to(wide) - e.to(wide))))
+    for exact, low in pairs:
+        wide = torch.promote_types(exact.dtype, torch.float64)
+        own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(exact.to(low.dtype).to(wide) - exact.to(wide))))
     return math.hypot(*own), math.hypot(*rounding)
-
-
-def _sample(x: torch.Tensor) -> torch.Tensor:
-    flat = x.reshape(-1)
-    return flat[:: max(1, flat.numel() // _SAMPLE)]
 
 
 def turned(error: NodeError) -> bool:

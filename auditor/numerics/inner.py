@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import torch
 
-PARTS = 16
-_CHUNK = 1 << 17
+PARTS = 1024
+_SHORT = 16
+"""Length of a run below which adding it up takes longer than the products."""
+
+_CHUNK = 1 << 18
 
 
 def inner_products(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """<gradient, error> per sample and part: float32 [samples, parts], parts up to PARTS runs of neighbours.
+    """<gradient, error> per sample and part: float32 [samples, parts].
 
+    Parts are PARTS runs of neighbours, or the entries themselves where runs would be shorter than _SHORT.
     gradient, value: [*], equal shapes, with a sample each in equal runs. The error is `value` itself, or, with `dtype`,
     what rounding it to dtype adds. Products that are not finite count as zero.
     """
@@ -27,7 +31,7 @@ def _sums(
 ) -> torch.Tensor:
     flat, values = gradient.detach().reshape(samples, -1), value.detach().reshape(samples, -1)
     width = flat.shape[1] // PARTS
-    if not width:
+    if width < _SHORT:
         return _products(flat, values, dtype, finite)
     whole = width * PARTS
     parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ _TENSOR_CORE = frozenset(
     "matmul mm bmm addmm baddbmm addbmm mv addmv dot vdot einsum bilinear chain_matmul linalg_multi_dot linalg_vecdot "
     "tensordot inner scaled_dot_product_attention _native_multi_head_attention".split()
 )
+_NOT_LINEAR = frozenset({"scaled_dot_product_attention", "_native_multi_head_attention"})
 _NATIVE_PRODUCTS = frozenset("linear conv2d convolution matmul mm bmm".split())
 _LARGE = 1 << 14
 _NO_KERNEL = re.compile(
@@ -39,8 +40,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """`target(*args, **kwargs)` as a GPU computes it; the result has the dtype that torch gives it.
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
-    and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them. Other operations run natively in half, so that half-precision
-    intermediates show. On a GPU everything runs natively.
+    and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
+    Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
     """
     dtype, on_cpu = _low_dtype(args, kwargs)
@@ -81,25 +82,56 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """A matrix product or convolution of tensors in `dtype` on a CPU, as tensor cores compute it."""
     if dtype is torch.bfloat16 and _has_product(packet_name(target), args):
         return target(*args, **kwargs)
+    if target is torch.ops.aten.conv2d.default and not kwargs and _is_slow(*args[:2]):
+        target = _conv2d_by_onednn
     return in_float32(target, args, kwargs, dtype)
+
+
+def _is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch gives a 1x1 convolution, on one thread, to a kernel that takes twice as long as oneDNN's."""
+    one = x.dim() == 4 and x.numel() >= _LARGE and weight.shape[2:] == (1, 1)
+    return one and torch.get_num_threads() == 1 and _has_onednn()
+
+
+def _conv2d_by_onednn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten.mkldnn_convolution.default(x, weight, bias, padding, stride, dilation, groups)
+    return result
+
+
+def _has_onednn() -> bool:
+    mkldnn = torch.backends.mkldnn
+    return bool(mkldnn.is_available() and mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
 def _has_product(name: str, args: tuple[Any, ...]) -> bool:
     """Whether this processor multiplies these bfloat16 tensors itself, accumulating in float32 and rounding once."""
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     large = all(x.dim() > 1 and x.numel() >= _LARGE for x in tensors[:2])
-    return name in _NATIVE_PRODUCTS and large and _multiplies_bfloat16() and bool(torch.backends.mkldnn.enabled)
+    return name in _NATIVE_PRODUCTS and large and _multiplies_bfloat16() and _has_onednn()
 
 
 @cache
 def _multiplies_bfloat16() -> bool:
     known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(torch.backends.mkldnn.is_available() and known is not None and known())  # type: ignore[no-untyped-call]
+    return bool(known is not None and known())
 
 
 def is_tensor_core(target: Callable[..., Any]) -> bool:
     """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
     return packet_name(target) in _TENSOR_CORE
+
+
+def is_product(target: Callable[..., Any]) -> bool:
+    """Whether the result is linear in each tensor argument, so that their errors reach it one beside the other."""
+    return is_tensor_core(target) and packet_name(target) not in _NOT_LINEAR
 
 
 def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:

@@ -123,6 +123,44 @@ def test_against_brute_force(name: str, fmt: str) -> None:
     assert high < 2.5
 
 
+class Shared(nn.Module):
+    """Three products read one value, which is also added; one weight serves two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.tanh()
+        z = self.first(y) * self.second(y) + F.linear(y, self.first.weight)
+        return z + y
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) -> None:
+    measured = measurement_of(seeded(Shared), normal(64, 24))
+    products = [node.name for node in nodes_by_op(measured.capture, "linear")]
+    assert len(products) == 3
+    (weight,) = (p.name for p in measured.capture.placeholders if p.fqn == "first.weight")
+    assert all(measured.readings[name]["tanh"] is not None for name in products)
+    assert [measured.readings[name].get(weight) is not None for name in products] == [True, False, True]
+    found = attribute(measured)
+    for name in products:
+        assert measured.traces[name][fmt].by_inputs
+        assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=0.15)
+        assert 0 < found[name][fmt].own < found[name][fmt].isolated
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_product_of_two_views_of_one_value_feels_its_rounding_twice(fmt: str) -> None:
+    # Each row times itself: 2 x dx, where two independent errors would make sqrt(2) x dx.
+    measured = measurement_of(Function(lambda x: x.unsqueeze(-2) @ x.unsqueeze(-1)), normal(256, 4))
+    product = only(measured.capture, "matmul").name
+    assert product not in measured.readings
+    found = attribute(measured)[product][fmt].isolated
+    assert found == pytest.approx(true_isolated(measured, product, fmt), rel=0.15)
+
+
 def test_an_infinity_that_a_tanh_absorbs_is_harmless() -> None:
     measured = measurement_of(Function(lambda x: (x * x).tanh()), torch.tensor([[300.0]]))
     found = contribution(measured, "mul")

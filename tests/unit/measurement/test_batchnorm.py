@@ -10,6 +10,13 @@ from auditor.measurement.batchnorm import batch_norm
 from tests.subjects import normal
 
 EPS = 1e-3
+REST = {
+    "_native_batch_norm_legit_no_training": (0.1, EPS),
+    "_native_batch_norm_legit_functional": (False, 0.1, EPS),
+    "batch_norm": (False, 0.1, EPS, False),
+    "instance_norm": (False, 0.1, EPS, False),
+}
+"""{operation: what follows the statistics, where they are the given ones}."""
 
 
 def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor) -> Tensor:
@@ -21,7 +28,7 @@ def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
 
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("packet", ["_native_batch_norm_legit_no_training", "batch_norm"])
+@pytest.mark.parametrize("packet", REST)
 def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
     def leaves() -> list[Tensor | None]:
         tensors = [normal(*shape), normal(3, seed=1), normal(3, seed=2), normal(3, seed=3), normal(3, seed=4).exp()]
@@ -29,7 +36,7 @@ def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
         return [None if x is None else x.double().requires_grad_() for x in kept]
 
     target = getattr(torch.ops.aten, packet).default
-    rest = (0.1, EPS) if packet.startswith("_") else (False, 0.1, EPS, False)
+    rest = REST[packet]
     ours, theirs = leaves(), leaves()
     result = batch_norm(target, *ours, *rest)
     result = result[0] if isinstance(result, tuple) else result
@@ -46,4 +53,16 @@ def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
 def test_statistics_of_the_batch_are_left_to_autograd() -> None:
     x = normal(6, 3).requires_grad_()
     result = batch_norm(torch.ops.aten.batch_norm.default, x, None, None, None, None, True, 0.1, EPS, False)
-    assert float(result.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(result.detach().mean()) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("packet", ["_native_batch_norm_legit_functional", "batch_norm"])
+def test_a_norm_by_its_batch_leaves_running_statistics_alone(packet: str) -> None:
+    x, mean, variance = (tensor.requires_grad_() for tensor in (normal(6, 3) + 5, torch.zeros(3), torch.ones(3)))
+    target, rest = getattr(torch.ops.aten, packet).default, REST[packet]
+    result = batch_norm(target, x, None, None, mean, variance, True, *rest[1:])
+    result = result[0] if isinstance(result, tuple) else result
+    assert float(result.detach().mean()) == pytest.approx(0, abs=1e-6)
+    result.square().sum().backward()
+    assert x.grad is not None
+    assert (mean.tolist(), variance.tolist(), mean.grad) == ([0.0] * 3, [1.0] * 3, None)

@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.numerics.inner import _SHORT as SHORT
 from auditor.numerics.inner import PARTS, inner_products
 from tests.subjects import normal
 
 
 def by_hand(gradient: Tensor, error: Tensor, samples: int) -> list[list[float]]:
-    """Per sample, PARTS runs of equal length, the last one longer by what is left over."""
+    """Per sample, PARTS runs of equal length, the last one longer by what is left over; entries where runs are short."""
     rows = zip(gradient.double().reshape(samples, -1), error.double().reshape(samples, -1), strict=True)
     found = []
     for g, e in rows:
-        width = max(len(g) // PARTS, 1)
-        starts = range(0, min(PARTS, len(g) // width) * width, width)
+        width = len(g) // PARTS
+        starts = range(len(g)) if width < SHORT else range(0, PARTS * width, width)
         ends = [*list(starts)[1:], len(g)]
         found.append([float(g[a:b] @ e[a:b]) for a, b in zip(starts, ends, strict=True)])
     return found
@@ -24,7 +25,18 @@ def by_hand(gradient: Tensor, error: Tensor, samples: int) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("shape", "samples"),
-    [((1,), 1), ((7,), 1), ((16,), 1), ((3, 5), 3), ((4, 33), 4), ((4, 33), 1), ((2, 300_001), 2), ((40, 9_000), 40)],
+    [
+        ((1,), 1),
+        ((7,), 1),
+        ((16,), 1),
+        ((3, 5), 3),
+        ((4, 33), 4),
+        ((4, 33), 1),
+        ((2, 300_001), 2),
+        ((1, 16_384), 1),
+        ((1, 16_383), 1),
+        ((40, 9_000), 40),
+    ],
 )
 def test_against_the_definition(shape: tuple[int, ...], samples: int) -> None:
     gradient, error = normal(*shape, seed=1), normal(*shape, seed=2)

@@ -13,6 +13,7 @@ from auditor.numerics import kernels
 from auditor.numerics.kernels import (
     UnsupportedInFormat,
     in_float32,
+    is_product,
     is_tensor_core,
     lowered,
     packet_name,
@@ -186,6 +187,8 @@ def test_names() -> None:
     assert packet_name(math.sqrt) == "sqrt"
     assert is_tensor_core(aten.scaled_dot_product_attention.default)
     assert not is_tensor_core(aten.softmax.int)
+    assert is_product(aten.addmm.default)
+    assert not is_product(aten.scaled_dot_product_attention.default)
 
 
 @pytest.mark.skipif(not kernels._multiplies_bfloat16(), reason="this processor has no bfloat16 products")
@@ -209,3 +212,22 @@ def test_the_processors_own_products_are_those_of_float32(target: Any, shapes: A
     gap = (native.float() - imitated.float()).norm() / imitated.float().norm()
     assert gap < 2**-8 / 20
     assert float((native != imitated).double().mean()) < 0.01
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("rest", "groups"), [((), 1), (([2, 2],), 1), (([1, 1], [3, 2]), 1), (([1, 1], [0, 0], [1, 1], 4), 4)]
+)
+def test_small_filters_on_one_thread_take_another_kernel(rest: Any, groups: int, bias: bool, monkeypatch: Any) -> None:
+    if not kernels._has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    x, weight = normal(2, 32, 30, 20).half(), normal(48, 32 // groups, 1, 1, seed=1).half()
+    args = (x, weight, normal(48, seed=2).half() if bias or rest else None, *rest)
+    assert kernels._is_slow(x, weight)
+    taken = run_op(aten.conv2d.default, args, {})
+    monkeypatch.setattr(kernels, "_is_slow", lambda *tensors: False)
+    other = run_op(aten.conv2d.default, args, {})
+    assert taken.dtype is other.dtype is torch.float16
+    assert float((taken != other).double().mean()) < 0.01  # the order of summation may move a rounding now and then
+    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)

@@ -124,3 +124,24 @@ def test_overflow_and_nan_are_counted_and_left_out_of_the_gap() -> None:
     )
     assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (math.inf, 1, 1, math.inf)
     assert gap.tolist() == [0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", LOW)
+def test_what_shrank_is_counted_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    # An operation may return float32 although its inputs were low.
+    sizes = torch.logspace(-9, 4, 4000) * torch.tensor([1.0, -1.0]).repeat(2000)
+    candidate = torch.where(sizes.abs() < 1e-7, torch.zeros(()), sizes * 0.4).to(dtype)
+    found, _ = Profile(sizes).deviation(candidate, FORMATS[name])
+    assert found.damage == damage(sizes, candidate, FORMATS[name])
+    assert found.damage.underflow > 0
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_the_largest_step_of_a_rounding_is_found_in_any_chunk(name: str) -> None:
+    # Whole numbers are exact but for a tie in the third chunk, and a smaller step after it.
+    fmt, x = FORMATS[name], torch.ones(5 * 2**17)
+    x[2 * 2**17 + 7], x[4 * 2**17 + 9] = 1 + fmt.epsilon / 2, 1 + fmt.epsilon / 4
+    found = Profile(x).rounding(fmt)
+    assert found.max_ulp == 0.5
+    assert found.error == pytest.approx(relative_l2(x, x.to(fmt.dtype)), rel=1e-4)
