@@ -71,7 +71,7 @@ def test_other_refusals_are_the_operations_own() -> None:
 
 POSITIVE = torch.tensor([1.0, 3.0, 0.5])
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "floor division": lambda x: (x * 1.1) // 0.004,
+    "floor division": lambda x: (x * 1.1) // 0.0004,
     "weighted loss": lambda x: F.cross_entropy(x, CLASSES, (x[0] * 1.1).exp()) + x,
     "binary loss": lambda x: F.binary_cross_entropy_with_logits(x, x.sigmoid(), pos_weight=(x[1] * 1.1).exp()) + x,
     "step": lambda x: torch.heaviside((x * 1.1).round(decimals=2), POSITIVE) + x,
