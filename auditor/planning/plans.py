@@ -53,6 +53,8 @@ def plans_of(
             for name, budget in pending.items()
             if _has_low(found[name]) and (not found[name].verified or _outdone(found[name], baselines[name]))
         }
+        if not pending:
+            break
     harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
     return found | _undone(bench, harmful, baselines, tick)
 

@@ -1,4 +1,4 @@
-"""Four kinds of model, as their libraries write them, small enough to run once per node and with a batch of eight."""
+"""Kinds of model, as their libraries write them: small enough to run once per node many times over, or of full size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def specimen(name: str) -> Specimen:
     """The same every time; skips the test where its library is not installed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, args, kwargs = MODELS[name]()
+        model, args, kwargs = (MODELS | LARGE)[name]()
     return Specimen(model.eval(), args, kwargs)
 
 
@@ -68,6 +68,16 @@ def _whisper() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return model, (), {"input_features": torch.randn(BATCH, 16, 64), "decoder_input_ids": _tokens(12)}
 
 
+def _resnet50() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    model = _library("timm").create_model("resnet50", pretrained=False, zero_init_last=False)
+    return model, (torch.randn(BATCH // 2, 3, 224, 224),), {}
+
+
+def _convnext() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    model = _library("timm").create_model("convnext_tiny", pretrained=False, ls_init_value=1.0)
+    return model, (torch.randn(BATCH // 2, 3, 224, 224),), {}
+
+
 def _tokens(length: int) -> Tensor:
     return torch.randint(3, VOCABULARY, (BATCH, length))
 
@@ -83,3 +93,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
     "t5": _t5,
     "whisper": _whisper,
 }
+LARGE: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]] = {
+    "resnet50": _resnet50,
+    "convnext_tiny": _convnext,
+}
+"""Of full size, and so attributed with a pass or two; every branch adds to the outputs, as in a trained model."""

@@ -19,7 +19,7 @@ from auditor.outputs import tensor_outputs
 from auditor.records import Contribution
 from tests import brute_force
 from tests.brute_force import spearman
-from tests.slow.models import MODELS, specimen
+from tests.slow.models import LARGE, MODELS, specimen
 from tests.subjects import FORMATS, measurement_of
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def attributed(name: str) -> Attributed:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | LARGE)
 def test_against_brute_force(name: str, fmt: str) -> None:
     found = attributed(name)
     graph_module, floor = found.measured.capture.graph_module, found.floor()
@@ -86,7 +86,7 @@ def test_against_brute_force(name: str, fmt: str) -> None:
     assert high <= 2.5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | LARGE)
 def test_the_whole_plan(name: str) -> None:
     chosen = specimen(name)
     audit = auditor.audit(chosen.model, chosen.args, kwargs=chosen.kwargs, device="cpu")

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture import capture
+from auditor.measurement.attribute import attribute
 from auditor.measurement.measure import Measurement, measure
 from auditor.records import NodeError
+from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded, subject_of
 
@@ -209,6 +211,34 @@ def test_a_batch_norm_on_the_concrete_path() -> None:
     measured = measurement_of(seeded(BranchesAfterNorm), normal(2, 2, 4, 4))
     assert measured.capture.method == "concrete"
     assert all(0 < error_of(measured, "batch_norm", fmt).local_error < 0.01 for fmt in FORMATS)
+
+
+class Normed(nn.Module):
+    """A norm that writes its running statistics, or reads them, as `norm` does."""
+
+    def __init__(self, norm: nn.Module, by_batch: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.by_batch = nn.Conv2d(3, 8, 3), norm, by_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.train(self.by_batch)
+        result: Tensor = self.norm(self.conv(x)).relu().mean((2, 3))
+        return result
+
+
+@pytest.mark.parametrize("by_batch", [True, False])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_norms_with_running_statistics(norm: type[nn.Module], by_batch: bool) -> None:
+    model = Normed(norm(8, track_running_stats=True), by_batch)  # type: ignore[call-arg]
+    subject = subject_of(model, normal(4, 3, 12, 12))
+    captured = capture(subject, FORMATS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    measured = measure(captured, model, subject.batches[0], FORMATS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found = attribute(measured)
+    for node in (only(measured.capture, packet).name for packet in ("conv2d", "relu", "mean")):
+        for fmt in FORMATS:
+            assert found[node][fmt].isolated == pytest.approx(true_isolated(measured, node, fmt), rel=0.5), node
 
 
 def test_ranges_cover_every_floating_node() -> None:
