@@ -7,7 +7,6 @@ import statistics
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from ..fxnodes import target_of, viewed
 from ..numerics.inner import inner_products
@@ -15,6 +14,7 @@ from ..numerics.kernels import is_tensor_core
 from ..records import Contribution
 from ..simulation.execute import DTYPES
 from .measure import Measurement
+from .sums import Sums, by_level
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -25,82 +25,6 @@ FEW_PROBES = {1: 4, 2: 3, 3: 3}
 
 ENOUGH = 0.1
 """Relative standard error of half of the estimates at which larger models need no other pass."""
-
-_FEW_TERMS = 4
-"""Fewer squares than this tell nothing of how they scatter."""
-
-_LEVELS = (1024, 128, 16, 1)
-"""Into how many parts, at most, an error is taken apart."""
-
-_DOUBT = 3.3
-"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are held to be correlated."""
-
-
-@dataclass
-class _Sums:
-    """Running sums, over probes and samples, of the squared inner products of parts of the error: finest parts first.
-
-    squares: sums by level. counts: how many squares each is the sum of. finest: the first sum, by probe and sample.
-    """
-
-    squares: list[float] = field(default_factory=lambda: [0.0] * len(_LEVELS))
-    counts: list[int] = field(default_factory=lambda: [0] * len(_LEVELS))
-    finest: list[float] = field(default_factory=list)
-
-    def add(self, squares: list[list[float]], counts: list[int]) -> None:
-        """Squares by level and sample, and how many there are in each level."""
-        self.squares = [total + sum(new) for total, new in zip(self.squares, squares, strict=True)]
-        self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
-        self.finest += squares[0]
-
-    def square(self) -> float:
-        """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
-
-        Errors of rounding are independent from part to part, so the squares of the parts add up, and being many they
-        scatter little. Where larger parts add up to more or less than chance explains, smaller ones pull together or
-        cancel each other, and the larger, which scatter more and err on no side, decide.
-        """
-        found = self.squares[0]
-        for square, count in zip(self.squares[1:], self.counts[1:], strict=True):
-            low, high = _chance(count)
-            if not low * found <= square <= high * found:
-                found = square
-        return found
-
-    def scatter(self) -> float:
-        """Relative standard error of the root of the finest sum, from how its terms differ; nan for fewer than four."""
-        terms, total = len(self.finest), self.squares[0]
-        if terms < _FEW_TERMS or not total:
-            return math.nan
-        return statistics.stdev(self.finest) * math.sqrt(terms) / total / 2
-
-
-def _by_level(inner: torch.Tensor) -> tuple[list[list[float]], list[int]]:
-    """Sums of squares by level and sample, and their numbers; inner: <gradient, error>, shape [samples, parts]."""
-    inner = inner.double()
-    sums, counts = [], []
-    for parts in _LEVELS:
-        inner = _merged(inner, parts)
-        sums.append(torch.linalg.vecdot(inner, inner))
-        counts.append(inner.numel())
-    squares: list[list[float]] = torch.stack(sums).tolist()
-    return squares, counts
-
-
-def _merged(inner: torch.Tensor, parts: int) -> torch.Tensor:
-    """Sums of neighbouring parts, so that at most `parts` are left of each sample."""
-    samples, given = inner.shape
-    if given <= parts:
-        return inner
-    width = -(-given // parts)
-    return nn.functional.pad(inner, (0, -given % width)).view(samples, -1, width).sum(2)
-
-
-def _chance(count: int) -> tuple[float, float]:
-    """Bounds of the mean of `count` squared standard normals, missed once in 2000 (Wilson and Hilferty, 1931)."""
-    spread = 2 / (9 * count)
-    low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
-    return max(low, 0.0) ** 3, high**3
 
 
 @dataclass
@@ -115,7 +39,7 @@ class Estimates:
     measurement: Measurement
     outputs_norm: float
     probe: int = 0
-    sums: dict[tuple[str, str, str], _Sums] = field(default_factory=dict)
+    sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
     passes: dict[str, set[int]] = field(default_factory=dict)
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -291,9 +215,9 @@ class _Hook:
         return inner_products(gradient, self.live, self.samples, DTYPES[fmt])
 
     def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
-        squares, counts = _by_level(inner)
+        squares, counts = by_level(inner)
         for kind in kinds:
-            self.estimates.sums.setdefault((self.name, fmt, kind), _Sums()).add(squares, counts)
+            self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(squares, counts)
 
 
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:

@@ -13,14 +13,13 @@ from torch.utils import _pytree as pytree
 from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
 from ..numerics.causes import cause_of
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, is_product, lowered, run_op
+from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, NodeError, NodeRange
 from ..simulation.execute import with_literals
-from .batchnorm import BATCH_NORMS, batch_norm
-from .derivatives import differentiated
 from .discrete import deciding
+from .reference import Reference
 from .rounded import Rounder, rounder
 from .singular import guarding, upstream
 from .testrun import Alone, Leaves, Trace, run_alone, trace_of, turned
@@ -67,10 +66,11 @@ def measure(
     mutating = any(mutates(node.target) for node in capture.graph_module.graph.nodes)
     flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
+    measuring = _Measuring(result, mutating, tick)
     with torch.enable_grad():
-        measuring = _Measuring(result, mutating, tick)
         measuring.run(*flat)
     measuring.keep_low_results()
+    result.anchors, result.readings = measuring.anchors, measuring.readings
     result.outputs = [leaf for name in capture.outputs for leaf in result.live.get(name, [])]
     return result
 
@@ -85,13 +85,12 @@ class _Low:
     spoilt: set[fx.Node] = field(default_factory=set)
 
 
-class _Measuring(fx.Interpreter):
+class _Measuring(Reference):
     def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None]) -> None:
-        super().__init__(result.capture.graph_module)
-        self.result, self.mutating, self.tick = result, mutating, tick
+        super().__init__(result.capture.graph_module, mutating)
+        self.result, self.tick = result, tick
         self.deciding, self.guarding = deciding(result.capture), guarding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
-        self.lost: set[fx.Node] = set()
         self.low = {name: _Low(rounder(result.capture, name)) for name in result.formats}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -105,7 +104,7 @@ class _Measuring(fx.Interpreter):
         self.tick(n.name)
         # Rounded before the reference runs: an in-place operation would change the inputs under our feet.
         inputs = {name: self._rounded_inputs(n, low) for name, low in self.low.items()}
-        reference = self._connected(_apart(self._reference(n), [self.env[source] for source in n.all_input_nodes]))
+        reference = super().run_node(n)
         self._keep(n, reference)
         with torch.no_grad():
             for name, low in self.low.items():
@@ -126,47 +125,6 @@ class _Measuring(fx.Interpreter):
                 literals = self.result.capture.constants.get(name, {}).get(n.name)
                 with torch.no_grad():
                     trace.low = run_alone(n, inputs, literals, low.round.dtype).low
-
-    def _reference(self, n: fx.Node) -> Any:
-        if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
-            return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
-        if n.target in BATCH_NORMS:
-            args, _ = self.fetch_args_kwargs_from_env(n)
-            return batch_norm(target_of(n), *args)
-        if not any(_is_float(leaf) for leaf in tensors_of(n.meta.get("val"))):
-            with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
-                return super().run_node(n)
-        if is_product(target_of(n)):
-            return self._product(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        result, lost = differentiated(target_of(n), args, kwargs)
-        if lost:
-            leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
-            self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}
-        return result
-
-    def _product(self, n: fx.Node) -> Any:
-        """The product, reading shared values under names of their own: the gradient there is that of this reading."""
-        values = {source: self.env[source] for source in n.all_input_nodes}
-        if not self.mutating and _told_apart(values):
-            shared = {s: torch.ops.aten.alias.default(x) for s, x in values.items() if len(s.users) > 1}
-            self.result.readings[n.name] = {source.name: shared.get(source) for source in values}
-            self.env.update(shared)
-        try:
-            return super().run_node(n)
-        finally:
-            self.env.update(values)
-
-    def _connected(self, reference: Any) -> Any:
-        """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
-
-        def connect(x: torch.Tensor) -> torch.Tensor:
-            if not x.is_floating_point() or x.requires_grad:
-                return x
-            self.result.anchors.append(x.requires_grad_())
-            return x.clone()
-
-        return pytree.tree_map_only(torch.Tensor, connect, reference)
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = tensors_of(reference)
@@ -205,7 +163,7 @@ class _Measuring(fx.Interpreter):
         if alone.unsupported or error.disagreement or turned(error):
             error = replace(error, born=not inherited)
         self.result.errors.setdefault(n.name, {})[name] = error
-        trace = trace_of(n, reference, alone, gap, n.name in self.result.readings)
+        trace = trace_of(n, reference, alone, gap, n.name in self.readings)
         vanishes = bool(error.underflow) and n.name in self.guarding
         trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n, name) or vanishes
         if trace.certain or (n.name in self.deciding and error.local_error):
@@ -236,7 +194,7 @@ class _Measuring(fx.Interpreter):
         if viewed(n) is not None:
             found, gap = profile.rounding(fmt), None
         else:
-            found, gap = profile.deviation(_as_real(tensors_of(local)[0]), fmt, keep=n.name not in self.result.readings)
+            found, gap = profile.deviation(_as_real(tensors_of(local)[0]), fmt, keep=n.name not in self.readings)
         inputs = [self.profiles[source] for source in n.all_input_nodes if source in self.profiles]
         return NodeError(
             local_error=found.error,
@@ -306,25 +264,6 @@ def _leaf(value: Any, mutating: bool) -> Any:
         return value
     value = value.detach().clone() if mutating else value.detach()
     return value.requires_grad_() if value.is_floating_point() else value
-
-
-def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
-    """Whether a product reads different FP32 tensors: two views of the same one err together."""
-    roots = set()
-    for source, value in values.items():
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-            return False
-        root = source
-        while (earlier := viewed(root)) is not None:
-            root = earlier
-        roots.add(root)
-    return len(roots) == len(values)
-
-
-def _apart(result: Any, inputs: list[Any]) -> Any:
-    """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
-    own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
-    return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)
 
 
 def _is_float(x: torch.Tensor) -> bool:
