@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -38,6 +38,8 @@ def dtype_constants(
     if not _suspicious(captured.graph_module):
         return {}
     found = {}
+    outline = trace_exported(model, batch, functional=False) if captured.method == "export" else captured
+    names = _names(outline, captured)
     for name in formats:
         dtype = _DTYPES.get(name)
         if dtype is None:
@@ -45,14 +47,29 @@ def dtype_constants(
         lowered, inputs = _in_dtype(model, batch, dtype)
         low = _trace_in(lowered, inputs, captured.method)
         if low is not None:
-            changed = _differences(captured.graph_module, low.graph_module)
-            changed |= _constants_in(captured, model, batch, low, lowered, inputs)
-            found[name] = changed
+            changed = _differences(outline.graph_module, low.graph_module)
+            changed |= _constants_in(outline, model, batch, low, lowered, inputs)
+            found[name] = _renamed(changed, names)
         with torch.autocast("cpu", dtype=dtype):
             regional = _trace_in(model, batch, captured.method)
         if regional is not None:
-            found[f"autocast_{name}"] = _differences(captured.graph_module, regional.graph_module, casts=False)
+            changed = _differences(outline.graph_module, regional.graph_module, casts=False)
+            found[f"autocast_{name}"] = _renamed(changed, names)
     return found
+
+
+def _names(outline: Capture, captured: Capture) -> dict[str, str]:
+    """{node of the outline: the same node of the functional graph}."""
+    if outline is captured:
+        return {node.name: node.name for node in captured.graph_module.graph.nodes}
+    known = {placeholder.fqn: placeholder.name for placeholder in captured.placeholders}
+    found = {p.name: known[p.fqn] for p in outline.placeholders if p.fqn is not None and p.fqn in known}
+    twins = _twins(_operations(outline.graph_module, True), _operations(captured.graph_module, True))
+    return found | {ours.name: theirs.name for ours, theirs in twins}
+
+
+def _renamed(literals: Literals, names: Mapping[str, str]) -> Literals:
+    return {names[name]: changed for name, changed in literals.items() if name in names}
 
 
 def _suspicious(graph_module: fx.GraphModule) -> bool:
@@ -71,7 +88,9 @@ def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype) -> tuple[nn.Mo
 
 def _trace_in(model: nn.Module, batch: Batch, method: str) -> Capture | None:
     try:
-        return trace_concrete(model, batch) if method == "concrete" else trace_exported(model, batch, ambient=False)
+        if method == "concrete":
+            return trace_concrete(model, batch)
+        return trace_exported(model, batch, ambient=False, functional=False)
     except Exception:  # a dtype mismatch: the measurements meet it and name it
         return None
 
@@ -91,15 +110,13 @@ def _constants_in(
 
 def _differences(reference: fx.GraphModule, lowered: fx.GraphModule, *, casts: bool = True) -> Literals:
     ours, theirs = _operations(reference, casts), _operations(lowered, casts)
-    matcher = SequenceMatcher(None, [_key(node) for node in ours], [_key(node) for node in theirs], autojunk=False)
     found: Literals = {}
     twins: dict[fx.Node, fx.Node] = {}
-    for block in matcher.get_matching_blocks():
-        for mine, other in zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True):
-            twins[other] = mine
-            changed = _changed_literals(mine, other)
-            if changed:
-                found[mine.name] = changed
+    for mine, other in _twins(ours, theirs):
+        twins[other] = mine
+        changed = _changed_literals(mine, other)
+        if changed:
+            found[mine.name] = changed
     for other in theirs if casts else ():
         if other in twins or op_name(other.target) != "aten.to.dtype":
             continue
@@ -107,6 +124,13 @@ def _differences(reference: fx.GraphModule, lowered: fx.GraphModule, *, casts: b
         if source in twins and len(source.users) == 1:
             found.setdefault(twins[source].name, {})["result"] = other.args[1]
     return found
+
+
+def _twins(ours: Sequence[fx.Node], theirs: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Nodes of two graphs that are the same operation of the same module, in the same order."""
+    matcher = SequenceMatcher(None, [_key(node) for node in ours], [_key(node) for node in theirs], autojunk=False)
+    for block in matcher.get_matching_blocks():
+        yield from zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True)
 
 
 def _operations(graph_module: fx.GraphModule, casts: bool) -> list[fx.Node]:
@@ -117,7 +141,7 @@ def _operations(graph_module: fx.GraphModule, casts: bool) -> list[fx.Node]:
 
 def _key(node: fx.Node) -> tuple[str, str]:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return op_name(node.target), stack[-1][0] if stack else ""
+    return op_name(node.target).replace("_.", "."), stack[-1][0] if stack else ""  # in place or not
 
 
 def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:

@@ -31,13 +31,19 @@ _KINDS = {
 }
 
 
-def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True) -> Capture:
+def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True, functional: bool = True) -> Capture:
     """Graph of `model` on `batch`: functional, FP32, with the autocast regions of the author kept beside it.
 
     ambient: trace as if inside an autocast region of dtype float32. It inserts no cast, but code that asks whether
     autocast is on, in order to switch it off, then shows the regions that it protects.
+    functional: without it, operations in place stay as they were written, and tracing takes a third of the time.
     """
-    program = decompose(export_program(model, batch, ambient=ambient))
+    program = export_program(model, batch, ambient=ambient)
+    if functional:
+        program = decompose(program)
+    else:
+        _flatten(program)
+        restore_casts(program.graph_module)
     graph_module = program.graph_module
     outputs = return_only(program)
     nodes = describe_nodes(graph_module, model)
@@ -70,17 +76,21 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Functionalise; explicit casts stay (casts.py), autocast regions are flattened, and remembered (regions.py)."""
+    _flatten(program)
+    with quiet():
+        functional: ExportedProgram = program.run_decompositions({})
+    _drop_assertions(functional.graph_module)
+    restore_casts(functional.graph_module)
+    return functional
+
+
+def _flatten(program: ExportedProgram) -> None:
     inline_regions(program)
     renamed = drop_aliases(program.graph_module)
     for old, new in renamed.items():
         program.graph_signature.replace_all_uses(old, new)
     _drop_assertions(program.graph_module)
     protect_casts(program.graph_module)
-    with quiet():
-        functional: ExportedProgram = program.run_decompositions({})
-    _drop_assertions(functional.graph_module)
-    restore_casts(functional.graph_module)
-    return functional
 
 
 @contextmanager

@@ -25,6 +25,42 @@ def test_the_smallest_number_of_the_dtype() -> None:
     assert found.constants["bf16"] == {name: {2: torch.finfo(torch.bfloat16).min}}
 
 
+def test_in_place_too() -> None:
+    def in_place(x: Tensor) -> Tensor:
+        scores = x * 2
+        scores.masked_fill_(x > 0, torch.finfo(x.dtype).min)
+        scores += torch.finfo(x.dtype).eps
+        return scores.relu_()
+
+    found = capture_of(Function(in_place), X)
+    assert found.method == "export"
+    eps, filled = only(found, "add").name, only(found, "masked_fill").name
+    assert found.constants["fp16"] == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
+
+
+class Positions(nn.Module):
+    """Tensors that the forward makes of numbers: one in the dtype of the input, one in FP32 whatever that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fixed = torch.tensor([0.1, 0.2])
+        made = torch.tensor([0.3, torch.finfo(x.dtype).eps], dtype=x.dtype)
+        result: Tensor = self.second(self.first(x) + fixed.to(x.dtype)) + made
+        return result
+
+
+def test_constants_made_in_the_dtype_of_the_input() -> None:
+    found = capture_of(Positions(), X)
+    by_name = {p.name: p for p in found.placeholders}
+    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        made = {key for key, literals in found.constants[name].items() if literals.get("dtype") is dtype}
+        assert len(made) == 1
+        assert {by_name[key].kind for key in made} == {"constant"}
+
+
 def test_epsilon_and_tiny() -> None:
     found = capture_of(
         Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X
