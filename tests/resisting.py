@@ -257,3 +257,57 @@ class NormalisesBatches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(self.norm(self.stem(x))).mean((2, 3)))
+
+
+@resisting(floats(6, 16), integers(4, 6))
+class WeighsClasses(nn.Module):
+    """Autograd has no derivative by the weights of the classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = nn.Linear(16, 5)
+        self.register_buffer("weights", torch.rand(5) + 0.5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.classes(x)
+        return scores, nn.functional.cross_entropy(scores, labels, weight=self.weights)
+
+
+@resisting(floats(4, 16))
+class Quantises(nn.Module):
+    """Autograd has no derivative of a floor division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.tanh(self.first(x)) // 0.25
+        return self.second(steps * 0.25)
+
+
+@resisting(floats(3, 3, 12, 12))
+class RemembersInstances(nn.Module):
+    """An instance norm by running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+        self.norm = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.norm(self.first(x))))
+
+
+@resisting(floats(512, 512), integers(64, 512))
+class CollectsByIndex(nn.Module):
+    """Under autocast the messages are low and the sums are not, and a scatter takes one dtype only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.update = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        sums = torch.zeros(64, 512)
+        sums = sums.scatter_add(0, target[:, None].expand(-1, 512), self.message(x))
+        return self.update(torch.tanh(sums))

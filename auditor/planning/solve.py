@@ -32,6 +32,7 @@ class Candidate:
 def candidates(problem: Problem) -> list[Candidate]:
     """Points of the Pareto curve from everything low to everything FP32, fastest first, dominated ones dropped.
 
+    The last one is everything FP32, also where no error is predicted: a low run may still be refused.
     For a multiplier m, the energy  time + m * error^2  is a sum of one term per scope and one per pair of scopes that
     exchange values, and each pair term only penalises unequal labels: its minimum is a minimum cut.
     Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
@@ -48,7 +49,8 @@ def candidates(problem: Problem) -> list[Candidate]:
     for point in points:
         if not front or point.predicted_error < front[-1].predicted_error:
             front.append(point)
-    return front
+    high = next(point for point in points if set(point.precision.values()) == {"fp32"})
+    return front if front[-1] is high else [*front, high]
 
 
 def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Candidate]:
