@@ -111,6 +111,8 @@ class Capture:
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
     region_depths: {node: number of module calls open where its region was entered}.
+    in_place: nodes that the author wrote as operations in place: autocast leaves those alone, and their result has the
+    dtype of what they write to.
     calls: {node: the module calls that enclose it, the root's first}. aliases: {first path of a module: its other paths}.
     outputs: names of the nodes the model returns, in flattened order.
     """
@@ -124,6 +126,7 @@ class Capture:
     constants: Mapping[str, Mapping[str, Mapping[int | str, Any]]] = field(default_factory=dict)
     regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     region_depths: Mapping[str, int] = field(default_factory=dict)
+    in_place: frozenset[str] = frozenset()
     calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

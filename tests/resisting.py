@@ -301,13 +301,24 @@ class RemembersInstances(nn.Module):
 
 @resisting(floats(512, 512), integers(64, 512))
 class CollectsByIndex(nn.Module):
-    """Under autocast the messages are low and the sums are not, and a scatter takes one dtype only."""
+    """Under autocast the messages are low and the sums are not, and adding by index takes one dtype only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.message, self.update = nn.Linear(512, 512), nn.Linear(512, 512)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        sums = torch.zeros(64, 512).index_add(0, target, self.message(x))
+        return self.update(torch.tanh(sums))
+
+
+@resisting(floats(512, 512), integers(64, 512))
+class CollectsInPlace(CollectsByIndex):
+    """Operations in place are others to autocast: writing by index refuses two dtypes, an exponential stays low."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        messages = self.message(x).mul_(0.5)
+        messages.clamp_(-1, 1).exp_()
         sums = torch.zeros(64, 512)
-        sums = sums.scatter_add(0, target[:, None].expand(-1, 512), self.message(x))
+        sums.index_put_((target,), messages, accumulate=True)
         return self.update(torch.tanh(sums))

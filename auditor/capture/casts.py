@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ..numerics.formats import LOW_DTYPES
+from ..numerics.kernels import raised
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -36,6 +40,27 @@ class DistinctCasts(TorchFunctionMode):
         if func in self._casts and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+class CudaPromotions(TorchFunctionMode):
+    """While tracing inside an autocast region without CUDA: operations that autocast on CUDA, and only there, hands
+    tensors of one dtype are handed them here too, by casts that the graph then shows."""
+
+    _promoted = frozenset(
+        getattr(holder, name)
+        for name in ("scatter_add", "index_put", "dot", "vdot")
+        for holder in (torch, torch.Tensor)
+    )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._promoted and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            if {torch.float32} < {x.dtype for x in tensors if x.dtype in (torch.float32, *LOW_DTYPES)}:
+                args, kwargs = raised(args), raised(kwargs)
+        return func(*args, **kwargs)
 
 
 def drop_aliases(graph_module: fx.GraphModule) -> dict[str, str]:

@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from ..fxnodes import mutates, tensors_of
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
-from .casts import DistinctCasts, drop_aliases
+from .casts import CudaPromotions, DistinctCasts, drop_aliases
 from .exported import decompose, quiet, return_only
+from .in_place import mark_in_place, written_in_place
 from .naming import aliases_of, describe_nodes, enclosing_calls
 from .regions import cuda_regions_kept, mark_entered_regions, recorded_depths, recorded_regions
 
@@ -40,7 +41,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
 
     flat = [*state.values(), *(leaves[index] for index in inputs)]
-    with quiet(), cuda_regions_kept(), _owners_recorded(model), torch.no_grad(), DistinctCasts():
+    with quiet(), cuda_regions_kept(), _owners_recorded(model), torch.no_grad(), DistinctCasts(), CudaPromotions():
         traced = make_fx(
             call,
             tracing_mode="real",
@@ -49,6 +50,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
             record_stack_traces=True,
         )([tensor.detach().clone() for tensor in flat])
     mark_entered_regions(traced)
+    mark_in_place(traced)
     drop_aliases(traced)
     _drop_reads(traced)
     traced, constants = _functional(traced, flat)
@@ -66,6 +68,7 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
         bind=_Binder(tuple(batch[1]), constants, copied=_writes(traced)),
         method="concrete",
         regions=recorded_regions(traced),
+        in_place=written_in_place(traced),
         region_depths=recorded_depths(traced),
         calls=enclosing_calls(traced, model),
         aliases=aliases_of(model),

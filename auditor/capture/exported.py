@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Placeholder
-from .casts import DistinctCasts, drop_aliases, protect_casts, restore_casts
+from .casts import CudaPromotions, DistinctCasts, drop_aliases, protect_casts, restore_casts
+from .in_place import mark_in_place, written_in_place
 from .naming import aliases_of, describe_nodes, enclosing_calls
 from .regions import cuda_regions_kept, inline_regions, recorded_depths, recorded_regions
 
@@ -56,6 +57,7 @@ def trace_exported(model: nn.Module, batch: Batch, *, ambient: bool = True, func
         bind=_Binder(program),
         method="export",
         regions=recorded_regions(graph_module),
+        in_place=written_in_place(graph_module),
         region_depths=recorded_depths(graph_module),
         calls=enclosing_calls(graph_module, model),
         aliases=aliases_of(model),
@@ -67,7 +69,13 @@ def export_program(model: nn.Module, batch: Batch, *, ambient: bool) -> Exported
     args, kwargs = batch
     outputs_only = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
     try:
-        with quiet(), cuda_regions_kept(), DistinctCasts(), _ambient_autocast() if ambient else nullcontext():
+        with (
+            quiet(),
+            cuda_regions_kept(),
+            DistinctCasts(),
+            CudaPromotions(),
+            _ambient_autocast() if ambient else nullcontext(),
+        ):
             program: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
             return program
     finally:
@@ -91,6 +99,7 @@ def _flatten(program: ExportedProgram) -> None:
         program.graph_signature.replace_all_uses(old, new)
     _drop_assertions(program.graph_module)
     protect_casts(program.graph_module)
+    mark_in_place(program.graph_module)
 
 
 @contextmanager

@@ -49,8 +49,8 @@ def candidates(problem: Problem) -> list[Candidate]:
     for point in points:
         if not front or point.predicted_error < front[-1].predicted_error:
             front.append(point)
-    high = next(point for point in points if set(point.precision.values()) == {"fp32"})
-    return front if front[-1] is high else [*front, high]
+    slowest = next(point for point in points if set(point.precision.values()) == {"fp32"})
+    return front if front[-1] is slowest else [*front, slowest]
 
 
 def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Candidate]:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import target_of
+from ..fxnodes import target_of, tensors_of
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..records import Capture
 from .policy import treatment
@@ -99,9 +99,12 @@ class PolicyInterpreter(fx.Interpreter):
         if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
             args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
         setting = setting.in_region(self._capture.regions.get(n.name))
-        if setting.autocast:
+        in_place = n.name in self._capture.in_place
+        if setting.autocast and not in_place:
             args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
         result = run_op(target_of(n), args, kwargs)
+        if in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
+            result = result.to(tensors_of(args)[0].dtype)
         cast = self._literals.get(n.name, {}).get("result")
         return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
 

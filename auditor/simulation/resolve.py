@@ -106,7 +106,8 @@ class _Walk:
         described = self.capture.nodes[node.name]
         setting, inputs = self.setting(node.name).in_region(self.capture.regions.get(node.name)), self._entering(node)
         literal = self._literal_dtype(node)
-        if setting.autocast:
+        in_place = node.name in self.capture.in_place
+        if setting.autocast and not in_place:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
                 self._lower(node, inputs, setting.precision)
@@ -160,7 +161,7 @@ class _Walk:
         if not floats:
             return own
         packet = op.removeprefix("aten.").split(".")[0]
-        if packet in _FIRST or (packet.endswith("_") and op.startswith("aten.")):
+        if packet in _FIRST or node.name in self.capture.in_place:
             return floats[0][1]
         shaped = [dtype for name, dtype in floats if not self.scalar[name]]
         found = set(shaped or [dtype for _, dtype in floats])
