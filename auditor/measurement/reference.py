@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ..fxnodes import packet_name, target_of, tensors_of, viewed
 from ..numerics.kernels import is_product
 from .batchnorm import BATCH_NORMS, batch_norm
+from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
 
 
@@ -62,7 +63,8 @@ class Reference(fx.Interpreter):
             self.readings[n.name] = {source.name: shared.get(source) for source in values}
             self.env.update(shared)
         try:
-            return super().run_node(n)
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return quick(*args) if has_quick_backward(n.target, args) else target_of(n)(*args, **kwargs)
         finally:
             self.env.update(values)
 

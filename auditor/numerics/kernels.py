@@ -82,18 +82,29 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """A matrix product or convolution of tensors in `dtype` on a CPU, as tensor cores compute it."""
     if dtype is torch.bfloat16 and _has_product(packet_name(target), args):
         return target(*args, **kwargs)
-    if target is torch.ops.aten.conv2d.default and not kwargs and _is_slow(*args[:2]):
-        target = _conv2d_by_onednn
-    return in_float32(target, args, kwargs, dtype)
+    return in_float32(_fastest(target, args, kwargs), args, kwargs, dtype)
 
 
-def _is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether torch gives a 1x1 convolution, on one thread, to a kernel that takes twice as long as oneDNN's."""
+def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
+    if kwargs or not _has_onednn():
+        return target
+    if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
+        return conv2d_by_onednn
+    if target is torch.ops.aten.linear.default and args[0].numel() >= _LARGE and args[1].numel() >= _LARGE:
+        return linear_by_onednn
+    if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:]) >= _LARGE:
+        return lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)
+    return target
+
+
+def is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a convolution is one with 1x1 filters on one thread, which torch does not leave to oneDNN."""
     one = x.dim() == 4 and x.numel() >= _LARGE and weight.shape[2:] == (1, 1)
     return one and torch.get_num_threads() == 1 and _has_onednn()
 
 
-def _conv2d_by_onednn(
+def conv2d_by_onednn(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -102,13 +113,22 @@ def _conv2d_by_onednn(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> torch.Tensor:
+    """`aten.conv2d` of float32 tensors."""
     result: torch.Tensor = torch.ops.aten.mkldnn_convolution.default(x, weight, bias, padding, stride, dilation, groups)
+    return result
+
+
+def linear_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`aten.linear` of float32 tensors. Shapes: [*, in], [out, in], [out] -> [*, out]."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
 def _has_onednn() -> bool:
     mkldnn = torch.backends.mkldnn
-    return bool(mkldnn.is_available() and mkldnn.enabled)  # type: ignore[no-untyped-call]
+    if not (mkldnn.is_available() and mkldnn.enabled):  # type: ignore[no-untyped-call]
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _has_product(name: str, args: tuple[Any, ...]) -> bool:

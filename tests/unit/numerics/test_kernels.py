@@ -224,10 +224,33 @@ def test_small_filters_on_one_thread_take_another_kernel(rest: Any, groups: int,
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     x, weight = normal(2, 32, 30, 20).half(), normal(48, 32 // groups, 1, 1, seed=1).half()
     args = (x, weight, normal(48, seed=2).half() if bias or rest else None, *rest)
-    assert kernels._is_slow(x, weight)
+    assert kernels.is_slow(x, weight)
     taken = run_op(aten.conv2d.default, args, {})
-    monkeypatch.setattr(kernels, "_is_slow", lambda *tensors: False)
+    monkeypatch.setattr(kernels, "is_slow", lambda *tensors: False)
     other = run_op(aten.conv2d.default, args, {})
     assert taken.dtype is other.dtype is torch.float16
     assert float((taken != other).double().mean()) < 0.01  # the order of summation may move a rounding now and then
+    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.linear.default, (normal(3, 40, 192), normal(160, 192, seed=1), normal(160, seed=2))),
+        (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1))),
+        (aten.addmm.default, (normal(160, seed=2), normal(120, 192), normal(192, 160, seed=1))),
+    ],
+)
+def test_large_products_take_another_kernel(target: Any, args: tuple[Tensor, ...], monkeypatch: Any) -> None:
+    if not kernels._has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    args = tuple(x.half() for x in args)
+    assert kernels._fastest(target, args, {}) is not target
+    taken = run_op(target, args, {})
+    monkeypatch.setattr(kernels, "_has_onednn", lambda: False)
+    assert kernels._fastest(target, args, {}) is target
+    other = run_op(target, args, {})
+    assert taken.dtype is other.dtype is torch.float16
+    assert taken.shape == other.shape
+    assert float((taken != other).double().mean()) < 0.01
     assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
