@@ -12,7 +12,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
-from .capture import capture
 from .classify import classify
 from .config import EVERYTHING, Selection
 from .errors import AuditorError
@@ -35,6 +34,7 @@ from .rulebook import Rule
 from .simulation.depth import plan_errors
 from .simulation.strategies import STRATEGIES
 from .tables import table
+from .tape import capture
 from .training.nodes import with_backward
 from .training.stage import conclude, prepare
 from .verdicts import Judgement, judge
@@ -67,11 +67,11 @@ def run(
     with untouched(seed), in_eval(subject.model):
         subject = _on_cuda(subject) if native else subject
         with stages("capture", subject.name):
-            captured = capture(subject, formats)
+            captured = capture(subject, formats, seed)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             measured = found = calibrate(captured, subject, formats, seed, stages.tick)
         if metric is not None:
-            found = in_unit(measured, unit_of(metric, reference(subject, subject.batches[0]), max_error))
+            found = in_unit(measured, unit_of(metric, reference(subject, subject.batches[0], seed), max_error))
         judged = judge(captured, found, formats, max_error)
         with stages("regions", "flagged nodes that lie together"):
             regions = run_regions(captured, subject.model, subject.batches[0], measured, judged.verdicts, formats)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import torch
 
 import auditor
-from auditor.capture import capture
 from auditor.load import from_object, in_eval
 from auditor.measurement.attribute import attribute
 from auditor.measurement.measure import Measurement, measure
 from auditor.records import Capture
+from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, build
 from tests.brute_force import true_isolated

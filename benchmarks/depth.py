@@ -7,10 +7,10 @@ import json
 import math
 import statistics
 
-from auditor.capture import capture
 from auditor.load import from_object, in_eval
 from auditor.measurement.attribute import attribute
 from auditor.measurement.measure import Measurement, measure
+from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import gpt
 from tests.brute_force import true_isolated

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 
-from auditor.capture.exported import trace_exported
 from auditor.numerics.rounding import round_to
 from auditor.patch.runtime import DTYPES, apply_plan
 from auditor.records import Capture, Objective, Subject

@@ -7,6 +7,7 @@ import json
 import random
 
 from auditor.capture.exported import trace_exported
+
 from auditor.load import in_eval
 from auditor.planning.costs import costs_of
 from auditor.planning.problem import Problem

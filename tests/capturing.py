@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.capture import capture
 from auditor.facts import NodeFacts, gather
 from auditor.records import Capture, NodeRange, Subject
+from auditor.tape import capture
 
 
 class Function(nn.Module):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.capture import capture
 from auditor.measurement.measure import Measurement, measure
 from auditor.records import Capture, Node, Subject
+from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")
 

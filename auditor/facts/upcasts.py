@@ -31,7 +31,7 @@ class Upcasts:
     """
 
     def __init__(self, capture: Capture) -> None:
-        self._followers = _followers(capture)
+        self._capture, self._followers = capture, _followers(capture)
         self._high: dict[fx.Node, bool] = {}
         for node in capture.graph_module.graph.nodes:
             lowered = treatment(op_of(node)) == "lower" and autocast_on(capture, node.name)
@@ -84,7 +84,7 @@ class Upcasts:
             return node.name not in self._followers
         # The model does not run in a low format, so the line of source says what was meant; where it holds casts of
         # both kinds, a value that is high is lowered.
-        text = ((node.meta.get("stack_trace") or "").strip().splitlines() or [""])[-1]
+        text = self._capture.nodes[node.name].code or ""
         both = _LOWERS.search(text) is not None
         return _RAISES.search(text) is not None and not (both and self._high[node.all_input_nodes[0]])
 

@@ -32,7 +32,7 @@ def calibrate(
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
-    The graph is traced for the shapes of the first batch, and for its values where Python branched on them: batches of
+    The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
     other shapes, and all but the first of a concrete capture, are left to the verification.
     """
     found: Calibration | None = None
@@ -54,7 +54,7 @@ def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
     """Those of some batches that the captured graph is valid for: of the first batch's shapes, or that batch itself."""
     first = subject.batches[0]
-    if capture.method != "export":
+    if capture.method != "run":
         return [batch for batch in batches if batch is first]
     return [batch for batch in batches if _shapes(batch) == _shapes(first)]
 

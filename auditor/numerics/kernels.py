@@ -29,8 +29,8 @@ _NO_KERNEL = re.compile(
 )
 
 
-class UnsupportedInFormat(MeasureError):
-    """The operation refuses the format; the message is the reason, in one clause."""
+class UnsupportedInFormat(MeasureError, RuntimeError):
+    """The operation refuses the format; the message is the reason, in one clause. A RuntimeError, as CUDA's refusal is."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, slug="unsupported-op")
@@ -87,7 +87,7 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
-    if kwargs or not _has_onednn():
+    if kwargs or not _has_onednn() or _differentiated(args):  # oneDNN's own operations have no derivative
         return target
     if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
         return conv2d_by_onednn
@@ -96,6 +96,10 @@ def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:]) >= _LARGE:
         return lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)
     return target
+
+
+def _differentiated(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
 
 
 def is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:

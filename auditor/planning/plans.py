@@ -98,7 +98,7 @@ def _undone(
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
     batches = bench.checks
-    expected = [reference(bench.subject, batch) for batch in batches]
+    expected = [reference(bench.subject, batch, bench.seed) for batch in batches]
     tick("running the patched model")
     if bench.subject.origin is not None:
         answers: Mapping[str, Outputs | str] = _in_fresh_process(bench, plans, batches)
@@ -121,7 +121,7 @@ def _in_this_process(bench: Workbench, plan: Plan, batches: Sequence[Batch]) -> 
     """Models that were handed over as objects have no source to build them from again: a copy is patched."""
     try:
         model = apply_plan(copy.deepcopy(bench.subject.model), plan_table(plan))
-        return run_patched(model, batches, bench.device)
+        return run_patched(model, batches, bench.device, bench.seed)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0][:300]}"

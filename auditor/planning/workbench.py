@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..measurement.calibrate import usable
-from ..outputs import forward, tensor_outputs
 from ..records import Batch, Capture, Contribution, Finding, Subject, Verdict
+from ..running import answer
 from .choose import Distance, Trial
 from .costs import Cost
 from .problem import Problem
@@ -45,7 +45,7 @@ class Workbench:
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
-        references = [reference(self.subject, batch) for batch in batches]
+        references = [reference(self.subject, batch, self.seed) for batch in batches]
         return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -59,7 +59,6 @@ class Workbench:
         )
 
 
-def reference(subject: Subject, batch: Batch) -> list[torch.Tensor]:
+def reference(subject: Subject, batch: Batch, seed: int = 0) -> list[torch.Tensor]:
     """FP32 outputs of the model as it is."""
-    with torch.no_grad():
-        return [output.detach() for output in tensor_outputs(forward(subject.model, batch))]
+    return answer(subject.model, batch, seed=seed)

@@ -222,7 +222,7 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         ("Target", subject.target),
         ("Inputs", f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}"),
         ("Weights", subject.weights_source),
-        ("Graph", {"export": "torch.export", "concrete": "the path these inputs take"}.get(audit.capture_method, "")),
+        ("Graph", {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")),
         ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
         ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
@@ -241,7 +241,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         limits.append("The inputs were made up: give real ones with --inputs before relying on ranges.")
     if audit.environment.execution != "native":
         limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
-    if audit.capture_method == "concrete":
+    if audit.capture_method == "path":
         limits.append("The model branches on values: only the path these inputs take was audited.")
     untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
     if untested:

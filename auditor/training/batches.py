@@ -78,7 +78,7 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
         captured = replace(captured, constants=whole.capture.constants)
         starts = range(0, total - count + 1, count)
         parts = [step_batches(_part(subject, total, slice(start, start + count)))[0] for start in starts]
-        kept = parts[: PARTS if captured.method == "export" else 1]
+        kept = parts[: PARTS if captured.method == "run" else 1]
         return [run_step(bind_step(captured, subject.model, part, whole.seed)) for part in kept]
     except (CaptureError, RuntimeError, ValueError):
         return []  # a model may insist on its batch size

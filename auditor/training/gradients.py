@@ -13,10 +13,10 @@ from torch import fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..capture import capture
 from ..errors import CaptureError
 from ..fxnodes import mutates, tensors_of
 from ..records import Batch, Capture, Subject
+from ..tape import capture
 from .objective import TrainingStep, step_batches
 
 LOSS = "(loss)"

@@ -21,20 +21,19 @@ def main(job: str, answer: str) -> None:
     patched = import_file(work["file"])
     results: dict[str, Any] = {}
     for plan in work["plans"]:
-        torch.manual_seed(work["seed"])
         try:
-            results[plan] = run_plan(patched, plan, work["batches"], work["device"])
+            results[plan] = run_plan(patched, plan, work["batches"], work["device"], work["seed"])
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             results[plan] = f"{type(error).__name__}: {lines[0][:300]}"
     torch.save(results, answer)
 
 
-def run_plan(patched: ModuleType, plan: str, batches: list[Any], device: str) -> list[list[torch.Tensor]]:
+def run_plan(patched: ModuleType, plan: str, batches: list[Any], device: str, seed: int) -> list[list[torch.Tensor]]:
     """Outputs of one plan on every batch."""
     model = patched.build(plan=plan).eval().to(device)
     moved = pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), batches)
-    return run_patched(model, moved, device)
+    return run_patched(model, moved, device, seed)
 
 
 def import_file(path: str) -> ModuleType:

@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
-from auditor.capture import capture
 from auditor.records import Capture
 from auditor.result import Audit
+from auditor.tape import capture
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
 

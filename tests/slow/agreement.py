@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.capture import capture
 from auditor.classify import classify
 from auditor.facts import gather
 from auditor.findings import confronted
@@ -23,6 +22,7 @@ from auditor.load import from_object, in_eval, load
 from auditor.measurement.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook import Rule, load_rules
+from auditor.tape import capture
 from auditor.verdicts import judge
 from tests.architectures import zoo
 from tests.corpus.catalogue import CASES

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from auditor.capture.concrete import trace_concrete
 from torch import Tensor, nn
 
-from auditor.capture.concrete import trace_concrete
 from auditor.facts import gather
 from auditor.facts.graph import packet
 from tests.capturing import Captured, Function, captured

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture import capture
 from auditor.measurement.calibrate import calibrate
 from auditor.records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
+from auditor.tape import capture
 from auditor.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
 from tests.capturing import Function
 from tests.subjects import FORMATS, normal, only, seeded, subject_of

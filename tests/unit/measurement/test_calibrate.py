@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture import capture
 from auditor.measurement.attribute import attribute
 from auditor.measurement.calibrate import Calibration, calibrate, usable_batches
 from auditor.measurement.measure import measure
 from auditor.records import Subject
+from auditor.tape import capture
 from tests.capturing import Function
 from tests.subjects import FORMATS, only, subject_of
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture import capture
 from auditor.measurement.attribute import attribute
 from auditor.measurement.measure import Measurement, measure
 from auditor.records import NodeError
+from auditor.tape import capture
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded, subject_of

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.capture import capture
 from auditor.load import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Plan, ScopeChoice
 from auditor.simulation.depth import plan_errors
 from auditor.simulation.execute import PolicyInterpreter, Setting
 from auditor.simulation.strategies import running, scoped
+from auditor.tape import capture
 
 
 class Net(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 
-from auditor.capture.exported import trace_exported
 from auditor.patch.runtime import apply_plan
 from auditor.verification import run_patched
 from auditor.verification.artefact import compare

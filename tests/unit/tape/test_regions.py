@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from auditor.capture.concrete import trace_concrete
 from auditor.capture.exported import trace_exported
+from torch import Tensor, nn
+
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from auditor.capture import constants
 from torch import Tensor, nn
 
-from auditor.capture import constants
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 

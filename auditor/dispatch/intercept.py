@@ -1,0 +1,172 @@
+"""The one place that leans on torch's private parts: a mode that sees operations whole, before autograd and autocast.
+
+Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.py` does what public modes can do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, _higher_order_ops
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .regions import Region, one_stack, region_now
+
+_KEY = torch._C.DispatchKey.PreDispatch
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+if torch.cuda.is_available():
+    _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+class Handler(Protocol):
+    """What runs the operations of a model in place of torch."""
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """One operation as the author called it; autocast is out of the way."""
+
+    def entering(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of an operation on tensors that a functorch transform wraps; `part` will see what it becomes."""
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """One of the operations that a transformed one comes down to, on plain tensors."""
+
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """In the body every operation of this thread goes through `handler`.
+
+    Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
+    the modules that hold them), and compiled functions run eagerly.
+    Raises: RuntimeError in a second thread at the same time: torch keeps one such mode for the process.
+    """
+    if not _LOCK.acquire(blocking=False):
+        raise RuntimeError("another run is being intercepted: torch allows one at a time in a process")
+    try:
+        for operator in list(_higher_order_ops.values()):
+            _teach(operator)
+        parts = _Parts(handler)
+        with ExitStack() as stack:
+            stack.enter_context(one_stack(depth_of))
+            stack.enter_context(unfused())
+            stack.enter_context(_uncompiled())
+            stack.enter_context(parts)
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(_Whole(handler, parts))
+            yield
+    finally:
+        _LOCK.release()
+
+
+class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Sees operations before autograd and autocast; the slot that takes such a mode asks for this base class."""
+
+    def __init__(self, handler: Handler, parts: _Parts) -> None:
+        TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
+        self.handler, self.parts = handler, parts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        region = region_now()  # inside the guards below autocast always looks closed
+        if _transformed(args, kwargs):
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                args, kwargs = self.handler.entering(func, args, kwargs, region)
+                return func(*args, **kwargs)
+        self.parts.off += 1
+        try:
+            # Without this guard RNNs take Python's decomposition, step by step.
+            with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return self.handler.whole(func, args, kwargs, region)
+        finally:
+            self.parts.off -= 1
+
+
+class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees, below functorch, what the first mode let pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handler, self.off = handler, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.off:
+            return func(*args, **kwargs)
+        self.off += 1
+        region = region_now()
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return self.handler.part(func, args, kwargs, region)
+        finally:
+            self.off -= 1
+
+
+def _teach(operator: HigherOrderOperator) -> None:
+    """Tell `torch.cond` and its like what to do under the first mode: run their bodies, whose operations it then sees."""
+    if _Whole in operator.python_key_table:
+        return
+
+    def run(mode: _Whole, *args: Any, **kwargs: Any) -> Any:
+        dense = operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        body = _BODIES.get(operator.name(), dense)  # type: ignore[no-untyped-call]
+        if body is None:
+            return operator(*args, **kwargs)
+        with mode:
+            return body(*args, **kwargs)
+
+    operator.py_impl(_Whole)(run)
+
+
+def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any = ()) -> Any:
+    while cond_fn(*carried, *more):
+        carried = body_fn(*carried, *more)
+    return carried
+
+
+_BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
+"""Operators whose own kernels refuse to run while a mode is active."""
+
+
+def _transformed(args: Any, kwargs: Any) -> bool:
+    if torch._C._functorch.maybe_current_level() is not None:
+        return True
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(isinstance(x, torch.Tensor) and wrapped(x) for x in pytree.tree_leaves((args, kwargs)))
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Compiled functions run as they were written: what the compiler makes of them would hide the operations."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes a second
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,87 @@
+"""Running the user's model as its user calls it, from the same state and the same random numbers every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .dispatch import unfused
+from .imitation import imitated
+from .load.sandbox import reseed
+from .outputs import tensor_outputs
+from .records import Batch
+from .state import unchanged
+
+T = TypeVar("T")
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+def answer(model: nn.Module, batch: Batch, *, seed: int = 0, around: Around = nullcontext) -> list[torch.Tensor]:
+    """The tensors that the model returns for a batch, inside `around()`; nothing of the model or batch changes.
+
+    PyTorch's fused transformer path is off, since it answers differently where a mask hides an entry.
+    """
+
+    def run() -> list[torch.Tensor]:
+        args, kwargs = copied(batch)
+        with unfused(), around():
+            return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
+
+    return from_the_start(model, batch, run, seed)
+
+
+def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int) -> T:
+    """`run()` without gradients, or with them where the model takes some in its own forward."""
+    try:
+        with unchanged(model, batch), torch.no_grad():
+            reseed(seed)
+            return run()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with unchanged(model, batch), torch.enable_grad():
+        reseed(seed)
+        return run()
+
+
+def copied(batch: Batch) -> Batch:
+    """The batch with tensors of its own."""
+    result: Batch = pytree.tree_map_only(
+        torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch
+    )
+    return result
+
+
+@contextmanager
+def as_on(device: str) -> Iterator[None]:
+    """Runs as on CUDA: natively on a GPU, imitated elsewhere."""
+    with nullcontext() if device == "cuda" else imitated("cuda"):
+        yield
+
+
+@contextmanager
+def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """`model.to(dtype)` for the body; parameters and buffers come back as the tensors that they were."""
+    data = [(parameter, parameter.data) for parameter in model.parameters()]
+    stores: list[tuple[Any, dict[str, Any]]] = [
+        (store, dict(store)) for m in model.modules() for store in (m._parameters, m._buffers)
+    ]
+    try:
+        model.to(dtype)
+        yield
+    finally:
+        for store, own in stores:
+            store.update(own)
+        for parameter, before in data:
+            parameter.data = before
+
+
+def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its FP32 tensors in `dtype`."""
+    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+    return result

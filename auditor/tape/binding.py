@@ -1,0 +1,82 @@
+"""What a tape is run on: a model's own tensors, those of a batch, and the constants of the recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..fxnodes import tensors_of
+from ..records import Batch, Placeholder
+from .record import Tape
+
+
+class TapeModule(fx.GraphModule):
+    """A GraphModule that is interpreted, and writes no Python: arguments may be anything that an operation was given."""
+
+    def recompile(self) -> Any:
+        """Nothing to do."""
+        return None
+
+    def forward(self, *args: Any) -> Any:
+        """The recorded run again, on other values."""
+        return fx.Interpreter(self).run(*args)
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Flat inputs of a tape for a model and a batch: {placeholder: state-dict name | constant}, inputs in their order."""
+
+    order: tuple[str, ...]
+    names: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    keywords: tuple[str, ...]
+
+    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
+        """Tensors in placeholder order; parameters and buffers are the model's own, not copies."""
+        args, kwargs = batch
+        keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
+        inputs = iter({id(x): x for x in tensors_of((args, {key: kwargs[key] for key in keywords}))}.values())
+        found = []
+        for name in self.order:
+            if name in self.constants:
+                found.append(self.constants[name])
+            elif name in self.names:
+                found.append(tensor_at(model, self.names[name]))
+            else:
+                found.append(next(inputs))
+        return found
+
+
+def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
+    """A parameter or buffer by its name in the state dict, whichever characters its modules' names hold."""
+    module: Any = model
+    *parents, name = path.split(".")
+    for part in parents:
+        module = module._modules[part]
+    for store in (module._parameters, module._buffers):
+        if name in store and store[name] is not None:
+            tensor: torch.Tensor = store[name]
+            return tensor
+    raise KeyError(path)
+
+
+def placeholders_of(tape: Tape) -> tuple[Placeholder, ...]:
+    """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
+    return tuple(
+        Placeholder(node.name, _KINDS.get(tape.kinds[node.name], tape.kinds[node.name]), tape.names.get(node.name))
+        for node in tape.graph.nodes
+        if node.op == "placeholder"
+    )
+
+
+_KINDS = {"held": "constant"}
+
+
+def keywords_of(batch: Batch) -> tuple[str, ...]:
+    """Keyword arguments, in the order that they were recorded in."""
+    return tuple(pytree.tree_map(str, list(batch[1])))

@@ -1,0 +1,97 @@
+"""A Subject's first batch, run once and written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+
+from ..errors import AuditorError, CaptureError
+from ..fxnodes import packet_name, target_of
+from ..numerics.metrics import output_error
+from ..outputs import tensor_outputs
+from ..records import Batch, Capture, Subject
+from ..running import from_the_start
+from .binding import Binder, TapeModule, keywords_of, placeholders_of
+from .calls import aliases_of
+from .literals import dtype_literals
+from .naming import describe_nodes
+from .record import Tape, record
+
+AGREEMENT = 1e-6
+"""Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
+
+
+def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
+    """Record the subject's run on its first batch.
+
+    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them.
+    Raises: CaptureError(slug="capture-failed") where the model does not run, or its tape does not repeat it.
+    """
+    batch: Batch = subject.batches[0]
+    try:
+        tape, answer = from_the_start(subject.model, batch, lambda: record(subject.model, batch), seed)
+    except AuditorError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{subject.name} could not be recorded: {_first_line(error)}. "
+            "Check that the model runs on these inputs in FP32, outside torch.compile.",
+            slug="capture-failed",
+        ) from error
+    recorded = assembled(tape, subject.model, batch)
+    if not any(node.floating for node in recorded.nodes.values()):
+        raise CaptureError(
+            f"{subject.name} has no floating-point operation, so there is no precision to audit. "
+            "Pass a model that computes on floating-point tensors.",
+            slug="nothing-to-audit",
+        )
+    _check(recorded, subject, batch, answer)
+    return replace(recorded, constants=dtype_literals(recorded, tape, subject.model, batch, formats, seed))
+
+
+def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
+    """The tape as the stages read it."""
+    placeholders = placeholders_of(tape)
+    marked = {name: mark for name, mark in tape.marks.items() if mark.region is not None}
+    order = tuple(placeholder.name for placeholder in placeholders)
+    return Capture(
+        graph_module=TapeModule(nn.Module(), tape.graph),
+        nodes=describe_nodes(tape, model),
+        placeholders=placeholders,
+        outputs=tape.outputs,
+        bind=Binder(order, tape.names, tape.constants, keywords_of(batch)),
+        method="path" if tape.reads else "run",
+        regions={
+            name: (mark.region.enabled, mark.region.dtype) for name, mark in marked.items() if mark.region is not None
+        },
+        region_depths={name: mark.depth for name, mark in marked.items()},
+        in_place=frozenset(node.name for node in tape.graph.nodes if _stands_for_one(node, tape)),
+        calls={name: mark.calls for name, mark in tape.marks.items()},
+        aliases=aliases_of(model),
+    )
+
+
+def _stands_for_one(node: fx.Node, tape: Tape) -> bool:
+    """Whether the operation is what the author wrote in place, and not one that tells others of what was written."""
+    mark = tape.marks.get(node.name)
+    if mark is None or mark.in_place is None or node.op != "call_function":
+        return False
+    return packet_name(target_of(node)) in (mark.in_place, mark.in_place.removesuffix("_"))
+
+
+def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        found = tensor_outputs(fx.Interpreter(recorded.graph_module).run(*recorded.bind(subject.model, batch)))
+    if len(found) != len(answer) or not output_error(answer, found) <= AGREEMENT:
+        raise CaptureError(
+            f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
+            "of its modules, or use an operation that is not deterministic?",
+            slug="capture-failed",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

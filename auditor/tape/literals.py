@@ -1,0 +1,142 @@
+"""Literals that Python derived from a tensor's dtype, found by recording the model once more in each format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..dispatch import Region
+from ..imitation import Imitation
+from ..records import Batch, Capture
+from ..running import from_the_start, lowered_batch, stored_in
+from .naming import op_name
+from .record import Tape, record
+
+Literals = dict[str, dict[int | str, Any]]
+T = TypeVar("T")
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_INFO = torch.finfo(torch.float32)
+_TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _INFO.resolution)
+
+
+def dtype_literals(
+    captured: Capture, tape: Tape, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
+) -> Mapping[str, Mapping[str, Mapping[int | str, Any]]]:
+    """{format: {node: {argument: value}}} for nodes whose literals change with the dtype of the model.
+
+    Two keys are no arguments. "result": a cast that Python puts behind the node in the low model alone. "dtype": on a
+    placeholder, a constant that Python makes in the model's dtype. "autocast_<format>" holds the literals under autocast.
+    The model is run again only where its tape holds a dtype or a limit of float32, since only then may Python have
+    looked at a dtype. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
+    """
+    if not _suspicious(tape.graph):
+        return {}
+    found = {}
+    for name in formats:
+        dtype = _DTYPES.get(name)
+        if dtype is None:
+            continue
+        stored = _in_dtype(model, batch, dtype, seed)
+        if stored is not None:
+            found[name] = _differences(tape, stored) | _constants_in(tape, stored)
+        regional = _in_region(model, batch, dtype, seed)
+        if regional is not None:
+            found[f"autocast_{name}"] = _differences(tape, regional, casts=False)
+    return found
+
+
+def _suspicious(graph: fx.Graph) -> bool:
+    literals = [leaf for node in graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
+    return any(isinstance(leaf, torch.dtype) or (isinstance(leaf, float) and _is_telltale(leaf)) for leaf in literals)
+
+
+def _is_telltale(value: float) -> bool:
+    return value == 1 - _INFO.eps or any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
+
+
+def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) -> Tape | None:
+    """The tape of the model stored in the format."""
+    low = lowered_batch(batch, dtype)
+    try:
+        with stored_in(model, dtype):
+            return _recorded(model, low, None, seed)
+    except Exception:
+        return None
+
+
+def _in_region(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) -> Tape | None:
+    """The tape of the model under autocast."""
+    try:
+        return _recorded(model, batch, Region(True, str(dtype).removeprefix("torch.")), seed)
+    except Exception:
+        return None
+
+
+def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
+    def run() -> Tape:
+        return record(model, batch, handler=Imitation(lenient=True), around=around)[0]
+
+    return from_the_start(model, batch, run, seed)
+
+
+def _constants_in(ours: Tape, theirs: Tape) -> Literals:
+    """Constants that the low model makes in another dtype than the FP32 one; they are known by their order."""
+    mine, other = (
+        [(n, x) for n, x in tape.constants.items() if tape.kinds[n] == "constant"] for tape in (ours, theirs)
+    )
+    pairs = _twins(mine, other, [tuple(x.shape) for _, x in mine], [tuple(x.shape) for _, x in other])
+    return {name: {"dtype": low.dtype} for (name, x), (_, low) in pairs if low.dtype != x.dtype}
+
+
+def _differences(ours: Tape, theirs: Tape, *, casts: bool = True) -> Literals:
+    mine, others = _operations(ours, casts), _operations(theirs, casts)
+    found: Literals = {}
+    twins: dict[fx.Node, fx.Node] = {}
+    for node, other in _twins(mine, others, [_key(n, ours) for n in mine], [_key(n, theirs) for n in others]):
+        twins[other] = node
+        changed = _changed_literals(node, other)
+        if changed:
+            found[node.name] = changed
+    for other in others if casts else ():
+        if other in twins or op_name(other.target) != "aten.to.dtype":
+            continue
+        (source,) = other.all_input_nodes
+        if source in twins and len(source.users) == 1:
+            found.setdefault(twins[source].name, {})["result"] = other.args[1]
+    return found
+
+
+def _twins(
+    ours: Sequence[T], theirs: Sequence[T], our_keys: Sequence[Hashable], their_keys: Sequence[Hashable]
+) -> Iterator[tuple[T, T]]:
+    """Items with equal keys, in the same order."""
+    if our_keys == their_keys:  # nearly always; the general way takes the square of the length
+        yield from zip(ours, theirs, strict=True)
+        return
+    matcher = SequenceMatcher(None, our_keys, their_keys, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        yield from zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True)
+
+
+def _operations(tape: Tape, casts: bool) -> list[fx.Node]:
+    nodes = [node for node in tape.graph.nodes if node.op == "call_function"]
+    return [node for node in nodes if casts or not op_name(node.target).startswith(("aten.to.", "aten._to_copy"))]
+
+
+def _key(node: fx.Node, tape: Tape) -> tuple[str, str]:
+    return op_name(node.target), tape.marks[node.name].calls[-1].path
+
+
+def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
+    pairs: list[tuple[int | str, Any, Any]] = [
+        *((index, a, b) for index, (a, b) in enumerate(zip(mine.args, other.args, strict=False))),
+        *((key, mine.kwargs[key], other.kwargs[key]) for key in mine.kwargs.keys() & other.kwargs.keys()),
+    ]
+    return {key: b for key, a, b in pairs if type(a) is type(b) and isinstance(a, (float, torch.dtype)) and a != b}

@@ -1,0 +1,57 @@
+"""Names a user recognises: owner module, source line and ATen name of every node of a tape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..records import Node
+from .calls import first_paths
+from .record import Mark, Tape
+from .source import code_at
+from .twins import Drawn, Written
+
+
+def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
+    """Every operation of the tape, in execution order, keyed by node name."""
+    paths = first_paths(model)
+    types = {paths[id(module)]: type(module).__name__ for module in model.modules()}
+    return {
+        node.name: _describe(node, tape.marks[node.name], types)
+        for node in tape.graph.nodes
+        if node.op == "call_function"
+    }
+
+
+def op_name(target: Any) -> str:
+    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
+    if isinstance(target, (Drawn, Written)):
+        return op_name(target.op)
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return str(getattr(target, "__name__", target))
+
+
+def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
+    owner = mark.calls[-1].path
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        value = next((item for item in value if isinstance(item, torch.Tensor)), None)
+    tensor = value if isinstance(value, torch.Tensor) else None
+    path, line = mark.place or (None, 0)
+    return Node(
+        name=node.name,
+        op=op_name(node.target),
+        owner=owner,
+        owner_type=types.get(owner, ""),
+        source=f"{Path(path).name}:{line}" if path else None,
+        source_path=path,
+        code=code_at(mark.place) if mark.place else None,
+        inputs=tuple(source.name for source in node.all_input_nodes),
+        shape=tuple(tensor.shape) if tensor is not None else (),
+        dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
+        floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
+    )

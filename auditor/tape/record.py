@@ -1,0 +1,394 @@
+"""The tape: one real run of a model, recorded as a torch.fx graph of ATen operations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..dispatch import Handler, Region, ambient, intercepted
+from ..dispatch.regions import entered_at
+from ..draws import Draw, draw_of, drew, may_draw
+from ..fxnodes import mutates, packet_name, tensors_of
+from ..outputs import tensor_outputs
+from ..records import Batch, Call
+from .calls import Calls
+from .reads import READING, noticed
+from .source import Place, place_of_call
+from .twins import Drawn, Written, moves, replaces, twin_of, written_arguments
+from .values import Values, shares_memory
+
+_aten = torch.ops.aten
+_NOTHING = frozenset({_aten.lift_fresh.default, _aten.detach.default, _aten.alias.default})
+"""Operations that hand on what they are given."""
+
+_BY_BATCH = frozenset({_aten.batch_norm.default, _aten.instance_norm.default})
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_FP32 = Region(True, "float32")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for."""
+
+    calls: tuple[Call, ...]
+    place: Place | None
+    region: Region | None
+    depth: int
+    in_place: str | None = None
+
+
+@dataclass
+class Tape:
+    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
+
+    marks: {node: what is known of it}. reads: whether Python read values, so that the path holds for these inputs only.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    names: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+    marks: dict[str, Mark] = field(default_factory=dict)
+    reads: bool = False
+
+
+class Plain:
+    """Runs operations as torch does, outside autocast; see dispatch.Handler."""
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """The operation itself."""
+        return op(*args, **kwargs)
+
+    part = whole
+
+    def entering(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they are."""
+        return args, kwargs
+
+
+def record(
+    model: nn.Module, batch: Batch, *, handler: Handler | None = None, around: Region | None = _FP32
+) -> tuple[Tape, list[torch.Tensor]]:
+    """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
+
+    handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32, which casts nothing, code that asks whether autocast is on, in
+    order to switch it off, shows the regions that it protects. The batch's tensors are copied, and the model's may be
+    written to: the caller puts them back.
+    """
+    tape, calls = Tape(), Calls(model)
+    recorder = _Recorder(tape, calls, handler or Plain(), around)
+    args, kwargs = recorder.begin(model, batch)
+    with ExitStack() as stack:
+        stack.enter_context(calls.watched())
+        stack.enter_context(noticed(recorder.noticed))
+        stack.enter_context(_region(around))
+        stack.enter_context(intercepted(recorder, calls.depth))
+        outputs = tensor_outputs(model(*args, **kwargs))
+        answer = [x.detach().clone() for x in outputs]
+    recorder.end(outputs)
+    return tape, answer
+
+
+@contextmanager
+def _region(around: Region | None) -> Iterator[None]:
+    with ambient(getattr(torch, around.dtype)) if around is not None else nullcontext():
+        yield
+
+
+class _Recorder:
+    """Runs every operation, and puts it on the tape."""
+
+    def __init__(self, tape: Tape, calls: Calls, handler: Handler, around: Region | None) -> None:
+        self.tape, self.calls, self.handler = tape, calls, handler
+        self.around = around or Region(False, "")
+        self.values = Values(self._emit, self._constant)
+        self.mark = Mark(calls.open, None, None, 0)
+        self.first: fx.Node | None = None
+        self.kept: list[torch.Tensor] = []
+
+    def begin(self, model: nn.Module, batch: Batch) -> Batch:
+        """Places for the model's state and the batch's tensors; the batch, of copies."""
+        for path, module in model.named_modules():
+            for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in store.items():
+                    if tensor is not None and not self.values.knows(tensor):
+                        self._state(kind, f"{path}.{name}".lstrip("."), tensor)
+        copies: dict[int, torch.Tensor] = {}
+
+        def copied(x: torch.Tensor) -> torch.Tensor:
+            if id(x) not in copies:
+                copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+                node = self._placeholder(f"input_{len(copies) - 1}", "input", copies[id(x)])
+                self.tape.inputs.append(node.name)
+                self.values.bind(copies[id(x)], node)
+            return copies[id(x)]
+
+        result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)
+        self.kept = list(copies.values())
+        return result
+
+    def end(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Close the graph: what the caller gets, and nothing that it does not depend on."""
+        found = [self.values.node_of(x) for x in outputs]
+        self.tape.graph.output(tuple(found))
+        for node in reversed(list(self.tape.graph.nodes)):
+            if node.op == "call_function" and not node.users:
+                self.tape.graph.erase_node(node)
+        self.tape.outputs = tuple(node.name for node in found)
+        self.tape.marks = {
+            node.name: self.tape.marks[node.name] for node in self.tape.graph.nodes if node.op == "call_function"
+        }
+
+    def noticed(self) -> None:
+        """Python reads values."""
+        self.tape.reads = True
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """See dispatch.Handler."""
+        return self._recorded(op, args, kwargs, region, self.handler.whole)
+
+    def entering(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """See dispatch.Handler."""
+        return self.handler.entering(op, args, kwargs, region)
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """See dispatch.Handler."""
+        return self._recorded(op, args, kwargs, region, self.handler.part)
+
+    def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
+        if not isinstance(op, torch._ops.OpOverload) or packet_name(op) in READING:
+            self.tape.reads |= packet_name(op) in READING
+            return run(op, args, kwargs, region)
+        given = tensors_of((args, kwargs))
+        self.mark = Mark(
+            self.calls.open,
+            place_of_call(record.__code__),
+            region if region != self.around else None,
+            max(1, entered_at()),
+            packet_name(op) if mutates(op) else None,
+        )
+        for x in given:  # unknown ones become constants before anything writes to them
+            self.values.node_of(x)
+        draw = draw_of(args, kwargs) if may_draw(op) else None
+        before = self._arguments(op, args, kwargs)
+        result = run(op, args, kwargs, region)
+        draw = draw if draw is not None and drew(draw, kwargs) else None
+        if mutates(op):
+            self._written(op, args, kwargs, before, result, draw)
+            return result
+        known, apart = {id(x) for x in given}, set[int]()
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            """A cast that changes nothing returns its input: its result gets a name, and so a node, of its own."""
+            if id(x) not in known:
+                return x
+            x = _alias(x)
+            apart.add(id(x))
+            return x
+
+        result = pytree.tree_map_only(torch.Tensor, own, result)
+        self._returned(op, given, before, result, draw, apart)
+        return result
+
+    def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        held = torch.Tag.dynamic_output_shape in op.tags
+
+        def node(x: torch.Tensor) -> fx.Node:
+            chooses = held and not (x.is_floating_point() or x.is_complex())
+            if chooses and not (packet_name(op) == "index" and x.dtype is not torch.bool):
+                self.tape.reads = True
+                return self._constant(x, "held")
+            return self.values.node_of(x)
+
+        tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
+        return tree
+
+    def _returned(
+        self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
+    ) -> None:
+        if op in _NOTHING and isinstance(result, torch.Tensor):
+            self.values.same(result, given[0])
+            return
+        args, kwargs = before
+        if op in _BY_BATCH and args[5] and args[3] is not None:
+            self._by_batch(op, given, args, result)
+            return
+        target, args, kwargs = _as_cast(op, given, args, kwargs)
+        if draw is not None:
+            target, kwargs = Drawn(op, draw), {key: value for key, value in kwargs.items() if key != "generator"}
+        if target is op and packet_name(op) == "nonzero" and given[0].is_floating_point():
+            self.tape.reads = True
+            self.values.bind(result, self._constant(result, "held"))
+            return
+        node = self._emit(target, args, kwargs, result)
+        source = given[0] if given else None
+        for index, x in _results(result):
+            own = node if index is None else self._emit(operator.getitem, (node, index), {}, x)
+            if source is None or not shares_memory(x, source):
+                self.values.bind(x, own)
+            elif id(x) in apart:
+                self.values.bind_view(x, own, source, _aten.alias.default, (), {})
+            else:
+                self.values.bind_view(x, own, source, op, tuple(args[1:]), kwargs, index)
+
+    def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
+        """Normalised by the batch, with running statistics: these are written, which the schema does not say."""
+        by_node = {self.values.node_of(x): x for x in given}
+        running = [by_node[args[3]], by_node[args[4]]]
+        if op is _aten.batch_norm.default:
+            few = torch.empty(given[0].shape[1], device="meta")
+            functional = _aten._native_batch_norm_legit_functional.default
+            node = self._emit(functional, tuple(args[:8]), {}, (result, few, few, *running))
+            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
+            for index, x in enumerate(running):
+                self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
+        else:
+            self._copied(op, (3, 4), args, {}, running, result, None)
+
+    def _written(
+        self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
+    ) -> None:
+        places = written_arguments(op)
+        changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
+        written = [x for value in changed for x in tensors_of(value)]
+        if replaces(op):
+            for x in written:
+                self.values.rebind(x, self._constant(x))
+            return
+        node_args, node_kwargs = before
+        if moves(op):
+            self._moved(op, args, node_args, node_kwargs, written[0])
+            return
+        twin = twin_of(op)
+        if draw is not None:
+            node_kwargs = {key: value for key, value in node_kwargs.items() if key != "generator"}
+        if twin is None:
+            self._copied(op, places, node_args, node_kwargs, written, result, draw)
+            return
+        target = Drawn(twin, draw) if draw is not None else twin
+        out = {a.name for a in op._schema.arguments if a.is_out}
+        value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
+        node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
+        if len(written) == 1:
+            self._write(written[0], node, tensors_of(args))
+            return
+        for index, x in enumerate(written):
+            self._write(x, self._emit(operator.getitem, (node, index), {}, x), [x])
+
+    def _write(self, x: torch.Tensor, node: fx.Node, given: list[torch.Tensor]) -> None:
+        floats = {y.dtype for y in given if y.is_floating_point() or y.is_complex()}
+        if floats and floats != {x.dtype}:  # the twin promotes, what is written keeps its dtype
+            node = self._emit(_aten.to.dtype, (node, x.dtype), {}, x)
+        self.values.write(x, node)
+
+    def _moved(self, op: Any, args: Any, node_args: Any, node_kwargs: Any, x: torch.Tensor) -> None:
+        node = self._emit(twin_of(op) or _aten.as_strided.default, node_args, node_kwargs, x)
+        self.values.rebind(x, node)
+
+    def _copied(
+        self,
+        op: Any,
+        places: tuple[int | str, ...],
+        args: Any,
+        kwargs: Any,
+        written: list[torch.Tensor],
+        result: Any,
+        draw: Draw | None,
+    ) -> None:
+        target: Any = Written(op, places)
+        node = self._emit(Drawn(target, draw) if draw is not None else target, args, kwargs, (result, written))
+        copies = self._emit(operator.getitem, (node, 1), {}, written)
+        for index, x in enumerate(written):
+            self.values.write(x, self._emit(operator.getitem, (copies, index), {}, x))
+        known = {id(x) for x in written}
+        fresh = [x for x in tensors_of(result) if id(x) not in known]
+        if fresh and isinstance(result, torch.Tensor):
+            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
+        elif fresh:
+            first = self._emit(operator.getitem, (node, 0), {}, result)
+            for index, x in enumerate(result):
+                if isinstance(x, torch.Tensor) and id(x) not in known:
+                    self.values.bind(x, self._emit(operator.getitem, (first, index), {}, x))
+
+    def _emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
+        name = "getitem" if target is operator.getitem else packet_name(target)
+        node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
+        self.first = self.first or node
+        self.tape.marks[node.name] = self.mark
+        return node
+
+    def _constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
+        node = self._placeholder(f"{kind}_{len(self.tape.constants)}", kind, x)
+        self.tape.constants[node.name] = x.detach().clone()
+        return node
+
+    def _state(self, kind: str, path: str, x: torch.Tensor) -> None:
+        letters = "".join(c if c.isalnum() else "_" for c in path)
+        node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
+        self.tape.names[node.name] = path
+        self.values.bind(x, node)
+
+    def _placeholder(self, name: str, kind: str, x: torch.Tensor) -> fx.Node:
+        graph = self.tape.graph
+        with graph.inserting_before(self.first) if self.first is not None else nullcontext():
+            node = graph.create_node("placeholder", name, name=name)
+        node.meta["val"] = _outline(x)
+        self.tape.kinds[node.name] = kind
+        return node
+
+
+def _results(result: Any) -> list[tuple[int | None, torch.Tensor]]:
+    """The tensors that an operation returned, with their places."""
+    if isinstance(result, torch.Tensor):
+        return [(None, result)]
+    items = enumerate(result) if isinstance(result, (tuple, list)) else ()
+    return [(index, x) for index, x in items if isinstance(x, torch.Tensor)]
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    try:
+        result: torch.Tensor = _aten.alias.default(x)
+    except (RuntimeError, NotImplementedError):  # layouts that know no views
+        return x
+    return result
+
+
+def _as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Every way to write a cast to a floating dtype becomes `aten.to.dtype`."""
+    dtype = _cast_to(op, given, args, kwargs)
+    return (_aten.to.dtype, (args[0], dtype), {}) if dtype in _FLOATS else (op, args, kwargs)
+
+
+def _cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    if op is _aten.to.dtype:
+        return args[1]
+    if op is _aten.to.device:
+        return args[2]
+    if op is _aten.to.dtype_layout or op is _aten._to_copy.default:
+        return kwargs.get("dtype")
+    if op is _aten.to.other or op is _aten.type_as.default:
+        return given[-1].dtype
+    return None
+
+
+def _outline(x: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without entries."""
+    try:
+        if x.layout is torch.strided and not x.is_quantized and not x.is_nested:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
+    except (RuntimeError, NotImplementedError, TypeError):  # ragged shapes
+        return torch.empty(0, dtype=x.dtype, device="meta")

@@ -1,0 +1,102 @@
+"""Functional stand-ins: of operations that write to their arguments, and of those that draw random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..draws import Draw
+from ..fxnodes import packet_name
+
+_MOVED = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
+"""Operations that change a tensor's shape or strides in place and leave its entries alone."""
+
+_REPLACED = frozenset("set_ resize_ resize_as_ resize_as_sparse_ sparse_resize_ swap_tensors".split())
+"""Operations after which a tensor has other memory than before: its new entries are read from the tensor itself."""
+
+_OTHER_NAMES = {"normal_": "normal_functional", "random_": "random"}
+
+
+def moves(op: Any) -> bool:
+    """Whether the operation gives its argument another shape in place."""
+    return packet_name(op) in _MOVED
+
+
+def replaces(op: Any) -> bool:
+    """Whether the operation gives its argument other memory."""
+    return packet_name(op) in _REPLACED
+
+
+@cache
+def written_arguments(op: Any) -> tuple[int | str, ...]:
+    """Positions, or names where they are keywords only, of the arguments that an operation writes to."""
+    found: list[int | str] = []
+    for index, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(argument.name if argument.kwarg_only else index)
+    return tuple(found)
+
+
+@cache
+def twin_of(op: Any) -> Any:
+    """The overload that returns what `op` writes, with the same arguments; None where torch has none.
+
+    Examples: `add_.Tensor` -> `add.Tensor`, `copy_` -> `copy`, `add.out` -> `add.Tensor`.
+    """
+    name, namespace = packet_name(op), getattr(torch.ops, op.namespace)
+    wanted = [a for a in op._schema.arguments if not a.is_out]
+    in_place = name.endswith("_") and not name.endswith("__")
+    if not in_place and not any(a.is_out for a in op._schema.arguments):
+        return None
+    packet = getattr(namespace, _OTHER_NAMES.get(name, name.rstrip("_") if in_place else name), None)
+    if packet is None:
+        return None
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
+    named = sorted(fitting, key=lambda o: o._overloadname != op._overloadname)
+    return named[0] if named else None
+
+
+def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    return [(a.name, str(a.type)) for a in ours] == [(a.name, str(a.type)) for a in theirs]
+
+
+class Written:
+    """An operation that writes to its arguments and has no twin, run on copies.
+
+    Called, it gives (what the operation returns, the copies of what it wrote to).
+    """
+
+    def __init__(self, op: Callable[..., Any], places: tuple[int | str, ...]) -> None:
+        self.op, self.places = op, places
+        self.__name__ = packet_name(op)
+        self.__qualname__, self.__module__ = self.__name__, __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+        given, own, copies = list(args), dict(kwargs), []
+        for place in self.places:
+            holder: Any = given if isinstance(place, int) else own
+            if isinstance(place, int) and place >= len(given):
+                continue
+            holder[place] = pytree.tree_map_only(torch.Tensor, torch.clone, holder[place])
+            copies += [x for x in pytree.tree_leaves(holder[place]) if isinstance(x, torch.Tensor)]
+        result = self.op(*given, **own)
+        known = {id(x) for x in copies}
+        fresh = pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias(x) if id(x) in known else x, result)
+        return fresh, copies
+
+
+class Drawn:
+    """An operation that drew random numbers, which draws the same ones whenever it is called again."""
+
+    def __init__(self, op: Callable[..., Any], draw: Draw) -> None:
+        self.op, self.draw = op, draw
+        self.__name__ = packet_name(op)
+        self.__qualname__, self.__module__ = self.__name__, __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.draw.again(self.op, args, kwargs)
