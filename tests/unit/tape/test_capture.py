@@ -160,6 +160,7 @@ def test_the_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> Non
     assert [node.op.split(".")[1] for node in found.nodes.values()] == ["mul", "linear", operation]
     assert only(found, "linear").owner == owner
     assert only(found, operation).source is not None
+    assert "the path these inputs take" in found.warnings[0]
     assert_computes(found, model, ((x,), {"scale": 3.0}))
 
 
