@@ -22,6 +22,8 @@ from .record import Tape, record
 AGREEMENT = 1e-6
 """Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
 
+_PATH = "Python reads values of tensors in this model; the audit covers the path these inputs take."
+
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
     """Record the subject's run on its first batch.
@@ -70,6 +72,7 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
         in_place=frozenset(node.name for node in tape.graph.nodes if _stands_for_one(node, tape)),
         calls={name: mark.calls for name, mark in tape.marks.items()},
         aliases=aliases_of(model),
+        warnings=(_PATH,) if tape.reads else (),
     )
 
 

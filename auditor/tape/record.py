@@ -221,6 +221,9 @@ class _Recorder:
             self.values.same(result, given[0])
             return
         args, kwargs = before
+        if may_draw(op) and draw is None and isinstance(result, torch.Tensor) and id(result) in apart:
+            self.values.same(result, given[0])  # dropout outside of training
+            return
         if op in _BY_BATCH and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
             return
@@ -254,7 +257,9 @@ class _Recorder:
             for index, x in enumerate(running):
                 self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
         else:
-            self._copied(op, (3, 4), args, {}, running, result, None)
+            apart = (*args[:3], None, None, *args[5:])  # by the batch's statistics: the result depends on no others
+            self.values.bind(result, self._emit(op, apart, {}, result))
+            self._copied(op, (3, 4), args, {}, running, None, None)
 
     def _written(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None

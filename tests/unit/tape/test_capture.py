@@ -116,7 +116,7 @@ def test_in_place_operations_compute_the_same_twice(trace: Any) -> None:
 
 def test_export_leaves_no_in_place_operation() -> None:
     found = capture_of(seeded(InPlace), normal(2, 3))
-    assert found.method == "export"
+    assert found.method == "run"
     assert not any(node.op.split(".")[1].endswith("_") for node in found.nodes.values())
 
 
@@ -163,7 +163,7 @@ class Branching(nn.Module):
 def test_the_concrete_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
     model = seeded(Branching)
     found = capture_of(model, x, scale=3.0)
-    assert found.method == "concrete"
+    assert found.method == "path"
     assert [node.op.split(".")[1] for node in found.nodes.values()] == ["mul", "linear", operation]
     assert only(found, "linear").owner == owner
     assert only(found, operation).source is not None

@@ -33,7 +33,7 @@ def test_in_place_too() -> None:
         return scores.relu_()
 
     found = capture_of(Function(in_place), X)
-    assert found.method == "export"
+    assert found.method == "run"
     eps, filled = only(found, "add").name, only(found, "masked_fill").name
     assert found.constants["fp16"] == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
 
@@ -108,7 +108,7 @@ class Branching(nn.Module):
 
 def test_on_the_concrete_path_too() -> None:
     found = capture_of(Branching(), X)
-    assert found.method == "concrete"
+    assert found.method == "path"
     assert found.constants["fp16"] == {only(found, "masked_fill").name: {2: -65504.0}}
 
 
