@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx, nn
 
+from ..fxnodes import op_name
 from ..records import Node
 from .calls import first_paths
 from .record import Mark, Tape
 from .source import code_at
-from .twins import Drawn, Written
 
 
 def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
@@ -24,15 +23,6 @@ def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
         for node in tape.graph.nodes
         if node.op == "call_function"
     }
-
-
-def op_name(target: Any) -> str:
-    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
-    if isinstance(target, (Drawn, Written)):
-        return op_name(target.op)
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    return str(getattr(target, "__name__", target))
 
 
 def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:

@@ -221,8 +221,8 @@ class _Recorder:
             self.values.same(result, given[0])
             return
         args, kwargs = before
-        if may_draw(op) and draw is None and isinstance(result, torch.Tensor) and id(result) in apart:
-            self.values.same(result, given[0])  # dropout outside of training
+        if isinstance(result, torch.Tensor) and id(result) in apart and _cast_to(op, given, *before) is None:
+            self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
             return
         if op in _BY_BATCH and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
