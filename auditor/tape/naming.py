@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from ..fxnodes import op_name
 from ..records import Node
 from .calls import first_paths
 from .record import Mark, Tape
@@ -34,7 +33,7 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
     path, line = mark.place or (None, 0)
     return Node(
         name=node.name,
-        op=op_name(node.target),
+        op=node.meta["op"],
         owner=owner,
         owner_type=types.get(owner, ""),
         source=f"{Path(path).name}:{line}" if path else None,
