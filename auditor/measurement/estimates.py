@@ -95,7 +95,9 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
             estimates.probe = probe
             estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
             ends = _cheap_ends(measurement) if probe and not light else None
-            torch.autograd.backward(outputs, weights, retain_graph=probe < probes - 1, inputs=ends)
+            # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
+            total = torch.stack([(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]).sum()
+            torch.autograd.backward(total, retain_graph=probe < probes - 1, inputs=ends)
     finally:
         for handle in handles:
             handle.remove()
