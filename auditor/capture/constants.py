@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -12,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..patch.temporary import restored
 from ..records import Batch, Capture
 from .concrete import trace_concrete
 from .exported import trace_exported
@@ -44,11 +44,8 @@ def dtype_constants(
         dtype = _DTYPES.get(name)
         if dtype is None:
             continue
-        lowered, inputs = _in_dtype(model, batch, dtype)
-        low = _trace_in(lowered, inputs, captured.method)
-        if low is not None:
-            changed = _differences(outline.graph_module, low.graph_module)
-            changed |= _constants_in(outline, model, batch, low, lowered, inputs)
+        changed = _stored_low(outline, model, batch, dtype)
+        if changed is not None:
             found[name] = _renamed(changed, names)
         with torch.autocast("cpu", dtype=dtype):
             regional = _trace_in(model, batch, captured.method)
@@ -81,9 +78,19 @@ def _is_telltale(value: float) -> bool:
     return value == 1 - _INFO.eps or any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
 
 
-def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype) -> tuple[nn.Module, Batch]:
+def _stored_low(outline: Capture, model: nn.Module, batch: Batch, dtype: torch.dtype) -> Literals | None:
+    """What changes in a model that is stored in `dtype`; None where it cannot be traced in it."""
     inputs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
-    return copy.deepcopy(model).to(dtype), inputs
+    constants = outline.bind(model, batch)
+    with restored(model):  # the model itself: not every one can be copied
+        try:
+            low = _trace_in(model.to(dtype), inputs, outline.method)
+        except Exception:  # a `to` of the model's own: the FP32 literals stand
+            return None
+        if low is None:
+            return None
+        changed = _differences(outline.graph_module, low.graph_module)
+        return changed | _constants_in(outline, constants, low, low.bind(model, inputs))
 
 
 def _trace_in(model: nn.Module, batch: Batch, method: str) -> Capture | None:
@@ -95,13 +102,11 @@ def _trace_in(model: nn.Module, batch: Batch, method: str) -> Capture | None:
         return None
 
 
-def _constants_in(
-    captured: Capture, model: nn.Module, batch: Batch, low: Capture, lowered: nn.Module, inputs: Batch
-) -> Literals:
-    """Constants that the low model makes in another dtype than the FP32 one."""
-    theirs = {p.fqn: tensor for p, tensor in zip(low.placeholders, low.bind(lowered, inputs), strict=True)}
+def _constants_in(captured: Capture, own: list[Any], low: Capture, others: list[Any]) -> Literals:
+    """Constants that the low model makes in another dtype than the FP32 one; own, others: what the graphs take."""
+    theirs = {p.fqn: tensor for p, tensor in zip(low.placeholders, others, strict=True)}
     found: Literals = {}
-    for placeholder, ours in zip(captured.placeholders, captured.bind(model, batch), strict=True):
+    for placeholder, ours in zip(captured.placeholders, own, strict=True):
         other = theirs.get(placeholder.fqn)
         if placeholder.kind == "constant" and other is not None and other.dtype != ours.dtype:
             found[placeholder.name] = {"dtype": other.dtype}
