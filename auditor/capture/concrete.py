@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..fxnodes import mutates, tensors_of
-from ..outputs import tensor_outputs
+from ..outputs import tensor_outputs, tensors_only
 from ..records import Batch, Capture, Placeholder
 from .casts import CudaPromotions, DistinctCasts, drop_aliases
 from .exported import decompose, quiet, return_only
@@ -38,7 +38,8 @@ def trace_concrete(model: nn.Module, batch: Batch) -> Capture:
             merged[index] = tensor
         args, kwargs = pytree.tree_unflatten(merged, spec)
         values = {name: tensors[place] for name, place in places.items()}
-        return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
+        with tensors_only(model):
+            return tensor_outputs(torch.func.functional_call(model, values, args, kwargs, tie_weights=False))
 
     flat = [*state.values(), *(leaves[index] for index in inputs)]
     with quiet(), cuda_regions_kept(), _owners_recorded(model), torch.no_grad(), DistinctCasts(), CudaPromotions():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..measurement.calibrate import usable
-from ..outputs import forward, tensor_outputs
+from ..outputs import forward
 from ..records import Batch, Capture, Contribution, Finding, Subject, Verdict
 from .choose import Distance, Trial
 from .costs import Cost
@@ -62,4 +62,4 @@ class Workbench:
 def reference(subject: Subject, batch: Batch) -> list[torch.Tensor]:
     """FP32 outputs of the model as it is."""
     with torch.no_grad():
-        return [output.detach() for output in tensor_outputs(forward(subject.model, batch))]
+        return [output.detach() for output in forward(subject.model, batch)]
