@@ -53,6 +53,10 @@ class Table(OrderedDict[str, Any]):
     """As the libraries' output classes are."""
 
 
+class Several(list[Any]):
+    """A list of the user's own."""
+
+
 class Triple(Pair):
     """A class of the user's own above a named tuple."""
 
@@ -79,6 +83,12 @@ def late() -> Late:
     return made
 
 
+def set_in_another_order() -> Fields:
+    made = Fields.__new__(Fields)
+    made.second, made.first = B, A
+    return made
+
+
 def cycle() -> Plain:
     made = Plain(first=A)
     made.itself, made.second = made, [made, B, {"again": made}]
@@ -100,6 +110,7 @@ FOUND: dict[str, tuple[Callable[[], Any], list[Tensor]]] = {
     "named tuple": (lambda: Pair(A, B), [A, B]),
     "above a named tuple": (lambda: Triple(A, B), [A, B]),
     "dataclass": (lambda: Fields(B, [A, None]), [B, A]),
+    "dataclass set in another order": (set_in_another_order, [A, B]),
     "dataclass with slots": (lambda: Slotted(B, {"x": A}), [B, A]),
     "dataclass with more": (late, [A, B]),
     "dataclass in a dict": (lambda: {"b": Fields(A, B), "a": C}, [A, B, C]),
@@ -108,6 +119,7 @@ FOUND: dict[str, tuple[Callable[[], Any], list[Tensor]]] = {
     "above an ordered dict": (lambda: Table(z=A, a=(B, C)), [A, B, C]),
     "mapping": (lambda: UserDict(z=A, a=B), [A, B]),
     "sequence": (lambda: UserList([A, B]), [A, B]),
+    "above a list": (lambda: Several([A, Fields(B, C)]), [A, B, C]),
     "object": (lambda: Plain(second=B, _first=A, name="text"), [B, A]),
     "object with slots": (WithSlots, [A, B]),
     "object twice": (lambda: [(made := Plain(x=A)), made], [A]),
