@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 # The same entries under another shape: rounding them is all a format can do.
 VIEWS = frozenset(
     "view reshape _unsafe_view transpose permute t unsqueeze squeeze alias detach flatten unflatten clone contiguous "
-    "numpy_T movedim dropout".split()
+    "numpy_T movedim moveaxis swapaxes swapdims mT mH adjoint ravel view_as reshape_as dropout".split()
 )
 
 
@@ -23,8 +23,22 @@ def target_of(n: fx.Node) -> Callable[..., Any]:
     return n.target
 
 
+def overload_of(target: Any) -> Any:
+    """The operation that a node's target is, or stands for: a random operation is kept together with its draw."""
+    return getattr(target, "stands_for", target)
+
+
+def op_name(target: Any) -> str:
+    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
+    target = overload_of(target)
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return str(getattr(target, "__name__", target))
+
+
 def packet_name(target: Callable[..., Any]) -> str:
     """`softmax` for `aten.softmax.int`; in-place variants keep their underscore."""
+    target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.split("::")[1]
     return str(getattr(target, "__name__", target))

@@ -2,22 +2,105 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
 from .records import Batch
 
+_ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
+_NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
+_CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
+_CLOSED = (*_NUMBERS, *_CODE)
+"""What is not looked into: a module's tensors are no output, and the others hold none."""
 
-def forward(model: nn.Module, batch: Batch) -> Any:
-    """What the model answers, run on copies of its inputs and buffers: some models write into both."""
+
+def forward(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """Output tensors of the model, run on copies of its inputs and buffers: some models write into both."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return torch.func.functional_call(model, buffers, args, kwargs)
+    with tensors_only(model):
+        return tensor_outputs(torch.func.functional_call(model, buffers, args, kwargs))
+
+
+@contextmanager
+def tensors_only(model: nn.Module) -> Iterator[None]:
+    """In the body the model returns its output tensors, so that a forward that is a generator runs where it is called."""
+    if isinstance(model, torch.jit.ScriptModule):  # takes no hooks, and returns no generators
+        yield
+        return
+    handle = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def tensor_outputs(output: Any) -> list[torch.Tensor]:
-    """Tensor leaves of `output`; objects that torch cannot flatten (key-value caches) are left out."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    """The tensors in `output`, depth first.
+
+    What torch can flatten comes in torch's order. Else: the items of mappings and sequences; what an iterator gives,
+    which uses it up; of any other object its fields (a dataclass), its attributes in the order they were set, and its
+    slots; of a distribution only what is public, and the distributions that it is made of. An object that is met again
+    adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets and endless iterators are not
+    looked into.
+    """
+    return list(_tensors(output, {}))
+
+
+def _tensors(value: Any, entered: dict[int, Any]) -> Iterator[torch.Tensor]:
+    """entered: objects by id, kept alive so that no other takes the id."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if value is None or isinstance(value, _CLOSED) or id(value) in entered:
+        return
+    entered[id(value)] = value
+    known = _flattened(value)
+    for part in _parts(value) if known is None else known:
+        yield from _tensors(part, entered)
+    if known is not None:
+        del entered[id(value)]
+
+
+def _flattened(value: Any) -> list[Any] | None:
+    """What is directly inside a value that torch can flatten; None for others."""
+    calls = iter([False])
+    inside: list[Any] = pytree.tree_leaves(value, is_leaf=lambda _: next(calls, True))
+    return None if len(inside) == 1 and inside[0] is value else inside
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, Sequence):
+        return list(value)
+    if isinstance(value, Iterator):
+        return [] if isinstance(value, _ENDLESS) else list(value)
+    members = _members(value)
+    if isinstance(value, Distribution):
+        return [part for name, part in members.items() if name[0] != "_" or isinstance(part, Distribution)]
+    return list(members.values())
+
+
+def _members(value: Any) -> dict[str, Any]:
+    fields = [item.name for item in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    slots = [name for kind in reversed(type(value).__mro__) for name in _slots(kind)]
+    own = {name: part for name, part in getattr(value, "__dict__", {}).items() if isinstance(name, str)}
+    return {name: own[name] if name in own else getattr(value, name, None) for name in (*fields, *own, *slots)}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,19 +191,37 @@ def _device(device: str) -> str:
 
 
 def _on_cuda(subject: Subject) -> Subject:
-    import copy
-
     def moved(batches: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda x: x.cuda(), batches)
 
-    model = copy.deepcopy(subject.model).cuda()
+    model = _copied(subject.model).cuda()
     objective = subject.objective
     if objective is not None:
         loss_fn = objective.loss_fn
-        loss_fn = copy.deepcopy(loss_fn).cuda() if isinstance(loss_fn, torch.nn.Module) else loss_fn
+        loss_fn = _copied(loss_fn).cuda() if isinstance(loss_fn, torch.nn.Module) else loss_fn
         objective = replace(objective, loss_fn=loss_fn, targets=moved(objective.targets))
     batches, held_out = moved(subject.batches), moved(subject.held_out)
     return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective)
+
+
+def _copied(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that can be moved: none of its modules and parameters is the caller's. Raises: AuditorError("no-copy")."""
+    advice = "audit it with device='cpu'"
+    try:
+        twin = copy.deepcopy(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise AuditorError(
+            f"{type(module).__name__} cannot be copied to the GPU ({reason}): {advice}", "no-copy"
+        ) from error
+    own = {id(part) for part in (*module.modules(), *module.parameters())}
+    if any(id(part) in own for part in (*twin.modules(), *twin.parameters())):
+        raise AuditorError(
+            f"copies of {type(module).__name__} share its modules or weights, so it cannot be moved to the GPU "
+            f"without moving yours: {advice}",
+            slug="no-copy",
+        )
+    return twin
 
 
 def _environment(native: bool, seed: int) -> Environment:

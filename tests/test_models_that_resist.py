@@ -23,7 +23,7 @@ from tests.resisting import MODELS, Call
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
 BUDGET = 0.02
 TRAINED = frozenset({"NormalisesBatches"})
-CONCRETE = frozenset({"BranchesOnValues", "AlignsWithCtc", "OverwritesOnItsPath", "PackedGru"})
+CONCRETE = frozenset({"BranchesOnValues", "OverwritesOnItsPath", "PackedGru"})
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def nodes_of(name: str, op: str) -> list[NodeReport]:
     return [report for report in audited(name).audit.nodes if op in report.node.op]
 
 
-def test_only_data_dependent_models_leave_export(resisted: Resisted) -> None:
+def test_only_models_whose_python_reads_values_are_bound_to_their_path(resisted: Resisted) -> None:
     concrete = resisted.name in CONCRETE
-    assert resisted.audit.capture_method == ("concrete" if concrete else "export")
+    assert resisted.audit.capture_method == ("path" if concrete else "run")
     assert any("the path these inputs take" in warning for warning in resisted.audit.warnings) == concrete
 
 

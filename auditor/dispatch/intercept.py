@@ -77,6 +77,10 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
         self.handler, self.parts = handler, parts
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         region = region_now()  # inside the guards below autocast always looks closed
@@ -101,6 +105,10 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.handler, self.off = handler, 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..fxnodes import op_name, overload_of
+
 SHAPE_ONLY = frozenset(
     [
         "getitem",
@@ -131,8 +133,7 @@ def op_of(node: fx.Node) -> str:
     """The name rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for what is no operation."""
     if node.op != "call_function":
         return "placeholder"
-    target = node.target
-    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    return op_name(node.target)
 
 
 def source(node: fx.Node) -> fx.Node:
@@ -182,15 +183,15 @@ def dtype(node: fx.Node) -> torch.dtype | None:
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """The call's explicit arguments by the names of the op's schema; empty for what has no schema."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(overload_of(node.target), torch._ops.OpOverload):
         return {}
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = [argument.name for argument in overload_of(node.target)._schema.arguments]
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
     """As `arguments`, with the schema's defaults for what the call left out."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(overload_of(node.target), torch._ops.OpOverload):
         return {}
-    defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    defaults = {a.name: a.default_value for a in overload_of(node.target)._schema.arguments if a.has_default_value()}
     return defaults | arguments(node)

@@ -122,7 +122,8 @@ class Weights:
 
 
 def _extremes(tensor: torch.Tensor) -> Extremes:
-    magnitudes = tensor.detach().abs()
+    held = tensor.detach()
+    magnitudes = (held.float() if held.itemsize == 1 else held).abs()  # FP8 has no arithmetic
     magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
     if magnitudes.numel() == 0:
         return Extremes(0.0, None)

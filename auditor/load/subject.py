@@ -81,7 +81,7 @@ def check(subject: Subject) -> Subject:
     weights.reject_non_finite(subject.model)
     with preserved_rng(), in_eval(subject.model), torch.no_grad():
         outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
-        leaves = [leaf for output in outputs for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        leaves = [leaf for output in outputs for leaf in output]
         if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
@@ -204,7 +204,7 @@ def _materialise(model: nn.Module, batch: Batch) -> None:
             model(*batch[0], **batch[1])
 
 
-def _forward(subject: Subject, batch: Batch) -> Any:
+def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
     try:
         return forward(subject.model, batch)
     except Exception as error:

@@ -149,7 +149,8 @@ def reject_non_finite(model: nn.Module) -> None:
     for name, tensor in named:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        bad = tensor.isnan() if not isinstance(tensor, nn.Parameter) else ~tensor.isfinite()
+        entries = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()  # FP8 has no arithmetic
+        bad = ~entries.isfinite() if isinstance(tensor, nn.Parameter) else entries.isnan()
         if count := int(bad.sum()):
             hint = "restore a checkpoint from before training diverged"
             raise LoadError(f"{name} holds {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights")

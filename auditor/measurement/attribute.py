@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import networkx as nx
@@ -58,8 +59,13 @@ class _Replay:
         }
         initial[self.nodes[name]] = value
         interpreter = fx.Interpreter(self.measurement.capture.graph_module, garbage_collect_values=False)
-        with torch.no_grad():
-            interpreter.run(*self.measurement.flat_inputs, initial_env=initial)
+        try:
+            with torch.no_grad():
+                interpreter.run(*self.measurement.flat_inputs, initial_env=initial)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # what follows cannot be computed from this value: its shape, or its entries, do not fit
+            return math.inf
         leaves = [interpreter.env[self.nodes[output]] for output in self.measurement.capture.outputs]
         return output_error(self.reference, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 

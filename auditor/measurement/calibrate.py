@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..records import Batch, Capture, Contribution, NodeError, NodeRange, Subject
 from .attribute import attribute
-from .measure import measure
+from .measure import Measurement, measure
 
 PerFormat = dict[str, dict[str, NodeError]]
 Contributions = dict[str, dict[str, Contribution]]
@@ -37,13 +37,26 @@ def calibrate(
     """
     found: Calibration | None = None
     for batch in usable_batches(capture, subject):
-        measured = measure(capture, subject.model, batch, formats, tick)
-        contributions = attribute(measured, seed, tick)
+        measured, contributions = _attributed(capture, subject, batch, formats, seed, tick)
         one = Calibration(measured.errors, contributions, measured.ranges, 1)
         del measured
         found = one if found is None else _merged(found, one)
     assert found is not None  # a Subject has at least one batch
     return found
+
+
+def _attributed(
+    capture: Capture, subject: Subject, batch: Batch, formats: tuple[str, ...], seed: int, tick: Callable[[str], None]
+) -> tuple[Measurement, Contributions]:
+    """Measured once, and once more with care where the way back through some operation raises."""
+    measured = measure(capture, subject.model, batch, formats, tick)
+    try:
+        return measured, attribute(measured, seed, tick)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError):
+        measured = measure(capture, subject.model, batch, formats, tick, careful=True)
+        return measured, attribute(measured, seed, tick)
 
 
 def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import packet_name, settled, tensors_of
+from ..fxnodes import overload_of, packet_name, settled, tensors_of
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
+DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes in which tensors have gradients that can be computed with; there is no arithmetic in FP8."""
+
 _LATE = frozenset("igamma igammac special_gammainc special_gammaincc zeta special_zeta".split())
 """Operations that autograd takes in and refuses on the way back."""
 
@@ -20,11 +23,12 @@ _SHAPES = re.compile(r"(zeros|ones|empty|full|rand|randn|randint)_like|new_\w+|b
 
 
 def differentiated(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
 ) -> tuple[Any, list[torch.Tensor]]:
     """The result, and the tensors among the arguments whose errors reach it on a way that autograd does not follow.
 
-    Examples: the class weights of a loss, a floor division.
+    Examples: the class weights of a loss, a floor division, an operation of the user's own without a derivative.
+    careful: every operation's way back is tried at once; without it, that of operations which are not torch's own.
     """
     lost: list[torch.Tensor] = []
     while True:
@@ -38,10 +42,31 @@ def differentiated(
                 raise
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    if _has_derivative(target, result):
+    tried = careful or _is_foreign(target)
+    if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+
+
+def _is_foreign(target: Callable[..., Any]) -> bool:
+    """Whether the operation comes from elsewhere than torch: only a try tells whether it has a derivative."""
+    return getattr(overload_of(target), "namespace", "aten") not in ("aten", "prims", "_c10d_functional")
+
+
+def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd comes from the result back to the arguments without raising."""
+    ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    connected = [x.sum() for x in tensors_of(result) if x.requires_grad]
+    if not ends or not connected:
+        return True
+    try:
+        torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return False
+    return True
 
 
 def _named(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from ..numerics.inner import inner_products
 from ..numerics.kernels import is_tensor_core
 from ..records import Contribution
 from ..simulation.execute import DTYPES
+from .derivatives import DIFFERENTIABLE
 from .measure import Measurement
 from .sums import Sums, by_level
 
@@ -95,7 +96,9 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
             estimates.probe = probe
             estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
             ends = _cheap_ends(measurement) if probe and not light else None
-            torch.autograd.backward(outputs, weights, retain_graph=probe < probes - 1, inputs=ends)
+            # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
+            total = torch.stack([(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]).sum()
+            torch.autograd.backward(total, retain_graph=probe < probes - 1, inputs=ends)
     finally:
         for handle in handles:
             handle.remove()
@@ -121,7 +124,7 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     sampled = _sampled(measurement, batch)
 
     def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
-        if leaf.is_floating_point() and leaf.requires_grad:
+        if leaf.dtype in DIFFERENTIABLE and leaf.requires_grad and leaf.layout is torch.strided:
             handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
                 handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -43,7 +44,7 @@ class Exact:
         if not shapes or mutates(self.target):
             return None
         if _pointwise(self.target):
-            return _thinned(torch.broadcast_shapes(*shapes), kept=())  # type: ignore[no-untyped-call]
+            return _thinned(np.broadcast_shapes(*shapes), kept=())
         kept = _kept(self.target, self.args)
         return None if kept is None else _thinned(shapes[0], kept)
 

@@ -18,6 +18,7 @@ from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, NodeError, NodeRange
 from ..simulation.execute import with_literals
+from .derivatives import DIFFERENTIABLE
 from .discrete import deciding
 from .reference import Reference
 from .rounded import Rounder, rounder
@@ -58,15 +59,18 @@ def measure(
     batch: Batch,
     formats: Sequence[str],
     tick: Callable[[str], None] = lambda name: None,
+    *,
+    careful: bool = False,
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
+    careful: see Reference; for models with an operation whose derivative raises.
     """
     mutating = any(mutates(node.target) for node in capture.graph_module.graph.nodes)
     flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
-    measuring = _Measuring(result, mutating, tick)
+    measuring = _Measuring(result, mutating, tick, careful)
     with torch.enable_grad():
         measuring.run(*flat)
     measuring.keep_low_results()
@@ -86,8 +90,8 @@ class _Low:
 
 
 class _Measuring(Reference):
-    def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None]) -> None:
-        super().__init__(result.capture.graph_module, mutating)
+    def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None], careful: bool) -> None:
+        super().__init__(result.capture.graph_module, mutating, careful)
         self.result, self.tick = result, tick
         self.deciding, self.guarding = deciding(result.capture), guarding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
@@ -262,8 +266,8 @@ def _disagreement(ours: Leaves, theirs: Leaves) -> float:
 def _leaf(value: Any, mutating: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    value = value.detach().clone() if mutating else value.detach()
-    return value.requires_grad_() if value.is_floating_point() else value
+    value = value.detach().clone() if mutating or value.is_inference() else value.detach()
+    return value.requires_grad_() if value.dtype in DIFFERENTIABLE else value
 
 
 def _is_float(x: torch.Tensor) -> bool:
@@ -271,6 +275,11 @@ def _is_float(x: torch.Tensor) -> bool:
 
 
 def _as_real(x: torch.Tensor) -> torch.Tensor:
+    """Its entries as real numbers; of a sparse tensor, those that it holds."""
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce().values()
+    elif x.layout is not torch.strided:
+        x = x.values()
     return torch.view_as_real(x) if x.is_complex() else x
 
 

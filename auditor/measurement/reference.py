@@ -19,14 +19,15 @@ from .derivatives import differentiated
 class Reference(fx.Interpreter):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
+    careful: the way back through every operation is tried as soon as it has run.
     anchors: leaves behind results which depend on no float input. lost: nodes that an operation reads without a
     derivative. readings: {product: {value it reads: that value as this product alone reads it, or None if no other node
     does}}.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, mutating: bool) -> None:
+    def __init__(self, graph_module: fx.GraphModule, mutating: bool, careful: bool = False) -> None:
         super().__init__(graph_module)
-        self.mutating = mutating
+        self.mutating, self.careful = mutating, careful
         self.anchors: list[torch.Tensor] = []
         self.lost: set[fx.Node] = set()
         self.readings: dict[str, dict[str, torch.Tensor | None]] = {}
@@ -49,7 +50,7 @@ class Reference(fx.Interpreter):
         if is_product(target_of(n)):
             return self._product(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        result, lost = differentiated(target_of(n), args, kwargs)
+        result, lost = differentiated(target_of(n), args, kwargs, self.careful)
         if lost:
             leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
             self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}

@@ -111,7 +111,11 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(torch.equal(sampled(r).to(low.dtype), sampled(low)) for r, low in pairs)
+    return all(_equal(sampled(r).to(low.dtype), sampled(low)) for r, low in pairs)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(*((torch.view_as_real(x) if x.is_complex() else x) for x in (a, b)))
 
 
 def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, float]:

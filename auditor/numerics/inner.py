@@ -53,6 +53,7 @@ def _products(gradient: torch.Tensor, value: torch.Tensor, dtype: torch.dtype | 
     if dtype is None:
         error = value.to(gradient.dtype, copy=True)
     else:
-        error = value.to(dtype).to(value.dtype).sub_(value).to(gradient.dtype)
+        # A copy in any case: where the value is in the format already, it is the caller's own tensor.
+        error = value.to(dtype).to(value.dtype, copy=True).sub_(value).to(gradient.dtype)
     error.mul_(gradient)
     return error.nan_to_num_(0.0, 0.0, 0.0) if finite else error

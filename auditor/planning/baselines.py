@@ -57,11 +57,11 @@ def _measured(error: float, failure: str | None, low_flops: float | None) -> Bas
 
 
 def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
-    """FP32 in every scope where a rule gave an error or a warning, before any measurement had its say; low elsewhere."""
+    """FP32 in every scope where a rule declares an error or a warning, whatever the measurement says; low elsewhere."""
     fired = {
         finding.owner
         for finding in findings
-        if problem.format in finding.formats and (finding.severity != "info" or finding.agrees is False)
+        if problem.format in finding.formats and (finding.declared or finding.severity) != "info"
     }
     energy = energy_of(problem)
     kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}

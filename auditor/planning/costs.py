@@ -19,7 +19,9 @@ _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _FORMULAS: dict[str, Callable[..., int]] = {}
 _FREE = frozenset(
     "view reshape transpose permute expand getitem select slice unsqueeze squeeze alias detach unbind split chunk t "
-    "_unsafe_view flatten dropout split_with_sizes numpy_T".split()
+    "_unsafe_view flatten dropout split_with_sizes numpy_T unflatten movedim moveaxis narrow expand_as view_as reshape_as "
+    "swapaxes swapdims mT mH adjoint ravel tensor_split hsplit vsplit dsplit unsafe_chunk unsafe_split diagonal unfold "
+    "view_as_real view_as_complex real imag as_strided".split()
 )
 
 

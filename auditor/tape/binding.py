@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -12,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from ..fxnodes import tensors_of
 from ..records import Batch, Placeholder
-from .record import Tape
+
+if TYPE_CHECKING:
+    from .record import Tape
 
 
 class TapeModule(fx.GraphModule):
@@ -63,6 +66,21 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
             tensor: torch.Tensor = store[name]
             return tensor
     raise KeyError(path)
+
+
+def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
+    """{id of a tensor: what the forward calls it}; tensors inside of an argument are numbered."""
+    args, kwargs = batch
+    try:
+        bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # scripted modules have no signature
+        bound = {f"input_{i}": x for i, x in enumerate(args)} | kwargs
+    found: dict[int, str] = {}
+    for name, value in bound.items():
+        tensors = tensors_of(value)
+        for index, x in enumerate(tensors):
+            found.setdefault(id(x), name if value is x else f"{name}_{index}")
+    return found
 
 
 def placeholders_of(tape: Tape) -> tuple[Placeholder, ...]:

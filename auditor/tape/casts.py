@@ -12,11 +12,12 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """`aten.to.dtype` and its arguments for an operation that casts, the operation itself otherwise."""
-    dtype = _cast_to(op, given, args, kwargs)
+    dtype = cast_to(op, given, args, kwargs)
     return (_aten.to.dtype, (args[0], dtype), {}) if dtype in _FLOATS else (op, args, kwargs)
 
 
-def _cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """The dtype that an operation casts to, None for one that is no cast."""
     if op is _aten.to.dtype:
         return args[1]
     if op is _aten.to.device:

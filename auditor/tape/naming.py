@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -12,7 +11,6 @@ from ..records import Node
 from .calls import first_paths
 from .record import Mark, Tape
 from .source import code_at
-from .twins import Drawn, Written
 
 
 def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
@@ -26,15 +24,6 @@ def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
     }
 
 
-def op_name(target: Any) -> str:
-    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
-    if isinstance(target, (Drawn, Written)):
-        return op_name(target.op)
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    return str(getattr(target, "__name__", target))
-
-
 def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
     owner = mark.calls[-1].path
     value = node.meta.get("val")
@@ -44,7 +33,7 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
     path, line = mark.place or (None, 0)
     return Node(
         name=node.name,
-        op=op_name(node.target),
+        op=node.meta["op"],
         owner=owner,
         owner_type=types.get(owner, ""),
         source=f"{Path(path).name}:{line}" if path else None,

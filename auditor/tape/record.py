@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
 from ..draws import Draw, draw_of, drew, may_draw
-from ..fxnodes import mutates, packet_name, tensors_of
+from ..fxnodes import mutates, op_name, packet_name, tensors_of
 from ..outputs import tensor_outputs
 from ..records import Batch, Call
+from .binding import named_inputs
 from .calls import Calls
-from .casts import as_cast
+from .casts import as_cast, cast_to
 from .choices import shape_from
 from .reads import READING, noticed
 from .source import Place, place_of_call
@@ -128,11 +129,12 @@ class _Recorder:
                     if tensor is not None and not self.values.knows(tensor):
                         self._state(kind, f"{path}.{name}".lstrip("."), tensor)
         copies: dict[int, torch.Tensor] = {}
+        names = named_inputs(model, batch)
 
         def copied(x: torch.Tensor) -> torch.Tensor:
             if id(x) not in copies:
                 copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-                node = self._placeholder(f"input_{len(copies) - 1}", "input", copies[id(x)])
+                node = self._placeholder(names[id(x)], "input", copies[id(x)])
                 self.tape.inputs.append(node.name)
                 self.values.bind(copies[id(x)], node)
             return copies[id(x)]
@@ -238,6 +240,10 @@ class _Recorder:
             self.values.same(result, given[0])
             return
         args, kwargs = before
+        unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
+        if unchanged and cast_to(op, given, *before) is None:
+            self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
+            return
         if op in _BY_BATCH and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
             return
@@ -279,7 +285,9 @@ class _Recorder:
             for index, x in enumerate(running):
                 self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
         else:
-            self._copied(op, (3, 4), args, {}, running, result, None)
+            apart = (*args[:3], None, None, *args[5:])  # by the batch's statistics: the result depends on no others
+            self.values.bind(result, self._emit(op, apart, {}, result))
+            self._copied(op, (3, 4), args, {}, running, None, None)
 
     def _written(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
@@ -344,10 +352,11 @@ class _Recorder:
                     self.values.bind(x, self._emit(operator.getitem, (first, index), {}, x))
 
     def _emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        name, written = packet_name(target), op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
-        name = "getitem" if target is operator.getitem else packet_name(target)
         node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
+        node.meta["op"] = written
         self.first = self.first or node
         if all(source in self.exact for source in node.all_input_nodes) and _is_exact(value):
             self.exact.add(node)

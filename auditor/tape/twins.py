@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..draws import Draw
-from ..fxnodes import packet_name
+from ..fxnodes import overload_of, packet_name
 
 _MOVED = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
 """Operations that change a tensor's shape or strides in place and leave its entries alone."""
@@ -107,8 +107,7 @@ class Written:
 
     def __init__(self, op: Callable[..., Any], places: tuple[int | str, ...]) -> None:
         self.op, self.places = op, places
-        self.__name__ = packet_name(op)
-        self.__qualname__, self.__module__ = self.__name__, __name__
+        self.stands_for = overload_of(op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
         given, own, copies = list(args), dict(kwargs), []
@@ -129,8 +128,7 @@ class Drawn:
 
     def __init__(self, op: Callable[..., Any], draw: Draw) -> None:
         self.op, self.draw = op, draw
-        self.__name__ = packet_name(op)
-        self.__qualname__, self.__module__ = self.__name__, __name__
+        self.stands_for = overload_of(op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.draw.again(self.op, args, kwargs)

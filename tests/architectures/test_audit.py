@@ -10,7 +10,7 @@ PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
 
 
 def test_capture_needs_no_fallback(audited: Audited) -> None:
-    assert audited.audit.capture_method == "export"
+    assert audited.audit.capture_method == "run"
     assert not [warning for warning in audited.audit.warnings if "could not" in warning]
 
 

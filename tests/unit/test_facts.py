@@ -109,9 +109,9 @@ def test_whole_numbers_come_from_integers() -> None:
         ]
 
     facts = facts_of(function, torch.ones(2, 2), torch.tensor([1, 2])).facts
-    assert [name for name, fact in facts.items() if fact.whole_numbers] == ["cast", "arange", "cast_2"]
+    assert [name for name, fact in facts.items() if fact.whole_numbers] == ["to", "arange", "to_2"]
     assert [name for name, fact in facts.items() if fact.reads_whole_numbers] == ["add", "mul", "sub"]
-    assert (facts["cast"].input_dtype, facts["cast"].dtype, facts["arange"].input_dtype) == ("int64", "float32", None)
+    assert (facts["to"].input_dtype, facts["to"].dtype, facts["arange"].input_dtype) == ("int64", "float32", None)
 
 
 def test_a_run_of_additions_is_counted_at_its_end() -> None:
@@ -253,7 +253,7 @@ def test_ranges_of_activations_weights_and_buffers() -> None:
         model[0].weight.copy_(torch.tensor([[4.0, 0.0], [0.5, -8.0]]))
     model[1].running_var.copy_(torch.tensor([100.0, 0.25]))
     facts = captured(model, torch.tensor([[2.0, 1.0]])).facts
-    linear, norm = facts["linear"], facts["_native_batch_norm_legit_no_training"]
+    linear, norm = facts["linear"], facts["batch_norm"]
     assert (linear.weight_max_abs, linear.weight_min_abs, linear.buffer_max_abs) == (8.0, 0.5, None)
     assert linear.input_max_abs == 2.0
     assert (linear.output_max_abs, linear.output_min_abs) == (8.0, 7.0)  # 4 * 2 and 0.5 * 2 - 8

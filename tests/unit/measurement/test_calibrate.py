@@ -83,5 +83,5 @@ def test_a_concrete_path_is_good_for_its_own_batch_alone() -> None:
     branching = Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3)
     subject = subject_on(branching, torch.ones(2), -torch.ones(2))
     traced = capture(subject, FORMATS)
-    assert traced.method == "concrete"
+    assert traced.method == "path"
     assert usable_batches(traced, subject) == [subject.batches[0]]

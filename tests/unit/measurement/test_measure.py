@@ -209,7 +209,7 @@ class BranchesAfterNorm(nn.Module):
 
 def test_a_batch_norm_on_the_concrete_path() -> None:
     measured = measurement_of(seeded(BranchesAfterNorm), normal(2, 2, 4, 4))
-    assert measured.capture.method == "concrete"
+    assert measured.capture.method == "path"
     assert all(0 < error_of(measured, "batch_norm", fmt).local_error < 0.01 for fmt in FORMATS)
 
 

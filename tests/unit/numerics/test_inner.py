@@ -69,3 +69,12 @@ def test_products_that_are_not_finite_count_as_nothing(numbers: int) -> None:
     gradient, error = torch.ones(1, numbers), torch.ones(1, numbers)
     gradient[0, 3], error[0, 5], error[0, -1] = torch.inf, torch.nan, -torch.inf
     assert float(inner_products(gradient, error, 1).sum()) == numbers - 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("numbers", [40, 300_000])
+def test_what_is_in_the_format_already_has_no_error_and_stays_as_it_is(dtype: torch.dtype, numbers: int) -> None:
+    gradient, value = normal(2, numbers, seed=1), normal(2, numbers, seed=2).to(dtype)
+    kept = value.clone()
+    assert not inner_products(gradient, value, 2, dtype).any()
+    assert torch.equal(value, kept)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from auditor.tape.naming import op_name
+from auditor.fxnodes import op_name
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 
@@ -103,8 +103,8 @@ def test_what_a_node_records_of_its_tensor() -> None:
 def test_inputs_are_named_once_and_in_order() -> None:
     found = capture_of(Function(lambda x, y: (x - y) * (x - y).exp()), torch.ones(2), torch.ones(2))
     assert only(found, "mul").inputs == ("sub", "exp")
-    assert nodes_by_op(found, "sub")[0].inputs == ("input_0", "input_1")
-    assert only(capture_of(Function(lambda x: x * x), torch.ones(2)), "mul").inputs == ("input_0",)
+    assert nodes_by_op(found, "sub")[0].inputs == ("inputs_0", "inputs_1")
+    assert only(capture_of(Function(lambda x: x * x), torch.ones(2)), "mul").inputs == ("inputs_0",)
 
 
 def test_names_of_operations() -> None:
