@@ -90,10 +90,14 @@ class Values:
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
         """`x` lies in the memory of `source`, as the view made it; None: in a way that is found from where it lies."""
         parent, geometry = self._entry(source), geometry_of(x)
-        view = view if view is not None else found(geometry, parent.geometry)
-        if view is None:
-            self.bind(x, node)
-            return
+        if view is None or view.op is _aten.as_strided.default:
+            within = self._within(geometry, parent)
+            if within is None:
+                self.bind(x, node)
+                return
+            parent, view = within
+            if parent.chain[-1].version:  # what has been written to lies differently in a replay
+                node = read(self._emit, self._constant, view, geometry, parent.geometry, self._current(parent))
         if parent.source is not None and _both_reshape(view, geometry, parent):  # chains stay short
             view = View(_aten.reshape.default, (list(geometry.shape),))
             parent = parent.source
@@ -166,6 +170,14 @@ class Values:
             item.node = read(self._emit, self._constant, item.view, own, parent, item.source.node)
             item.version = version
         return entry.node
+
+    def _within(self, geometry: Geometry, entry: Entry) -> tuple[Entry, View] | None:
+        """The first of an entry and what it is a view of that holds what lies there."""
+        for parent in entry.chain:
+            view = found(geometry, parent.geometry)
+            if view is not None:
+                return parent, view
+        return None
 
     def _unknown(self, x: torch.Tensor) -> Entry:
         memory, geometry = self._memory_of(x), geometry_of(x)

@@ -24,6 +24,14 @@ _RESHAPES = frozenset(
 )
 _SCATTERS = {"select": "select_scatter", "slice": "slice_scatter", "diagonal": "diagonal_scatter"}
 
+_INVERSES = {name: name for name in ("t", "numpy_T", "mT")} | {
+    "view_as_real": "view_as_complex",
+    "view_as_complex": "view_as_real",
+    "_conj": "conj_physical",
+    "conj": "conj_physical",
+    "_neg_view": "neg",
+}
+
 
 class Geometry(NamedTuple):
     """How a tensor lies in its storage. stride: None where it has none that is known."""
@@ -176,9 +184,8 @@ def _dim_of(view: View) -> int:
 def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None:
     """The operation, and its further arguments, that undoes a view of all of its source's entries."""
     name = packet_name(view.op)
-    if name in ("t", "numpy_T", "mT", "view_as_real", "view_as_complex", "_conj", "conj", "_neg_view"):
-        undone = {"view_as_real": "view_as_complex", "view_as_complex": "view_as_real"}.get(name, name)
-        return getattr(_aten, undone).default, ()
+    if name in _INVERSES:
+        return getattr(_aten, _INVERSES[name]).default, ()
     if name == "transpose" and not view.kwargs:
         return _aten.transpose.int, view.args
     if name == "permute" and view.args:
