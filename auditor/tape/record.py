@@ -226,7 +226,18 @@ class _Recorder:
             return self._constant(x, "held") if id(x) in chosen and not floating else own
 
         tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
+        ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
+        if ragged:
+            tree = pytree.tree_map_only(torch.SymInt, lambda size: self._ragged_size(size, ragged), tree)
         return tree, floating
+
+    def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
+        """The length of a dimension that is no number, but belongs to one tensor: another one's in a replay."""
+        for x in ragged:
+            for dim, own in enumerate(x.shape):
+                if isinstance(own, torch.SymInt) and own == size:
+                    return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
+        return size
 
     def _bind_all(self, result: Any, node_of: Callable[[torch.Tensor, tuple[int, ...]], fx.Node]) -> None:
         """Nodes for the tensors in what an operation returned, which may be lists in a tuple."""
