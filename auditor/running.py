@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .dispatch import unfused
+from .draws import reseed
 from .imitation import imitated
-from .load.sandbox import reseed
 from .outputs import tensor_outputs
 from .records import Batch
 from .state import unchanged
