@@ -9,15 +9,17 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 _NO_HOOKS = vars(nn.Module())
-_HOOKS = frozenset(name for name, held in _NO_HOOKS.items() if "_hooks" in name and isinstance(held, dict))
+_HOOKS = [name for name, held in _NO_HOOKS.items() if "_hooks" in name and isinstance(held, dict)]
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
+_OTHERS = sys.stdlib_module_names | {"torch"}
 _UNSET = object()
 
 
@@ -56,17 +58,11 @@ def is_open(cls: type) -> bool:
 def own_classes(cls: type) -> Iterator[type]:
     """The classes that `cls` is made of and torch doesn't bring: models keep caches and counters there too."""
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] not in {"torch", *sys.stdlib_module_names}:
+        if base.__module__.partition(".")[0] not in _OTHERS:
             yield base
 
 
-def hook_dicts(module: nn.Module) -> list[Any]:
-    """The dicts in which hooks are registered."""
-    own = _dict_of(module)
-    return [own[name] for name in _HOOKS if type(own.get(name)) is collections.OrderedDict]
-
-
-def slots(cls: type) -> Kind | None:
+def slots(cls: type) -> list[Kind]:
     """The attributes that classes declare with `__slots__`."""
     bases = [base for base in cls.__mro__ if "__slots__" in vars(base)]
     members = [m for base in bases for m in vars(base).values() if isinstance(m, types.MemberDescriptorType)]
@@ -81,7 +77,7 @@ def slots(cls: type) -> Kind | None:
             elif now is not _UNSET:
                 member.__delete__(owner)
 
-    return Kind(read, write) if members else None
+    return [Kind(read, write)] if members else []
 
 
 def _get(member: types.MemberDescriptorType, owner: Any) -> Any:
@@ -120,6 +116,26 @@ def _past_hooks(held: list[Any]) -> Iterator[Any]:
     return (value for name, value in _pairs(held[1:]) if name not in _HOOKS)
 
 
+def _read_hooks(owner: nn.Module) -> list[Any]:
+    held: list[Any] = []
+    for hooks in _hook_dicts(owner):
+        held += [len(hooks), *hooks, *hooks.values()]
+    return held
+
+
+def _write_hooks(owner: nn.Module, held: list[Any]) -> None:
+    rest = iter(held)
+    for hooks in _hook_dicts(owner):
+        named = list(islice(rest, 2 * next(rest)))
+        hooks.clear()
+        hooks.update(_pairs(named))
+
+
+def _hook_dicts(owner: nn.Module) -> list[dict[Any, Any]]:
+    own = _dict_of(owner)
+    return [own[name] for name in _HOOKS if isinstance(own.get(name), dict)]
+
+
 def _read_class(owner: type) -> list[Any]:
     own = {name: value for name, value in vars(owner).items() if not name.startswith("__")}
     return [*own, *own.values()]
@@ -154,5 +170,6 @@ def _script_names(owner: Any) -> list[str]:
 
 OBJECT = Kind(_read_object, _write_object)
 MODULE = Kind(_read_object, _write_object, _past_hooks)
+HOOKS = Kind(_read_hooks, _write_hooks, leads_nowhere)
 CLASS = Kind(_read_class, _write_class)
 SCRIPT = Kind(_read_script, _write_script)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .attributes import CLASS, MODULE, OBJECT, SCRIPT, Kind, hook_dicts, is_open, leads_nowhere, own_classes, slots
+from .attributes import HOOKS, MODULE, OBJECT, SCRIPT, Kind, is_open, leads_nowhere, slots
 
 # No run can change them, and there are many of them.
 ATOMS = frozenset(
@@ -41,27 +41,24 @@ class Content:
             self.kind.write(self.owner, self.held)
 
 
-def contents_of(value: Any) -> Iterator[Content]:
-    """What `value` holds, itself and for the classes that a user wrote for it."""
-    for owner, kind in _kinds(value):
-        yield Content(owner, kind, kind.read(owner))
+def content(owner: Any, kind: Kind) -> Content:
+    """What `owner` holds now."""
+    return Content(owner, kind, kind.read(owner))
 
 
-def _kinds(value: Any) -> Iterator[tuple[Any, Kind]]:
-    cls = type(value)
-    if kind := next((kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)), None):
-        yield value, kind
+def kinds_of(cls: type) -> tuple[Kind, ...]:
+    """How the objects of a class are read: as the container that they are, and by what hangs on them."""
+    kinds = [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
     if issubclass(cls, nn.Module):
-        yield value, MODULE
-        yield from ((hooks, _HOOKS) for hooks in hook_dicts(value))
-        yield from ((owner, CLASS) for owner in own_classes(cls))
+        # The attributes first: the dicts of the hooks are among them.
+        kinds += [MODULE, HOOKS]
+    elif is_open(cls) and cls.__dictoffset__:
+        kinds += [OBJECT]
     if issubclass(cls, torch.jit.ScriptModule):
-        yield value, SCRIPT
+        kinds += [SCRIPT]
     if is_open(cls):
-        if hasattr(value, "__dict__") and not issubclass(cls, nn.Module):
-            yield value, OBJECT
-        if kind := slots(cls):
-            yield value, kind
+        kinds += slots(cls)
+    return tuple(kinds)
 
 
 # The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.
@@ -76,7 +73,8 @@ def _write_dict(owner: dict[Any, Any], held: list[Any]) -> None:
 
 
 def _read_ordered(owner: OrderedDict[Any, Any]) -> list[Any]:
-    return [*OrderedDict.keys(owner), *(dict.__getitem__(owner, key) for key in OrderedDict.keys(owner))]
+    keys = list(OrderedDict.keys(owner))
+    return [*keys, *(dict.__getitem__(owner, key) for key in keys)]
 
 
 def _write_ordered(owner: OrderedDict[Any, Any], held: list[Any]) -> None:
@@ -147,4 +145,3 @@ _CONTAINERS: dict[type, Kind] = {
     np.random.RandomState: _state_of(np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: _state_of(lambda owner: owner.bit_generator.state, _put_bits),
 }
-_HOOKS = Kind(_read_ordered, _write_ordered, leads_nowhere)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contents import ATOMS, Content, contents_of
+from .attributes import CLASS, Kind, own_classes
+from .contents import ATOMS, Content, content, kinds_of
 from .storages import Role, Storages
 from .tensors import TensorState
 
@@ -20,6 +21,7 @@ class Reachable:
         self.storages = Storages()
         self._seen: dict[int, Any] = {}
         self._roles: dict[int, Role] = {}
+        self._kinds: dict[int, tuple[Kind, ...]] = {}
         self._contents: list[Content] = []
         self._tensors: list[TensorState] = []
         self._collect([model, *holders])
@@ -51,16 +53,31 @@ class Reachable:
             yield from self._open_tensor(value)
         elif issubclass(type(value), nn.Module):
             buffers = vars(value).get("_buffers") or {}
-            self._roles |= {id(buffer): Role.BUFFER for _, buffer in buffers.items()}
-        for content in contents_of(value):
-            self._contents.append(content)
-            yield from content.children
+            self._roles.update((id(buffer), Role.BUFFER) for _, buffer in buffers.items())
+            yield from self._open_classes(type(value))
+        for kind in self._kinds_of(type(value)):
+            yield from self._hold(value, kind)
+
+    def _open_classes(self, cls: type) -> Iterator[Any]:
+        for owner in own_classes(cls) if id(cls) not in self._kinds else ():
+            yield from self._hold(owner, CLASS)
+
+    def _kinds_of(self, cls: type) -> tuple[Kind, ...]:
+        """Keyed by id: a metaclass may refuse to hash its classes."""
+        if id(cls) not in self._kinds:
+            self._kinds[id(cls)] = kinds_of(cls)
+        return self._kinds[id(cls)]
+
+    def _hold(self, owner: Any, kind: Kind) -> Iterable[Any]:
+        held = content(owner, kind)
+        self._contents.append(held)
+        return held.children
 
     def _open_tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
         state = TensorState(tensor)
         self._tensors.append(state)
         if issubclass(type(tensor), nn.Parameter):
-            self._roles |= {id(tensor): Role.PARAMETER, id(state.grad): Role.PARAMETER}
+            self._roles.update({id(tensor): Role.PARAMETER, id(state.grad): Role.PARAMETER})
         yield from state.parts
 
 

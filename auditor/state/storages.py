@@ -86,14 +86,15 @@ class Storages:
         for key, storage in self._known.items():
             if storage.nbytes() != self._sizes[key]:
                 yield f"a storage of {self._sizes[key]} bytes was given {storage.nbytes()} by no operation that torch shows"
+        # An error on its way holds on to this object.
+        self._copies.clear()
 
     def _before_write(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            for storage in memory(tensor):
+        with plain_torch():
+            for storage in (storage for tensor in tensors for storage in memory(tensor)):
                 key = storage._cdata if storage._cdata in self._known else self._over(storage)
                 if key is not None and key not in self._copies:
-                    with plain_torch():
-                        self._save(key)
+                    self._save(key)
 
     def _over(self, storage: torch.UntypedStorage) -> int | None:
         """The watched storage in whose memory this one begins: torch.from_numpy makes such a second one."""
@@ -116,8 +117,10 @@ def memory(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return []
-    # Meta, fake and wrapping tensors name a size, but there is no memory.
-    return [storage] if _address(storage) or not storage.nbytes() else []
+    # Meta and fake tensors, and some that wrap others, name a size, but have no memory.
+    if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
+        return []
+    return [storage]
 
 
 def _wrapped(tensor: Any) -> list[str]:
@@ -159,6 +162,7 @@ def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
 def _words(storage: torch.UntypedStorage) -> list[torch.Tensor]:
     """All bytes: as integers of eight bytes, which compare six times as fast, and the odd ones at the end."""
     whole, odd = divmod(storage.nbytes(), 8)
-    words = torch.empty(0, dtype=torch.int64, device=storage.device).set_(storage, 0, (whole,), (1,))
-    tail = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 8 * whole, (odd,), (1,))
-    return [words, tail]
+    words = [torch.empty(0, dtype=torch.int64, device=storage.device).set_(storage, 0, (whole,), (1,))]
+    if odd:
+        words += [torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 8 * whole, (odd,), (1,))]
+    return words

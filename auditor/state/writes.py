@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, save: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._save = save
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            _admit_higher_order_operators()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,6 +58,16 @@ def written_by(func: Any) -> Arguments | None:
 def _is_written(argument: Any) -> bool:
     alias = argument.alias_info
     return bool(alias is not None and alias.is_write) or str(argument.name).startswith("running_")
+
+
+def _admit_higher_order_operators() -> None:
+    """Early releases refuse them under a mode for which they have no rule."""
+    for operator in torch._ops._higher_order_ops.values():
+        operator.python_key_table.setdefault(SaveBeforeWrite, partial(_dispatch, operator))
+
+
+def _dispatch(operator: Any, mode: SaveBeforeWrite, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

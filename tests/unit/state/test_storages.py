@@ -77,6 +77,7 @@ def test_no_mode_where_all_is_copied() -> None:
     assert _get_current_dispatch_mode() is None
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_memory_that_nobody_wrote_is_not_written_back(tmp_path: Path) -> None:
     """Mapped without leave to write: a single byte stored there would end the process."""
     (tmp_path / "weights").write_bytes(bytes(range(64)))
@@ -170,6 +171,7 @@ def entries(t: torch.Tensor) -> Any:
     return (t.to_dense() if t.layout != torch.strided else t).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [0, MB])
 def test_kinds_of_tensors(kind: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
