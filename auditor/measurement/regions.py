@@ -11,7 +11,7 @@ import networkx as nx
 import torch
 from torch import fx
 
-from ..fxnodes import mutates, settled, target_of, tensors_of, viewed
+from ..fxnodes import settled, target_of, tensors_of, viewed
 from ..numerics.kernels import UnsupportedInFormat, raised, run_op
 from ..numerics.metrics import output_error
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
@@ -33,14 +33,7 @@ def run_regions(
     verdicts: Verdicts,
     formats: Sequence[str],
 ) -> tuple[FlaggedRegion, ...]:
-    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32.
-
-    Graphs that write in place are left out: what such an operation changes cannot be low for one reader and not for
-    another.
-    """
-    graph = capture.graph_module.graph
-    if any(mutates(node.target) for node in graph.nodes):
-        return ()
+    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
     if not regions:
         return ()

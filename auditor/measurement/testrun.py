@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from ..fxnodes import packet_name, target_of, tensors_of, viewed
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..records import NodeError
 from ..simulation.execute import with_literals
@@ -65,8 +64,6 @@ def run_alone(
     target = target_of(n)
     if viewed(n) is not None:
         return Alone(target(*args, **kwargs))
-    if mutates(n.target):
-        args, kwargs = _fresh(args), _fresh(kwargs)
     exact = None
     try:
         if is_tensor_core(target) and _on_cpu(args):
@@ -143,10 +140,6 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
         gap = c.float() - r.float()
         result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
     return result
-
-
-def _fresh(tree: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, tree)
 
 
 def _on_cpu(tree: Any) -> bool:
