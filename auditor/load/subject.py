@@ -168,7 +168,14 @@ def _find_inputs(
 
 
 def _reject_unfit(model: nn.Module) -> None:
-    """Models that have to be unwrapped or filled by their owner first."""
+    """Models that have to be unwrapped or filled by their owner first, or that torch itself cannot walk through."""
+    try:
+        list(model.modules())
+    except TypeError as error:
+        raise LoadError(
+            f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
+            slug="unhashable-module",
+        ) from error
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise LoadError(f"the model is wrapped in {type(model).__name__}: audit its `.module`", slug="wrapped-model")
     if hasattr(model, "_orig_mod"):
