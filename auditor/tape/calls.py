@@ -61,6 +61,16 @@ def first_paths(model: nn.Module) -> dict[int, str]:
 def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """{first path: the others} of every module that has several."""
     paths: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in _every_path(model):
         paths.setdefault(id(module), []).append(path)
     return {first: tuple(others) for first, *others in paths.values() if others}
+
+
+def _every_path(
+    module: nn.Module, path: str = "", above: tuple[nn.Module, ...] = ()
+) -> Iterator[tuple[str, nn.Module]]:
+    """Every name of every module, but for the endless ones that lead through a module to itself."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None and child is not module and not any(child is other for other in above):
+            yield from _every_path(child, f"{path}.{name}".lstrip("."), (*above, module))

@@ -23,7 +23,7 @@ from .record import Tape, record
 AGREEMENT = 1e-6
 """Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
 
-_PATH = "Python reads values of tensors in this model; the audit covers the path these inputs take."
+_PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:

@@ -20,17 +20,19 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Call
 from .binding import named_inputs
 from .calls import Calls
+from .casts import as_cast, cast_to
+from .choices import shape_from
 from .reads import READING, noticed
 from .source import Place, place_of_call
-from .twins import Drawn, Written, moves, replaces, twin_of, written_arguments
-from .values import Values, shares_memory
+from .twins import Drawn, Written, moves, positional, promotes, replaces, twin_of, written_arguments
+from .values import Values
+from .views import ALIAS, View, shares_memory
 
 _aten = torch.ops.aten
 _NOTHING = frozenset({_aten.lift_fresh.default, _aten.detach.default, _aten.alias.default})
 """Operations that hand on what they are given."""
 
 _BY_BATCH = frozenset({_aten.batch_norm.default, _aten.instance_norm.default})
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FP32 = Region(True, "float32")
 
 
@@ -83,9 +85,9 @@ def record(
 ) -> tuple[Tape, list[torch.Tensor]]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
-    handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32, which casts nothing, code that asks whether autocast is on, in
-    order to switch it off, shows the regions that it protects. The batch's tensors are copied, and the model's may be
-    written to: the caller puts them back.
+    handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
+    which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
+    protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
     """
     tape, calls = Tape(), Calls(model)
     recorder = _Recorder(tape, calls, handler or Plain(), around)
@@ -117,6 +119,7 @@ class _Recorder:
         self.mark = Mark(calls.open, None, None, 0)
         self.first: fx.Node | None = None
         self.kept: list[torch.Tensor] = []
+        self.exact: set[fx.Node] = set()
 
     def begin(self, model: nn.Module, batch: Batch) -> Batch:
         """Places for the model's state and the batch's tensors; the batch, of copies."""
@@ -147,6 +150,9 @@ class _Recorder:
         for node in reversed(list(self.tape.graph.nodes)):
             if node.op == "call_function" and not node.users:
                 self.tape.graph.erase_node(node)
+            elif node.name in self.tape.constants and not node.users:
+                self.tape.graph.erase_node(node)
+                del self.tape.constants[node.name], self.tape.kinds[node.name]
         self.tape.outputs = tuple(node.name for node in found)
         self.tape.marks = {
             node.name: self.tape.marks[node.name] for node in self.tape.graph.nodes if node.op == "call_function"
@@ -172,6 +178,7 @@ class _Recorder:
         if not isinstance(op, torch._ops.OpOverload) or packet_name(op) in READING:
             self.tape.reads |= packet_name(op) in READING
             return run(op, args, kwargs, region)
+        args, kwargs = positional(op, args, kwargs)
         given = tensors_of((args, kwargs))
         self.mark = Mark(
             self.calls.open,
@@ -180,10 +187,8 @@ class _Recorder:
             max(1, entered_at()),
             packet_name(op) if mutates(op) else None,
         )
-        for x in given:  # unknown ones become constants before anything writes to them
-            self.values.node_of(x)
-        draw = draw_of(args, kwargs) if may_draw(op) else None
-        before = self._arguments(op, args, kwargs)
+        before, held = self._arguments(op, args, kwargs)
+        draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
         result = run(op, args, kwargs, region)
         draw = draw if draw is not None and drew(draw, kwargs) else None
         if mutates(op):
@@ -200,21 +205,33 @@ class _Recorder:
             return x
 
         result = pytree.tree_map_only(torch.Tensor, own, result)
-        self._returned(op, given, before, result, draw, apart)
+        if held:
+            self._bind_all(result, lambda x, _: self._constant(x, "held"))
+        else:
+            self._returned(op, given, before, result, draw, apart)
         return result
 
-    def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        held = torch.Tag.dynamic_output_shape in op.tags
+    def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
+        """The arguments with nodes for tensors, unknown ones copied; and whether the results have to be held.
+
+        What chooses the shape of a result is held where rounding could change it.
+        """
+        choosing = shape_from(op, args, kwargs)
+        chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.exact}
+        self.tape.reads |= bool(choosing)
+        floating = any(id(x) in chosen and (x.is_floating_point() or x.is_complex()) for x in choosing)
 
         def node(x: torch.Tensor) -> fx.Node:
-            chooses = held and not (x.is_floating_point() or x.is_complex())
-            if chooses and not (packet_name(op) == "index" and x.dtype is not torch.bool):
-                self.tape.reads = True
-                return self._constant(x, "held")
-            return self.values.node_of(x)
+            own = self.values.node_of(x)
+            return self._constant(x, "held") if id(x) in chosen and not floating else own
 
         tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
-        return tree
+        return tree, floating
+
+    def _bind_all(self, result: Any, node_of: Callable[[torch.Tensor, tuple[int, ...]], fx.Node]) -> None:
+        """Nodes for the tensors in what an operation returned, which may be lists in a tuple."""
+        for path, x in _places_of(result):
+            self.values.bind(x, node_of(x, path))
 
     def _returned(
         self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
@@ -224,29 +241,37 @@ class _Recorder:
             return
         args, kwargs = before
         unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
-        if unchanged and _cast_to(op, given, *before) is None:
+        if unchanged and cast_to(op, given, *before) is None:
             self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
             return
         if op in _BY_BATCH and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
             return
-        target, args, kwargs = _as_cast(op, given, args, kwargs)
+        target, args, kwargs = as_cast(op, given, args, kwargs)
         if draw is not None:
             target, kwargs = Drawn(op, draw), {key: value for key, value in kwargs.items() if key != "generator"}
-        if target is op and packet_name(op) == "nonzero" and given[0].is_floating_point():
-            self.tape.reads = True
-            self.values.bind(result, self._constant(result, "held"))
-            return
+        found = list(_places_of(result))
+        self.tape.reads |= not found and op.namespace != "aten"
         node = self._emit(target, args, kwargs, result)
-        source = given[0] if given else None
-        for index, x in _results(result):
-            own = node if index is None else self._emit(operator.getitem, (node, index), {}, x)
-            if source is None or not shares_memory(x, source):
+        for path, x in found:
+            own = self._item(node, path, result)
+            source = next((y for y in given if shares_memory(x, y)), None)
+            if source is None:
                 self.values.bind(x, own)
             elif id(x) in apart:
-                self.values.bind_view(x, own, source, _aten.alias.default, (), {})
+                self.values.bind_view(x, own, source, ALIAS)
+            elif source is given[0] and isinstance(args[0], fx.Node) and len(path) < 2:
+                index = path[0] if path else None
+                self.values.bind_view(x, own, source, View(op, tuple(args[1:]), kwargs, index))
             else:
-                self.values.bind_view(x, own, source, op, tuple(args[1:]), kwargs, index)
+                self.values.bind_view(x, own, source, None)
+
+    def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
+        """The node of one of an operation's results."""
+        for index in path:
+            result = result[index]
+            node = self._emit(operator.getitem, (node, index), {}, result)
+        return node
 
     def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
         """Normalised by the batch, with running statistics: these are written, which the schema does not say."""
@@ -267,12 +292,14 @@ class _Recorder:
     def _written(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
     ) -> None:
+        if op is _aten.detach_.default:
+            return
         places = written_arguments(op)
         changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
         written = [x for value in changed for x in tensors_of(value)]
         if replaces(op):
             for x in written:
-                self.values.rebind(x, self._constant(x))
+                self.values.moved(x)
             return
         node_args, node_kwargs = before
         if moves(op):
@@ -288,21 +315,16 @@ class _Recorder:
         out = {a.name for a in op._schema.arguments if a.is_out}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
-        if len(written) == 1:
-            self._write(written[0], node, tensors_of(args))
-            return
+        single = len(written) == 1 and not _listed(result)
         for index, x in enumerate(written):
-            self._write(x, self._emit(operator.getitem, (node, index), {}, x), [x])
-
-    def _write(self, x: torch.Tensor, node: fx.Node, given: list[torch.Tensor]) -> None:
-        floats = {y.dtype for y in given if y.is_floating_point() or y.is_complex()}
-        if floats and floats != {x.dtype}:  # the twin promotes, what is written keeps its dtype
-            node = self._emit(_aten.to.dtype, (node, x.dtype), {}, x)
-        self.values.write(x, node)
+            own = node if single else self._emit(operator.getitem, (node, index), {}, x)
+            if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # what is written keeps its dtype
+                own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
+            self.values.write(x, own)
 
     def _moved(self, op: Any, args: Any, node_args: Any, node_kwargs: Any, x: torch.Tensor) -> None:
         node = self._emit(twin_of(op) or _aten.as_strided.default, node_args, node_kwargs, x)
-        self.values.rebind(x, node)
+        self.values.turned(x, node)
 
     def _copied(
         self,
@@ -336,6 +358,8 @@ class _Recorder:
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
         node.meta["op"] = written
         self.first = self.first or node
+        if all(source in self.exact for source in node.all_input_nodes) and _is_exact(value):
+            self.exact.add(node)
         self.tape.marks[node.name] = self.mark
         return node
 
@@ -356,15 +380,28 @@ class _Recorder:
             node = graph.create_node("placeholder", name, name=name)
         node.meta["val"] = _outline(x)
         self.tape.kinds[node.name] = kind
+        if _is_exact(x):
+            self.exact.add(node)
         return node
 
 
-def _results(result: Any) -> list[tuple[int | None, torch.Tensor]]:
-    """The tensors that an operation returned, with their places."""
+def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """The tensors that an operation returned, each with where it is found."""
     if isinstance(result, torch.Tensor):
-        return [(None, result)]
-    items = enumerate(result) if isinstance(result, (tuple, list)) else ()
-    return [(index, x) for index, x in items if isinstance(x, torch.Tensor)]
+        yield path, result
+    elif isinstance(result, (tuple, list)):
+        for index, item in enumerate(result):
+            yield from _places_of(item, (*path, index))
+
+
+def _listed(result: Any) -> bool:
+    """Whether an operation returns several things, or what it wrote to in a list of its own."""
+    return not isinstance(result, torch.Tensor)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether no rounding can change a value, if none changed what it was made of."""
+    return not any(x.is_floating_point() or x.is_complex() for x in tensors_of(value))
 
 
 def _alias(x: torch.Tensor) -> torch.Tensor:
@@ -375,29 +412,13 @@ def _alias(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Every way to write a cast to a floating dtype becomes `aten.to.dtype`."""
-    dtype = _cast_to(op, given, args, kwargs)
-    return (_aten.to.dtype, (args[0], dtype), {}) if dtype in _FLOATS else (op, args, kwargs)
-
-
-def _cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    if op is _aten.to.dtype:
-        return args[1]
-    if op is _aten.to.device:
-        return args[2]
-    if op is _aten.to.dtype_layout or op is _aten._to_copy.default:
-        return kwargs.get("dtype")
-    if op is _aten.to.other or op is _aten.type_as.default:
-        return given[-1].dtype
-    return None
-
-
 def _outline(x: torch.Tensor) -> torch.Tensor:
     """Shape and dtype without entries."""
+    if x.is_nested:  # ragged: no shape
+        return torch.empty(0, dtype=x.dtype, device="meta")
     try:
-        if x.layout is torch.strided and not x.is_quantized and not x.is_nested:
+        if x.layout is torch.strided and not x.is_quantized:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
-    except (RuntimeError, NotImplementedError, TypeError):  # ragged shapes
+    except (RuntimeError, NotImplementedError, TypeError):
         return torch.empty(0, dtype=x.dtype, device="meta")

@@ -18,6 +18,12 @@ _MOVED = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_str
 _REPLACED = frozenset("set_ resize_ resize_as_ resize_as_sparse_ sparse_resize_ swap_tensors".split())
 """Operations after which a tensor has other memory than before: its new entries are read from the tensor itself."""
 
+_TRUTHS = frozenset(
+    "eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor logical_not "
+    "isnan isinf isfinite signbit isposinf isneginf isin".split()
+)
+"""Operations that return truths, which those in place write as numbers."""
+
 _OTHER_NAMES = {"normal_": "normal_functional", "random_": "random"}
 
 
@@ -39,6 +45,34 @@ def written_arguments(op: Any) -> tuple[int | str, ...]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(argument.name if argument.kwarg_only else index)
     return tuple(found)
+
+
+def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with those in their positions that may be: Python's callers name them as they like."""
+    if not kwargs:
+        return args, kwargs
+    kwargs, found = dict(kwargs), list(args)
+    for argument in op._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not kwargs:
+            break
+        if argument.name not in kwargs and not argument.has_default_value():
+            break
+        found.append(kwargs.pop(argument.name) if argument.name in kwargs else argument.default_value)
+    return tuple(found), kwargs
+
+
+def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
+    """Whether an operation's twin may give another dtype than `x`, which the operation itself writes to, has."""
+    if packet_name(op).rstrip("_") in _TRUTHS:
+        return x.dtype is not torch.bool
+    rank = _rank(x.dtype)
+    return any(y.dtype is not x.dtype and _rank(y.dtype) >= rank for y in given)
+
+
+def _rank(dtype: torch.dtype) -> int:
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
 @cache

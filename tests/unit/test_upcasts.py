@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from auditor.capture.concrete import trace_concrete
 from torch import Tensor, nn
 
-from auditor.facts import gather
 from auditor.facts.graph import packet
 from tests.capturing import Captured, Function, captured
 
@@ -40,11 +38,18 @@ def test_upcast_ends_at_the_cast_back_and_at_products_that_autocast_lowers() -> 
     assert [name for name, fact in toy.facts.items() if fact.casts_up_input] == ["sin", "linear"]
 
 
-def test_upcast_is_seen_on_the_concrete_path_too() -> None:
-    model = Upcast().eval()
-    capture = trace_concrete(model, ((torch.ones(2, 4),), {}))
-    raised = {name for name, fact in gather(capture, model, {}).items() if fact.upcast}
-    assert {packet(capture.nodes[name].op) for name in raised} == {"aten.sin", "aten.softmax", "aten.linear"}
+class Reading(Upcast):
+    """Python looks at a value first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert float(x.sum()) > 0
+        return super().forward(x)
+
+
+def test_upcast_is_seen_where_python_looks_at_values_too() -> None:
+    toy = captured(Reading(), torch.ones(2, 4))
+    assert toy.capture.method == "path"
+    assert {packet(toy.capture.nodes[name].op) for name in upcasts(toy)} == {"aten.sin", "aten.softmax", "aten.linear"}
 
 
 class Norm(nn.Module):
@@ -99,7 +104,7 @@ def test_a_tensor_out_of_nothing_raises_what_it_is_promoted_with() -> None:
 
 def test_an_index_from_raised_values_is_raised() -> None:
     toy = facts_of(lambda x: (x + (x.float() * 3).long(), (x * 3).long()), torch.ones(2))
-    assert upcasts(toy) == {"mul", "_to_copy"}
+    assert upcasts(toy) == {"mul", "to_1"}
 
 
 class Region(nn.Module):

@@ -1,4 +1,4 @@
-"""One graph form whatever the tracer: it binds, computes what the model computes, and names its outputs."""
+"""The graph of a run: it binds, computes what the model computes, and names its outputs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from auditor.capture.concrete import trace_concrete
-from auditor.capture.exported import trace_exported
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
@@ -16,8 +14,10 @@ from auditor.records import Batch, Capture
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
 
-TRACERS = [trace_exported, trace_concrete]
-both = pytest.mark.parametrize("trace", TRACERS)
+
+def taken(model: nn.Module, batch: Batch) -> Capture:
+    args, kwargs = batch
+    return capture_of(model, *args, **kwargs)
 
 
 def assert_computes(found: Capture, model: nn.Module, batch: Batch) -> None:
@@ -51,42 +51,37 @@ def keywords_batch(seed: int, *, swapped: bool = False) -> Batch:
     return (normal(3, 2, seed=seed + 3), normal(3, 2, seed=seed + 4)), kwargs
 
 
-@both
-def test_bound_inputs_reach_their_own_places(trace: Any) -> None:
+def test_bound_inputs_reach_their_own_places() -> None:
     model = seeded(Keywords)
-    found = trace(model, keywords_batch(0))
+    found = taken(model, keywords_batch(0))
     assert_computes(found, model, keywords_batch(0))
     assert_computes(found, model, keywords_batch(10))
     assert_computes(found, model, keywords_batch(10, swapped=True))  # the order of keywords means nothing
 
 
-@both
-def test_bind_gives_the_models_own_tensors(trace: Any) -> None:
+def test_bind_gives_the_models_own_tensors() -> None:
     model = seeded(Keywords)
-    found = trace(model, keywords_batch(0))
+    found = taken(model, keywords_batch(0))
     flat = dict(zip((p.name for p in found.placeholders), found.bind(model, keywords_batch(0)), strict=True))
     by_name = {p.fqn: flat[p.name] for p in found.placeholders if p.fqn}
     assert by_name["lin.weight"] is model.lin.weight
     assert by_name["shift"] is model.shift
 
 
-@both
-def test_another_model_of_the_same_shape_binds(trace: Any) -> None:
-    found, other = trace(seeded(Keywords), keywords_batch(0)), seeded(Keywords, 1)
+def test_another_model_of_the_same_shape_binds() -> None:
+    found, other = taken(seeded(Keywords), keywords_batch(0)), seeded(Keywords, 1)
     assert_computes(found, other, keywords_batch(0))
 
 
-@both
-def test_placeholders_know_what_they_are(trace: Any) -> None:
-    found = trace(seeded(Keywords), keywords_batch(0))
+def test_placeholders_know_what_they_are() -> None:
+    found = taken(seeded(Keywords), keywords_batch(0))
     kinds = {p.fqn: p.kind for p in found.placeholders if p.kind != "constant" and p.fqn}
     assert kinds == {"lin.weight": "parameter", "lin.bias": "parameter", "shift": "buffer", "unsaved": "buffer"}
     assert sum(p.kind == "input" for p in found.placeholders) == 4
 
 
-@both
-def test_outputs_are_flattened_in_order(trace: Any) -> None:
-    found = trace(seeded(Keywords), keywords_batch(0))
+def test_outputs_are_flattened_in_order() -> None:
+    found = taken(seeded(Keywords), keywords_batch(0))
     operations = [found.nodes[name].op.split(".")[1] for name in found.outputs]
     assert operations == ["add", "sub", "argmax"]
 
@@ -104,17 +99,16 @@ class InPlace(nn.Module):
         return y + x
 
 
-@both
-def test_in_place_operations_compute_the_same_twice(trace: Any) -> None:
+def test_in_place_operations_compute_the_same_twice() -> None:
     model, x = seeded(InPlace), normal(2, 3)
-    found = trace(model, ((x,), {}))
+    found = taken(model, ((x,), {}))
     kept = x.clone()
     assert_computes(found, model, ((x,), {}))
     assert_computes(found, model, ((x,), {}))
     assert torch.equal(x, kept)
 
 
-def test_export_leaves_no_in_place_operation() -> None:
+def test_no_operation_of_the_graph_is_in_place() -> None:
     found = capture_of(seeded(InPlace), normal(2, 3))
     assert found.method == "run"
     assert not any(node.op.split(".")[1].endswith("_") for node in found.nodes.values())
@@ -132,11 +126,10 @@ class Counting(nn.Module):
         return x * self.calls
 
 
-@both
-def test_what_the_forward_writes_to_a_buffer_is_no_output(trace: Any) -> None:
+def test_what_the_forward_writes_to_a_buffer_is_no_output() -> None:
     model = Counting()
-    found = trace(model, ((torch.ones(2),), {}))
-    model.calls.zero_()  # tracing may have run the model; the audit puts buffers back (load/state.py)
+    found = taken(model, ((torch.ones(2),), {}))
+    assert model.calls == 0
     with torch.no_grad():
         results = tensor_outputs(fx.Interpreter(found.graph_module).run(*found.bind(model, ((torch.ones(2),), {}))))
     assert [found.nodes[name].op for name in found.outputs] == ["aten.mul.Tensor"]
@@ -160,7 +153,7 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("x", "owner", "operation"), [(torch.ones(1, 2), "up", "exp"), (-torch.ones(1, 2), "down", "tanh")]
 )
-def test_the_concrete_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
+def test_the_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
     model = seeded(Branching)
     found = capture_of(model, x, scale=3.0)
     assert found.method == "path"
@@ -189,10 +182,9 @@ class Tied(nn.Module):
         return self.head(self.embed(tokens))
 
 
-@both
-def test_tied_weights_are_read_from_one_placeholder(trace: Any) -> None:
+def test_tied_weights_are_read_from_one_placeholder() -> None:
     model, tokens = seeded(Tied), torch.tensor([[0, 3]])
-    found = trace(model, ((tokens,), {}))
+    found = taken(model, ((tokens,), {}))
     embedding, linear = only(found, "embedding"), only(found, "linear")
     assert set(embedding.inputs) & set(linear.inputs) & {p.name for p in found.placeholders}
     assert_computes(found, model, ((tokens,), {}))

@@ -6,29 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from auditor.capture.concrete import trace_concrete
-from auditor.capture.exported import trace_exported
 from torch import Tensor, fx, nn
 
 from auditor.records import Capture
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 
-TRACERS = {"export": trace_exported, "concrete": trace_concrete}
+
+def recorded(function: Any, *inputs: Tensor) -> Capture:
+    return capture_of(Function(function), *inputs)
 
 
-@pytest.fixture(params=sorted(TRACERS))
-def traced(request: pytest.FixtureRequest) -> Any:
-    """Captures a function by one of the two tracers."""
-
-    def trace(function: Any, *inputs: Tensor) -> Capture:
-        return TRACERS[request.param](Function(function).eval(), (inputs, {}))
-
-    return trace
-
-
-def test_a_cast_to_float32_is_a_node_of_an_fp32_graph(traced: Any) -> None:
-    found = traced(lambda x: x.float().exp(), torch.ones(2))
+def test_a_cast_to_float32_is_a_node_of_an_fp32_graph() -> None:
+    found = recorded(lambda x: x.float().exp(), torch.ones(2))
     assert len(nodes_by_op(found, "to")) == 1
     assert only(found, "exp").inputs == (only(found, "to").name,)
 
@@ -50,8 +40,8 @@ def test_every_way_to_write_a_cast(cast: Any) -> None:
     assert only(found, "exp").inputs == (only(found, "to").name,)
 
 
-def test_a_cast_down_stays_and_computes_low(traced: Any) -> None:
-    found = traced(lambda x: x.half().exp().float(), torch.ones(2))
+def test_a_cast_down_stays_and_computes_low() -> None:
+    found = recorded(lambda x: x.half().exp().float(), torch.ones(2))
     assert [node.dtype for node in nodes_by_op(found, "to")] == ["float16", "float32"]
     assert only(found, "exp").dtype == "float16"
 
@@ -64,8 +54,8 @@ def residual(x: Tensor) -> Tensor:
     return y + normed.to(y.dtype)
 
 
-def test_the_residual_still_reads_the_value_and_not_its_cast(traced: Any) -> None:
-    found = traced(residual, torch.ones(2, 3))
+def test_the_residual_still_reads_the_value_and_not_its_cast() -> None:
+    found = recorded(residual, torch.ones(2, 3))
     product, casts = nodes_by_op(found, "mul")[0].name, [node.name for node in nodes_by_op(found, "to")]
     add = only(found, "add")
     assert product in add.inputs
@@ -73,20 +63,20 @@ def test_the_residual_still_reads_the_value_and_not_its_cast(traced: Any) -> Non
     assert only(found, "pow").inputs == (casts[0],)
 
 
-def test_a_reader_before_the_cast_and_one_after_it_read_the_same_value(traced: Any) -> None:
-    found = traced(lambda x: (x.exp(), x.float().tanh(), x.sigmoid()), torch.ones(2))
+def test_a_reader_before_the_cast_and_one_after_it_read_the_same_value() -> None:
+    found = recorded(lambda x: (x.exp(), x.float().tanh(), x.sigmoid()), torch.ones(2))
     assert only(found, "exp").inputs == only(found, "sigmoid").inputs
     assert only(found, "tanh").inputs == (only(found, "to").name,)
 
 
-def test_a_cast_that_is_returned_is_an_output_of_its_own(traced: Any) -> None:
-    found = traced(lambda x: (x.exp().float(), x.exp()), torch.ones(2))
+def test_a_cast_that_is_returned_is_an_output_of_its_own() -> None:
+    found = recorded(lambda x: (x.exp().float(), x.exp()), torch.ones(2))
     assert found.outputs[0] == only(found, "to").name
     assert found.outputs[1] == nodes_by_op(found, "exp")[1].name
 
 
-def test_integer_casts_are_no_concern(traced: Any) -> None:
-    found = traced(lambda x: (x > 0).float() * x.long(), torch.ones(2))
+def test_integer_casts_are_no_concern() -> None:
+    found = recorded(lambda x: (x > 0).float() * x.long(), torch.ones(2))
     dtypes = {node.name: node.dtype for node in found.nodes.values()}
     assert "float32" in dtypes.values()
     assert "int64" in dtypes.values()

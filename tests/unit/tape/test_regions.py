@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from auditor.capture.concrete import trace_concrete
-from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 
-TRACERS = {"export": trace_exported, "concrete": trace_concrete}
 SQUARE = torch.eye(3)
 
 
-@pytest.fixture(params=sorted(TRACERS))
-def regions(request: pytest.FixtureRequest) -> Any:
-    """{operation: region} of a function, captured by one of the two tracers."""
-
-    def found(function: Any, *inputs: Tensor) -> dict[str, tuple[bool, str]]:
-        capture = TRACERS[request.param](Function(function).eval(), (inputs, {}))
-        return {capture.nodes[name].op.split(".")[1]: region for name, region in capture.regions.items()}
-
-    return found
+def regions(function: Any, *inputs: Tensor) -> dict[str, tuple[bool, str]]:
+    """{operation: region} of a function."""
+    found = capture_of(Function(function), *inputs)
+    return {found.nodes[name].op.split(".")[1]: region for name, region in found.regions.items()}
 
 
 def disabled(x: Tensor) -> Tensor:
@@ -46,11 +37,11 @@ def nested(x: Tensor) -> Tensor:
     return y.sum()
 
 
-def test_a_region_covers_its_operations_and_no_others(regions: Any) -> None:
+def test_a_region_covers_its_operations_and_no_others() -> None:
     assert {name: on for name, (on, _) in regions(disabled, SQUARE).items()} == {"matmul": False}
 
 
-def test_the_innermost_region_counts(regions: Any) -> None:
+def test_the_innermost_region_counts() -> None:
     found = regions(nested, SQUARE)
     assert found["matmul"] == (True, "bfloat16")
     assert {name: on for name, (on, _) in found.items() if name != "to"} == {
@@ -61,7 +52,7 @@ def test_the_innermost_region_counts(regions: Any) -> None:
     }
 
 
-def test_no_region_no_mark(regions: Any) -> None:
+def test_no_region_no_mark() -> None:
     assert regions(lambda x: x.exp(), SQUARE) == {}
 
 
@@ -71,7 +62,7 @@ def for_cuda(x: Tensor) -> Tensor:
     return y.tanh()
 
 
-def test_a_region_for_cuda_counts_on_a_machine_without_one(regions: Any) -> None:
+def test_a_region_for_cuda_counts_on_a_machine_without_one() -> None:
     assert {name: on for name, (on, _) in regions(for_cuda, SQUARE).items()} == {"matmul": False}
 
 
@@ -80,7 +71,7 @@ def lowered_on_cuda(x: Tensor) -> Tensor:
         return x.matmul(x)
 
 
-def test_a_region_that_lowers_on_cuda_is_not_mistaken_for_one_that_protects(regions: Any) -> None:
+def test_a_region_that_lowers_on_cuda_is_not_mistaken_for_one_that_protects() -> None:
     assert regions(lowered_on_cuda, SQUARE) == {"matmul": (True, "bfloat16")}
 
 
@@ -134,7 +125,7 @@ def test_no_grad_blocks_are_flattened() -> None:
     assert [node.op.split(".")[1] for node in found.nodes.values()] == ["abs", "max", "div"]
 
 
-def test_tracing_leaves_autocast_as_it_was() -> None:
+def test_capture_leaves_autocast_as_it_was() -> None:
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     capture_of(Asking(), SQUARE)
     assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from auditor.capture import constants
 from torch import Tensor, nn
 
+from auditor.tape import literals
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 
@@ -91,11 +91,11 @@ def test_literals_that_are_written_out_do_not_change() -> None:
     assert not any(found.constants.get(fmt) for fmt in ("fp16", "bf16"))
 
 
-def test_nothing_suspicious_no_second_trace(monkeypatch: Any) -> None:
+def test_nothing_suspicious_no_second_run(monkeypatch: Any) -> None:
     def refused(*_: Any) -> None:
-        raise AssertionError("traced again")
+        raise AssertionError("recorded again")
 
-    monkeypatch.setattr(constants, "_trace_in", refused)
+    monkeypatch.setattr(literals, "_recorded", refused)
     assert not capture_of(Function(lambda x: x.exp() + 1e-5), X).constants
 
 
@@ -106,7 +106,7 @@ class Branching(nn.Module):
         return masked(x) if float(x.sum()) < 5 else x
 
 
-def test_on_the_concrete_path_too() -> None:
+def test_where_python_looks_at_values_too() -> None:
     found = capture_of(Branching(), X)
     assert found.method == "path"
     assert found.constants["fp16"] == {only(found, "masked_fill").name: {2: -65504.0}}

@@ -1,0 +1,268 @@
+"""Writes in place, to views of views, inputs, buffers and out= arguments, become operations that return; all see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.replaying import Model, kinds, linear, operations, replayed
+from tests.subjects import normal
+
+X = normal(4, 8)
+
+
+def chunks(x: Tensor) -> Any:
+    y = x.clone()
+    first, second = y.chunk(2)
+    first.sub_(3)
+    second[1:, ::2].mul_(2)
+    return y, first, second
+
+
+def unbound(x: Tensor) -> Any:
+    y = x.clone()
+    rows = y.unbind(0)
+    rows[2].exp_()
+    y.unbind(1)[3].zero_()
+    return y, *rows
+
+
+def transposed(x: Tensor) -> Any:
+    y = x.clone()
+    y.t()[2:5].mul_(2)
+    y.transpose(0, 1)[3].fill_(7.0)
+    y.view(2, 2, 8).permute(2, 0, 1)[0].add_(1)
+    y.mT[1].neg_()
+    y.movedim(0, 1)[0] = 5
+    return y
+
+
+def turned(x: Tensor) -> Any:
+    y = x.clone()
+    part = y[1:]
+    y.t_()
+    y[0].add_(1)
+    part.mul_(2)
+    z = x.clone().unsqueeze_(0)
+    z[0, 1].zero_()
+    return y, part, z.squeeze_(0)
+
+
+def diagonal(x: Tensor) -> Any:
+    y = x.clone()
+    y[:, :4].diagonal().zero_()
+    y.narrow(1, 2, 3).add_(1)
+    y.unfold(1, 2, 2)[0].sub_(1)
+    y.as_strided((2, 2), (8, 1), 3).fill_(4.0)
+    return y
+
+
+def complexes(x: Tensor) -> Any:
+    y = torch.view_as_complex(x.reshape(4, 4, 2).clone())
+    y.real.mul_(2)
+    y.imag[1].add_(1)
+    torch.view_as_real(y)[2].zero_()
+    y.conj()[3].mul_(2j)
+    return torch.view_as_real(y)
+
+
+def bits(x: Tensor) -> Any:
+    y = x.clone()
+    y.view(torch.int32).bitwise_and_(-65536)  # drops the digits that BF16 lacks
+    return y
+
+
+def truths(x: Tensor) -> Any:
+    y, z, n = x.clone(), x.clone(), torch.arange(4)
+    y.gt_(0)
+    z[0].logical_not_()
+    n.ne_(2)
+    return y, z, n * x.sum()
+
+
+def integers(x: Tensor) -> Any:
+    n = torch.arange(4, dtype=torch.int32)
+    n.add_(torch.arange(4))
+    n[1:].mul_(torch.tensor(3))
+    return n * x.sum()
+
+
+def other_dtypes(x: Tensor) -> Any:
+    y = x.clone()
+    y.add_(x.double())
+    y[0].copy_(x[1].half())
+    h = x.half()
+    h += x
+    return y, h
+
+
+def with_out(x: Tensor) -> Any:
+    empty, held, wide = torch.empty(0), torch.zeros(4, 8), torch.zeros(4, 8, dtype=torch.float64)
+    torch.add(x, 1, out=empty)
+    torch.mul(x, 2, out=held[1:3].new_empty(4, 8))
+    torch.sub(x, 1, out=wide)
+    torch.cumsum(x, 0, out=held)
+    empty[0].zero_()
+    return empty, held, wide, torch.max(x, 1, out=(torch.empty(0), torch.empty(0, dtype=torch.long)))
+
+
+def by_index(x: Tensor) -> Any:
+    y, rows = x.clone(), torch.tensor([0, 2])
+    y[rows] = x[:2] * 2
+    y[rows, 1] += 1
+    y.index_add_(0, rows, x[:2])
+    y.scatter_(1, torch.tensor([[1], [2], [3], [0]]), 9.0)
+    y.masked_fill_(x > 1, 0.5)
+    y[x < -1] = 0.25
+    y[:, 1:3][x[:, 1:3] > 0] *= 2
+    return y
+
+
+def lists(x: Tensor) -> Any:
+    parts = [x.clone(), x.clone() * 2]
+    torch._foreach_mul_(parts, 3.0)
+    torch._foreach_add_([part[0] for part in parts], 1.0)
+    return parts
+
+
+def from_lists(x: Tensor) -> Any:
+    a, b = x[:, :1].clone(), x.clone()
+    wide, same = torch.broadcast_tensors(a, b)
+    b.add_(1)
+    a.mul_(2)
+    same[0].zero_()
+    return wide, same, a, b, torch.meshgrid(a[:, 0], b[0], indexing="ij")
+
+
+def by_data(x: Tensor) -> Any:
+    y = x * 2
+    y.data[1:].add_(1)
+    y[1:].data.t()[0].zero_()
+    z = y.detach()
+    z.mul_(3)
+    return y, z
+
+
+def elsewhere(x: Tensor) -> Any:
+    y, z = x.clone(), x * 2
+    y.data = z
+    y.add_(1)
+    z[0].zero_()
+    w = x.clone()
+    w.set_(z)
+    w[1].fill_(2.0)
+    z.resize_(2, 8)
+    return y, z, w
+
+
+def swapped(x: Tensor) -> Any:
+    a, b = x.clone(), x.exp()
+    a[:, :4], b[0, :4] = b[:, :4] * 2, a[0, :4] * 3
+    a[0], a[1] = a[1].clone(), a[0].clone()
+    return a, b
+
+
+def casts(x: Tensor) -> Any:
+    y = x * 2
+    z = y.to(torch.float32)
+    z.add_(1)
+    y.float().contiguous().view(-1)[3] = 0
+    return y, z, x.half().to(torch.float16).add_(1)
+
+
+def copied_over(x: Tensor) -> Any:
+    y = torch.empty(2, 4, 8)
+    for i in range(2):
+        y[i].copy_(x * i)
+    y.flatten(0, 1)[::3].relu_()
+    return y, y.expand(3, 2, 4, 8) * 1, y.reshape(-1)[5:9].sigmoid_()
+
+
+def normalised_in_place(x: Tensor) -> Any:
+    weight = torch.ones(10, 4)
+    return nn.functional.embedding(torch.tensor([1, 2]), weight * x[:1, :4] * 9, max_norm=0.5), weight
+
+
+WRITES = [
+    chunks, unbound, transposed, turned, diagonal, complexes, bits, truths, integers, other_dtypes, with_out, by_index,
+    lists, from_lists, by_data, elsewhere, swapped, casts, copied_over, normalised_in_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WRITES, ids=lambda function: function.__name__)
+def test_writes(function: Callable[[Tensor], Any]) -> None:
+    method = "path" if function is by_index else "run"
+    found = replayed(Model(lambda self, x: function(x)), X, method=method)
+    assert "input" in kinds(found)
+    assert not any(target.endswith("_") for target in operations(found) if "foreach" not in target)
+
+
+def test_an_input_that_is_written() -> None:
+    def forward(self: Any, x: Tensor, other: Tensor) -> Tensor:
+        x.mul_(2)
+        x[0] = other[0]
+        other.zero_()
+        return self.layer(x) + other
+
+    x, other = X.clone(), X.clone()
+    replayed(Model(forward, layer=linear(8, 8)), x, other)
+    assert torch.equal(x, X)
+    assert torch.equal(other, X)
+
+
+def test_one_tensor_as_two_inputs() -> None:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    replayed(Model(forward), X, X.clone())
+
+
+def test_buffers_and_parameters_that_are_written() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.seen.add_(x.abs().mean(0))
+        self.seen[0] = 1
+        self.weight.data.clamp_(-0.5, 0.5)
+        self.last = x * self.seen  # a buffer by another tensor
+        return self.last * self.weight + self.seen
+
+    model = Model(forward, seen=torch.zeros(8), last=torch.zeros(4, 8), weight=nn.Parameter(normal(8)))
+    replayed(model, X)
+    assert torch.equal(model.seen, torch.zeros(8))
+
+
+def test_statistics_by_the_batch() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.BatchNorm1d(8, momentum=None), nn.BatchNorm1d(8, affine=False)).train()
+    replayed(model, X, method="path")  # the average over all batches counts them in Python
+    replayed(nn.InstanceNorm1d(4, affine=True, track_running_stats=True).train(), normal(2, 4, 8))
+
+    def twice(self: Any, x: Tensor) -> Tensor:
+        return self.norm(x) + self.norm(x * 2) + self.norm.running_mean
+
+    replayed(Model(twice, norm=nn.BatchNorm1d(8)).train(), X)
+
+
+def test_what_a_write_leaves_of_a_value_is_read_by_whoever_came_before_it() -> None:
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.exp()
+        early = y * 1
+        y.zero_()
+        return early, y + 1
+
+    found = replayed(Model(forward), X)
+    assert operations(found) == ["exp", "mul", "zero", "add"]
+
+
+def test_in_place_nodes_are_marked_and_those_that_pass_them_on_are_not() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y[:2].mul_(2)
+        y.relu_()
+        return y + 1
+
+    found = replayed(Model(forward, layer=linear(8, 8)), X)
+    assert {found.nodes[name].op.split(".")[1] for name in found.in_place} == {"mul", "relu"}
