@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..fxnodes import target_of, tensors_of
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..records import Capture
-from .policy import treatment
+from ..trees import tensors_in
+from .policy import only_fp16, treatment
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -128,6 +128,7 @@ def autocast_arguments(
     if how == "banned":
         raise UnsupportedInFormat(f"{op} refuses to run under autocast")
     if how == "lower":
+        dtype = torch.float16 if device == "cuda" and only_fp16(op) else dtype
         return lowered(args, dtype), lowered(kwargs, dtype)
     if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
         return raised(args), raised(kwargs)
@@ -151,7 +152,5 @@ def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    dtypes = [
-        x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()
-    ]
+    dtypes = [x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ..fxnodes import tensors_of
 from ..records import Capture
 from .execute import Crossing, Setting, straight
-from .policy import treatment
+from .policy import only_fp16, treatment
 
 LOW = ("fp16", "bf16")
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -110,9 +110,10 @@ class _Walk:
         if setting.autocast and not in_place:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
-                self._lower(node, inputs, setting.precision)
+                precision = "fp16" if only_fp16(described.op) else setting.precision
+                self._lower(node, inputs, precision)
                 self.reads_low.add(node.name)
-                return setting.precision if own == "fp32" else own
+                return precision if own == "fp32" else own
             if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
                 return own
         if any(dtype in LOW for dtype in inputs.values()):
