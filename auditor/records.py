@@ -144,7 +144,7 @@ class NodeError:
     subnormal: share of the non-zero reference elements that become zero / fall below the smallest normal number.
     max_ulp: largest local error in units of the format's last place. sqnr_db: 20 log10(1 / local_error).
     unsupported: why the op cannot run in the format. cause: overflow | underflow | cancellation | rounding |
-    discrete | unsupported | nan. born: a non-finite or wrong value appears here and in none of the node's inputs.
+    discrete | unsupported | nan | nested (not measured). born: a non-finite or wrong value appears here and in none of the node's inputs.
     """
 
     local_error: float | None = None

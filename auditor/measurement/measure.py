@@ -131,7 +131,7 @@ class _Measuring(Reference):
         self.result.live[n.name] = tensors_of(reference)
         detached = _detached(reference)
         self.result.values[n.name] = detached
-        real = next((_as_real(leaf) for leaf in tensors_of(detached) if _is_float(leaf)), None)
+        real = next((_as_real(leaf) for leaf in tensors_of(detached) if _is_float(leaf) and not leaf.is_nested), None)
         if real is None:
             return
         source = viewed(n)
@@ -153,6 +153,11 @@ class _Measuring(Reference):
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
+        if any(leaf.is_nested for leaf in tensors_of((inputs, reference))):
+            self._propagate(n, low, reference, literals)
+            self.result.errors.setdefault(n.name, {})[name] = NodeError(cause="nested")
+            self.result.traces.setdefault(n.name, {})[name] = Trace([], [])
+            return
         alone = run_alone(n, inputs, literals, low.round.dtype)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
@@ -281,4 +286,5 @@ def _detached(tree: Any) -> Any:
 
 
 def _same_shapes(a: Any, b: Any) -> bool:
-    return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
+    ours, theirs = ([None if x.is_nested else x.shape for x in tensors_of(tree)] for tree in (a, b))
+    return ours == theirs
