@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..numerics.metrics import worst_output_error
 from ..patch.emit import emit
 from ..patch.live import plan_table
-from ..patch.runtime import apply_plan
+from ..patch.temporary import patched
 from ..records import Baseline, Batch, Plan, Subject, Verification
 from ..verification import run_patched, verify_emitted
 from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
@@ -118,10 +117,10 @@ def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan], batches: Sequ
 
 
 def _in_this_process(bench: Workbench, plan: Plan, batches: Sequence[Batch]) -> Outputs | str:
-    """Models that were handed over as objects have no source to build them from again: a copy is patched."""
+    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
     try:
-        model = apply_plan(copy.deepcopy(bench.subject.model), plan_table(plan))
-        return run_patched(model, batches, bench.device, bench.seed)
+        with patched(bench.subject.model, plan_table(plan)) as model:
+            return run_patched(model, batches, bench.device, bench.seed)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0][:300]}"
