@@ -73,6 +73,10 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
     """Sees operations before autograd and autocast; the slot that takes such a mode asks for this base class."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # compiled functions run eagerly here anyway, and to skip it torch would import all of it
+
     def __init__(self, handler: Handler, parts: _Parts) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
         self.handler, self.parts = handler, parts
@@ -97,6 +101,10 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees, below functorch, what the first mode let pass."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see above
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
