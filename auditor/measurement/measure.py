@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ..fxnodes import packet_name, target_of, tensors_of, viewed
 from ..numerics.causes import cause_of
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
+from ..numerics.kernels import lowered, run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, NodeError, NodeRange
@@ -236,7 +236,9 @@ class _Measuring(Reference):
         args, kwargs = with_literals(args, kwargs, literals)
         try:
             result = run_op(target_of(n), args, kwargs)
-        except (UnsupportedInFormat, RuntimeError):
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
             result = None
         if result is None or not _same_shapes(reference, result):
             result = lowered(reference, low.round.dtype)

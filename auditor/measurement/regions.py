@@ -11,8 +11,9 @@ import networkx as nx
 import torch
 from torch import fx
 
+from ..errors import first_line
 from ..fxnodes import settled, target_of, tensors_of, viewed
-from ..numerics.kernels import UnsupportedInFormat, raised, run_op
+from ..numerics.kernels import raised, run_op
 from ..numerics.metrics import output_error
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
 from ..simulation.execute import DTYPES, with_literals
@@ -101,8 +102,10 @@ def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mappi
     low = _RegionLow(capture, region)
     try:
         low.run(*flat)
-    except (UnsupportedInFormat, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
         return FlaggedRegion(region.fmt, names, _shared(capture, names), None, None, region.explained, reason)
     outputs = [leaf for name in capture.outputs for leaf in reference[_named(capture, name)]]
     changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]

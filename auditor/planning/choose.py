@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..numerics.kernels import UnsupportedInFormat
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Finding, Plan, ScopeChoice
 from ..simulation.execute import PolicyInterpreter
@@ -42,7 +41,7 @@ class Trial:
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
 
-        Raises: UnsupportedInFormat where an operation refuses.
+        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
         worst = 0.0
         for batch, expected in zip(self.batches, self.references, strict=True):
@@ -142,13 +141,15 @@ def _allowed(point: Candidate) -> bool:
 
 
 def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough: float = math.inf) -> float:
-    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses.
+    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation raises.
 
     enough: once a batch is beyond it, the others are left out.
     """
     try:
         return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
-    except UnsupportedInFormat:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
         return float("inf")
 
 
