@@ -14,7 +14,7 @@ from ..fxnodes import target_of, tensors_of
 from ..numerics.formats import LOW_DTYPES
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..records import Capture
-from ..simulation.execute import DTYPES, PolicyInterpreter, Setting, with_literals
+from ..simulation.execute import DTYPES, FULL, PolicyInterpreter, with_literals
 from ..simulation.strategies import plain, running
 
 Watch = Callable[[str, int, torch.Tensor], None]
@@ -51,19 +51,13 @@ class Emulator:
     def __init__(self, captured: Capture, strategy: str, format: str, precision_of: Precision | None = None) -> None:
         how = running(captured, strategy, precision_of or plain(format), format)
         self.watch: Watch | None = None
-        self._run = PolicyInterpreter(
-            captured,
-            how.setting,
-            placeholder_precision=how.placeholder_precision,
-            literals=how.literals,
-            observe=self._observe,
-        )
+        self._run = PolicyInterpreter(captured, how, self._observe)
 
     @classmethod
     def of_regions(cls, captured: Capture) -> Emulator:
         """Of a model that carries its own scopes: what is low is what the autocast regions in the graph say."""
         made = cls(captured, "autocast", "fp16", plain("fp32"))
-        made._run = PolicyInterpreter(captured, lambda name: Setting("fp32", autocast=False), observe=made._observe)
+        made._run = PolicyInterpreter(captured, FULL, made._observe)
         return made
 
     def loss(self, flat: list[Any]) -> torch.Tensor:

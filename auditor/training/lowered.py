@@ -17,8 +17,7 @@ Weights = Mapping[str, tuple[Spread, dict[int, int]]]
 
 def low_names(captured: Capture, fmt: str, precision_of: Precision) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
-    how = running(captured, "autocast", precision_of, fmt)
-    found = resolve(captured, how.setting, literals=how.literals)
+    found = resolve(captured, running(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 
