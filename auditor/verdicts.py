@@ -115,14 +115,7 @@ def judge(
 
 
 def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    how = running(capture, strategy, plain(fmt), fmt)
-    return resolve(
-        capture,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-    )
+    return resolve(capture, running(capture, strategy, plain(fmt), fmt))
 
 
 def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:

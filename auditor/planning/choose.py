@@ -11,9 +11,9 @@ from torch import nn
 
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Finding, Plan, ScopeChoice
-from ..simulation.execute import PolicyInterpreter
+from ..simulation.execute import PolicyInterpreter, Running
 from ..simulation.nesting import boundaries
-from ..simulation.strategies import Running, plain, running, scoped
+from ..simulation.strategies import plain, running, scoped
 from ..tables import table
 from .energy import energy_of
 from .islands import savings
@@ -52,13 +52,7 @@ class Trial:
         return worst
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
-        interpreter = PolicyInterpreter(
-            self.capture,
-            how.setting,
-            crossing=how.crossing,
-            placeholder_precision=how.placeholder_precision,
-            literals=how.literals,
-        )
+        interpreter = PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
