@@ -7,8 +7,15 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = {"audit": "api", "Audit": "result", "apply": "patch.live", "load_plan": "patch.document", "snippet": "snippets"}
-__all__ = ["Audit", "__version__", "apply", "audit", "load_plan", "snippet"]
+_API = {
+    "audit": "api",
+    "Audit": "result",
+    "apply": "patch.live",
+    "imitated": "imitation",
+    "load_plan": "patch.document",
+    "snippet": "snippets",
+}
+__all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load_plan", "snippet"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,14 @@ from torch.utils import _pytree as pytree
 
 from .fxnodes import mutates
 from .numerics.formats import LOW_DTYPES
+
+
+def reseed(seed: int) -> None:
+    """Seed the generators of Python, torch, and NumPy where it is in use."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 @dataclass(frozen=True)

@@ -29,5 +29,7 @@ class PlanError(AuditorError):
     """A plan cannot be read, or does not fit the model it is applied to."""
 
 
-class VerifyError(AuditorError):
-    """The emitted artefact could not be run."""
+def first_line(error: BaseException) -> str:
+    """Of what an error says; its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

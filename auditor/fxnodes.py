@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .trees import tensors_in
+
 # The same entries under another shape: rounding them is all a format can do.
 VIEWS = frozenset(
     "view reshape _unsafe_view transpose permute t unsqueeze squeeze alias detach flatten unflatten clone contiguous "
@@ -68,4 +70,4 @@ def settled(target: object, value: Any) -> Any:
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of a node's value."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(value)

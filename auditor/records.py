@@ -69,7 +69,7 @@ class Node:
     """One operation of the graph in the user's own terms.
 
     op: ATen overload name, for example `aten.softmax.int`; owner: module path ("" is the root); source: `file.py:line`
-    of the innermost line of the user's code, None where tracing kept none; inputs: names of the graph nodes it reads.
+    of the innermost line of the user's code, None where there is none; inputs: names of the graph nodes it reads.
     """
 
     name: str
@@ -107,7 +107,8 @@ class Call:
 class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
-    method: "export" (torch.export) or "concrete" (the path these inputs take, where Python branches on values).
+    method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
+    for inputs that take the same path). same_path: what tells the other batches that do, see tape/paths.py.
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
     region_depths: {node: number of module calls open where its region was entered}.
@@ -129,6 +130,7 @@ class Capture:
     in_place: frozenset[str] = frozenset()
     calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    same_path: frozenset[tuple[int, ...]] = frozenset()
     warnings: tuple[str, ...] = ()
 
 
@@ -142,7 +144,7 @@ class NodeError:
     subnormal: share of the non-zero reference elements that become zero / fall below the smallest normal number.
     max_ulp: largest local error in units of the format's last place. sqnr_db: 20 log10(1 / local_error).
     unsupported: why the op cannot run in the format. cause: overflow | underflow | cancellation | rounding |
-    discrete | unsupported | nan. born: a non-finite or wrong value appears here and in none of the node's inputs.
+    discrete | unsupported | nan | nested (not measured). born: a non-finite or wrong value appears here and in none of the node's inputs.
     """
 
     local_error: float | None = None

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .dispatch import unfused
+from .draws import reseed
 from .imitation import imitated
-from .load.sandbox import reseed
 from .outputs import tensor_outputs
 from .records import Batch
 from .state import unchanged
@@ -21,28 +21,37 @@ T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
 
 
-def answer(model: nn.Module, batch: Batch, *, seed: int = 0, around: Around = nullcontext) -> list[torch.Tensor]:
+def answer(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    seed: int = 0,
+    around: Around = nullcontext,
+    gradients: bool = False,
+    fused: bool = False,
+) -> list[torch.Tensor]:
     """The tensors that the model returns for a batch, inside `around()`; nothing of the model or batch changes.
 
-    PyTorch's fused transformer path is off, since it answers differently where a mask hides an entry.
+    gradients: as outside of `torch.no_grad()`. fused: with PyTorch's fused transformer path, which is off otherwise,
+    since it answers differently where a mask hides an entry.
     """
 
     def run() -> list[torch.Tensor]:
         args, kwargs = copied(batch)
-        with unfused(), around():
+        with nullcontext() if fused else unfused(), around():
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
-    return from_the_start(model, batch, run, seed)
+    return from_the_start(model, batch, run, seed, gradients)
 
 
-def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int) -> T:
-    """`run()` without gradients, or with them where the model takes some in its own forward."""
+def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
+    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
     try:
-        with unchanged(model, batch), torch.no_grad():
+        with unchanged(model, batch), torch.set_grad_enabled(gradients):
             reseed(seed)
             return run()
     except RuntimeError as error:
-        if "does not require grad" not in str(error):
+        if gradients or "does not require grad" not in str(error):
             raise
     with unchanged(model, batch), torch.enable_grad():
         reseed(seed)
@@ -66,19 +75,21 @@ def as_on(device: str) -> Iterator[None]:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """`model.to(dtype)` for the body; parameters and buffers come back as the tensors that they were."""
-    data = [(parameter, parameter.data) for parameter in model.parameters()]
+    """`model.to(dtype)` for the body; parameters, gradients and buffers come back as the tensors that they were."""
+    data = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
     stores: list[tuple[Any, dict[str, Any]]] = [
         (store, dict(store)) for m in model.modules() for store in (m._parameters, m._buffers)
     ]
     try:
+        for parameter, _, _ in data:
+            parameter.grad = None  # it would be converted with its parameter
         model.to(dtype)
         yield
     finally:
         for store, own in stores:
             store.update(own)
-        for parameter, before in data:
-            parameter.data = before
+        for parameter, before, gradient in data:
+            parameter.data, parameter.grad = before, gradient
 
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:

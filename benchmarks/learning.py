@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 
+from auditor.imitation import imitated
 from auditor.numerics.rounding import round_to
 from auditor.patch.runtime import DTYPES, apply_plan
-from auditor.records import Capture, Objective, Subject
-from auditor.simulation.strategies import plain
-from auditor.training.emulate import Emulator
-from auditor.training.gradients import capture_step
-from auditor.training.objective import TrainingStep, in_training, step_batches
+from auditor.records import Objective, Subject
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCH, LENGTH = 32, 64
@@ -104,8 +100,7 @@ class Loop:
 
     learning: Task
     model: nn.Module
-    capture: Capture
-    emulator: Emulator
+    format: str
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     seed: int
@@ -123,10 +118,11 @@ class Loop:
         return self
 
     def _step(self, step: int, batch: Batch) -> None:
-        subject = subject_of(self.learning, self.model, batch)
-        with torch.random.fork_rng(devices=[]):
+        inputs, targets = batch
+        with torch.random.fork_rng(devices=[]), _as_on_cuda(self.format):
             torch.manual_seed(1000 * self.seed + step)
-            loss = self.emulator.loss(self.capture.bind(self.model, step_batches(subject)[0]))
+            with torch.autocast("cuda", dtype=DTYPES[self.format], enabled=self.format != "fp32"):
+                loss = self.learning.loss(self.model(inputs), targets)
             self.optimizer.zero_grad()
             self.scaler.scale(loss).backward()
         before, scale = [p.detach().clone() for p in self.model.parameters()], self.scaler.get_scale()
@@ -165,37 +161,17 @@ def loop(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(round_to(parameter, "bf16"))
-    batch = next(learning.batches(seed))
-    with in_training(model):
-        captured, emulator = _captured(learning, model, batch, format, plan)
+    if plan is not None:
+        apply_plan(model, plan)
     make = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=learning.rate))
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=interval, enabled=scale is not None)
-    return Loop(learning, model, captured, emulator, make(list(model.parameters())), scaler, seed, stored)
+    return Loop(learning, model, format, make(list(model.parameters())), scaler, seed, stored)
 
 
-def _captured(
-    learning: Task, model: nn.Module, batch: Batch, format: str, plan: dict[str, Any] | None
-) -> tuple[Capture, Emulator]:
-    if plan is None:
-        captured = capture_step(subject_of(learning, model, batch), ("fp16", "bf16"))
-        return captured, Emulator(captured, "autocast", format if format != "fp32" else "fp16", plain(format))
-    patched = _Patched(apply_plan(copy.deepcopy(model), plan), learning.loss, format)
-    inner = trace_exported(patched, step_batches(subject_of(learning, patched.model, batch))[0], ambient=False)
-
-    def bind(own: nn.Module, flat: Any) -> list[Any]:
-        return inner.bind(_Patched(own, learning.loss, format), flat)
-
-    captured = Capture(**{**vars(inner), "bind": bind})
-    return captured, Emulator.of_regions(captured)
-
-
-class _Patched(TrainingStep):
-    """A patched model in the loop that the report shows: model and loss under autocast."""
-
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any], format: str) -> None:
-        super().__init__(model, loss_fn)
-        self.format = format
-
-    def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        with torch.autocast("cpu", dtype=DTYPES[self.format]):
-            return super().forward(args, kwargs, targets, named)
+@contextmanager
+def _as_on_cuda(format: str) -> Iterator[None]:
+    if format == "fp32":
+        yield
+        return
+    with imitated("cuda"):
+        yield

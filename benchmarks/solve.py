@@ -6,14 +6,13 @@ import argparse
 import json
 import random
 
-from auditor.capture.exported import trace_exported
-
-from auditor.load import in_eval
+from auditor.load import from_object, in_eval
 from auditor.planning.costs import costs_of
 from auditor.planning.problem import Problem
 from auditor.planning.solve import candidates
 from auditor.records import Capture, Contribution, Verdict
 from auditor.simulation.strategies import STRATEGIES
+from auditor.tape import capture
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit
 
@@ -36,7 +35,7 @@ def at_depth(layers: int) -> list[Row]:
     """The whole curve under both strategies: every cut, and every point of it evaluated."""
     model, args = vit(layers)
     with in_eval(model):
-        graph = trace_exported(model, (args, {}))
+        graph = capture(from_object(model, args, {}))
     return [timed(drawn(graph, strategy), layers) for strategy in STRATEGIES]
 
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import auditor
 from auditor.patch.live import plan_table
 from auditor.simulation.strategies import plain
-from auditor.training.gradients import bind_step, capture_step, run_step
+from auditor.training.gradients import Step, bind_step, capture_step, run_step
 from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training, step_batches
+from auditor.training.own import Lowering, settle
 from auditor.training.records import LossScale, ParameterGradients
 from auditor.training.spreads import merged, spread_of
 from auditor.training.trials import trial
@@ -46,15 +48,19 @@ class ScaleRow:
 
 def window_of(learning: Task, seed: int = 0) -> LossScale:
     """The window before training, under plain autocast."""
-    model = fresh(learning, seed)
-    subject = subject_of(learning, model, next(learning.batches(seed)))
-    with in_training(model):
-        captured = capture_step(subject, ("fp16",))
-        step = run_step(bind_step(captured, model, step_batches(subject)[0], seed))
+    step = first_step(learning, fresh(learning, seed), seed, seed)
     spreads = {n: merged(spread_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
-    window = loss_scale(low_by_module(captured, spreads, low_names(captured, "fp16", plain("fp16"))))
+    window = loss_scale(low_by_module(step.capture, spreads, low_names(step.capture, "fp16", plain("fp16"))))
     assert window is not None and window.init is not None
     return window
+
+
+def first_step(learning: Task, model: nn.Module, seed: int, drawn: int) -> Step:
+    """The FP32 step on the first batch. drawn: seed of its random numbers."""
+    subject = subject_of(learning, model, next(learning.batches(seed)))
+    with in_training(model):
+        captured = capture_step(subject, ("fp16",), drawn)
+        return settle(run_step(bind_step(captured, subject, step_batches(subject)[0], drawn)))
 
 
 def scale_rows(learning: Task, steps: int, seed: int = 0) -> list[ScaleRow]:
@@ -77,10 +83,9 @@ def scale_rows(learning: Task, steps: int, seed: int = 0) -> list[ScaleRow]:
 
 
 def _first_trial(trained: Loop, scale: float, window: LossScale) -> tuple[float, float]:
-    subject = subject_of(trained.learning, trained.model, next(trained.learning.batches(trained.seed)))
+    step = first_step(trained.learning, trained.model, trained.seed, 1000 * trained.seed)
     with in_training(trained.model):
-        step = run_step(bind_step(trained.capture, trained.model, step_batches(subject)[0], 1000 * trained.seed))
-    found = trial(step, plain("fp16"), scale, window)
+        found = trial(step, Lowering("fp16"), scale, window)
     return found.flushed, found.predicted
 
 
@@ -126,9 +131,7 @@ def update_rows(learning: Task, steps: int, optimizers: Iterable[str] = OPTIMIZE
 
 def _parameters(trained: Loop) -> tuple[ParameterGradients, ...]:
     """Weights and gradients of the first step, as an audit has them."""
-    subject = subject_of(trained.learning, trained.model, next(trained.learning.batches(trained.seed)))
-    with in_training(trained.model):
-        step = run_step(bind_step(trained.capture, trained.model, step_batches(subject)[0], 1000 * trained.seed))
+    step = first_step(trained.learning, trained.model, trained.seed, 1000 * trained.seed)
     return tuple(
         ParameterGradients(
             n, "", spread_of(w), spread_of(step.by_parameter[n]), ratios_of(w, step.by_parameter[n]), True

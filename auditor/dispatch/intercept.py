@@ -15,9 +15,9 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, _higher_order_ops
 from torch._subclasses.schema_check_mode import SchemaCheckMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
@@ -41,6 +41,10 @@ class Handler(Protocol):
         """One of the operations that a transformed one comes down to, on plain tensors."""
 
 
+class Busy(RuntimeError):
+    """Another run is being intercepted: torch keeps one such mode for the process."""
+
+
 _LOCK = threading.Lock()
 
 
@@ -50,21 +54,19 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
 
     Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
     the modules that hold them), and compiled functions run eagerly.
-    Raises: RuntimeError in a second thread at the same time: torch keeps one such mode for the process.
+    Raises: Busy, in another thread or in the body of another one.
     """
     if not _LOCK.acquire(blocking=False):
-        raise RuntimeError("another run is being intercepted: torch allows one at a time in a process")
+        raise Busy("another run is being recorded or imitated, and torch allows one at a time in a process")
     try:
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
-        parts = _Parts(handler)
         with ExitStack() as stack:
             stack.enter_context(one_stack(depth_of))
             stack.enter_context(unfused())
             stack.enter_context(_uncompiled())
-            stack.enter_context(parts)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_Whole(handler, parts))
+            stack.enter_context(_Whole(handler))
             yield
     finally:
         _LOCK.release()
@@ -73,9 +75,9 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
     """Sees operations before autograd and autocast; the slot that takes such a mode asks for this base class."""
 
-    def __init__(self, handler: Handler, parts: _Parts) -> None:
+    def __init__(self, handler: Handler) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
-        self.handler, self.parts = handler, parts
+        self.handler, self.parts = handler, _Parts(handler)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,16 +87,12 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         region = region_now()  # inside the guards below autocast always looks closed
         if _transformed(args, kwargs):
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), self.parts.of(region):
                 args, kwargs = self.handler.entering(func, args, kwargs, region)
                 return func(*args, **kwargs)
-        self.parts.off += 1
-        try:
-            # Without this guard RNNs take Python's decomposition, step by step.
-            with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-                return self.handler.whole(func, args, kwargs, region)
-        finally:
-            self.parts.off -= 1
+        # Without the first guard RNNs take Python's decomposition, step by step.
+        with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return self.handler.whole(func, args, kwargs, region)
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,23 +102,20 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.handler, self.off = handler, 0
+        self.handler, self.region = handler, Region(False, "")
+
+    def of(self, region: Region) -> _Parts:
+        """This mode, for an operation in `region`."""
+        self.region = region
+        return self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.off:
-            return func(*args, **kwargs)
-        self.off += 1
-        region = region_now()
-        try:
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-                return self.handler.part(func, args, kwargs, region)
-        finally:
-            self.off -= 1
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return self.handler.part(func, args, kwargs or {}, self.region)
 
 
 def _teach(operator: HigherOrderOperator) -> None:
@@ -132,7 +127,8 @@ def _teach(operator: HigherOrderOperator) -> None:
         dense = operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
         body = _BODIES.get(operator.name(), dense)  # type: ignore[no-untyped-call]
         if body is None:
-            return operator(*args, **kwargs)
+            with mode.parts.of(region_now()):
+                return operator(*args, **kwargs)
         with mode:
             return body(*args, **kwargs)
 
@@ -157,7 +153,7 @@ def _transformed(args: Any, kwargs: Any) -> bool:
     if torch._C._functorch.maybe_current_level() is not None:
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(isinstance(x, torch.Tensor) and wrapped(x) for x in pytree.tree_leaves((args, kwargs)))
+    return any(wrapped(x) for x in tensors_in((args, kwargs)))
 
 
 @contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 _DEVICES = ("cpu", "cuda")
-_Autocast = torch.amp.autocast_mode.autocast
+_Module = torch.amp.autocast_mode
+_Autocast = _Module.autocast
 
 
 class Region(NamedTuple):
@@ -20,14 +23,24 @@ class Region(NamedTuple):
     dtype: str
 
 
-class _State(threading.local):
-    """What one thread has open. depth_of: how deep the user's module calls are; depths: that, per open region."""
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
-    def __init__(self) -> None:
-        self.active = 0
-        self.depth_of: Callable[[], int] = lambda: 0
-        self.depths: list[int] = []
-        self.kept: dict[int, list[list[tuple[str, bool, torch.dtype]]]] = {}
+
+@dataclass(eq=False)
+class _Stack:
+    """What one body of `one_stack` has open. depths: how many module calls were open, per open region.
+
+    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} since the outermost one opened.
+    """
+
+    depth_of: Callable[[], int]
+    thread: int
+    depths: list[int] = field(default_factory=list)
+    casts: dict[tuple[int, torch.dtype, bool], tuple[Any, torch.Tensor]] = field(default_factory=dict)
+
+
+class _State(threading.local):
+    stack: _Stack | None = None
 
 
 _STATE = _State()
@@ -37,12 +50,27 @@ _users = 0
 
 def region_now() -> Region:
     """The region that the calling code is in."""
-    return Region(torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+    dtype = torch.get_autocast_dtype("cpu")
+    return Region(torch.is_autocast_enabled("cpu"), _NAMES.get(dtype) or str(dtype).removeprefix("torch."))
 
 
 def entered_at() -> int:
     """Number of module calls that were open where the innermost region was entered."""
-    return _STATE.depths[-1] if _STATE.depths else 0
+    stack = _STATE.stack
+    return stack.depths[-1] if stack is not None and stack.depths else 0
+
+
+def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`; inside a region a weight is cast once, so that what its uses add to its gradient is summed low."""
+    stack = _STATE.stack
+    kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
+    if not kept or stack is None or not stack.depths or not torch.is_autocast_cache_enabled():
+        return x.to(dtype)
+    key = id(x), dtype, torch.is_grad_enabled()
+    known = stack.casts.get(key)
+    if known is None or known[0]() is not x:
+        known = stack.casts[key] = weakref.ref(x), x.to(dtype)
+    return known[1]
 
 
 @contextmanager
@@ -50,20 +78,23 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """In the body, in this thread: `torch.autocast` of any device type opens and closes the same region.
 
     Whoever asks whether autocast is on, for whichever device, gets that region's answer. depth_of: how many module
-    calls are open, asked whenever a region is entered. Other threads go on as they were.
+    calls are open, asked whenever a region is entered. Other threads go on as they were, and so does this one
+    afterwards, whatever the body left open.
     """
-    depth, depths = _STATE.depth_of, _STATE.depths
-    before = _flags()
+    outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
     with written_as_meant():
-        _STATE.active += 1
-        _STATE.depth_of, _STATE.depths = depth_of, []
-        _mirror(*_outer(before))
+        _STATE.stack = _Stack(depth_of, threading.get_ident())
         try:
+            _mirror(*_outer(before))
             yield
         finally:
-            _STATE.active -= 1
-            _STATE.depth_of, _STATE.depths = depth, depths
+            _STATE.stack = outer
             _set(before)
+            torch.set_autocast_cache_enabled(cached)
+            for _ in range(_nesting() - nesting):
+                torch.autocast_decrement_nesting()
+            if not nesting:
+                torch.clear_autocast_cache()
 
 
 @contextmanager
@@ -96,16 +127,19 @@ def written_as_meant() -> Iterator[None]:
 
 
 _ORIGINAL = {name: getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__")}
+_ORIGINAL_CAST = _Module._cast
 
 
 def _install() -> None:
     for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
         setattr(_Autocast, name, method)
+    _Module._cast = _cast
 
 
 def _uninstall() -> None:
     for name, method in _ORIGINAL.items():
         setattr(_Autocast, name, method)
+    _Module._cast = _ORIGINAL_CAST
 
 
 def _init(
@@ -116,32 +150,53 @@ def _init(
     cache_enabled: bool | None = None,
 ) -> None:
     """As torch's own, but for CUDA where there is none: that would warn, and switch itself off."""
-    if device_type != "cuda" or torch.cuda.is_available():
-        _ORIGINAL["__init__"](self, device_type, dtype, enabled, cache_enabled)
-        return
-    _ORIGINAL["__init__"](self, device_type, dtype, False, cache_enabled)
-    self._enabled = enabled
+    absent = device_type == "cuda" and not torch.cuda.is_available()
+    _ORIGINAL["__init__"](self, device_type, dtype, enabled and not absent, cache_enabled)
+    if absent:
+        self._meant = enabled
 
 
 def _enter(self: Any) -> Any:
-    if not _STATE.active:
+    stack = _STATE.stack
+    if stack is None:
         return _ORIGINAL["__enter__"](self)
-    _STATE.kept.setdefault(id(self), []).append(_flags())
-    _STATE.depths.append(_STATE.depth_of())
-    _mirror(self._enabled, self.fast_dtype)
+    self.__dict__.setdefault("_entered", []).append((stack, _flags(), torch.is_autocast_cache_enabled()))
+    stack.depths.append(stack.depth_of())
+    _mirror(getattr(self, "_meant", self._enabled), self.fast_dtype)
     torch.autocast_increment_nesting()
+    torch.set_autocast_cache_enabled(self._cache_enabled)
     return self
 
 
 def _exit(self: Any, *exception: Any) -> Any:
-    kept = _STATE.kept.get(id(self)) if _STATE.active else None
-    if not kept:
+    entered: list[tuple[_Stack, Any, bool]] | None = self.__dict__.get("_entered")
+    if not entered or entered[-1][0].thread != threading.get_ident():
         return _ORIGINAL["__exit__"](self, *exception)
+    stack, flags, cached = entered.pop()
+    if not entered:
+        del self._entered
+    if stack is not _STATE.stack:  # of a generator that outlives its body: all was put back when that ended
+        return False
     if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()
-    _set(kept.pop())
-    _STATE.depths.pop()
+    torch.set_autocast_cache_enabled(cached)
+    _set(flags)
+    stack.depths.pop()
+    if not stack.depths:
+        stack.casts.clear()
     return False
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    """What `custom_fwd` casts: tensors of its device type, for which those on the CPU stand."""
+    value = _ORIGINAL_CAST(value, device_type, dtype)
+    return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
+
+
+def _nesting() -> int:
+    """Number of regions that torch counts in this thread."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 def _flags() -> list[tuple[str, bool, torch.dtype]]:
@@ -159,8 +214,8 @@ def _mirror(enabled: bool, dtype: torch.dtype) -> None:
 
 
 def _outer(flags: list[tuple[str, bool, torch.dtype]]) -> tuple[bool, torch.dtype]:
-    """The region that is open already, CUDA's before the CPU's."""
+    """The region that is open already, CUDA's before the CPU's; without one, what a region of CUDA's is in by default."""
     for _, enabled, dtype in reversed(flags):
         if enabled:
             return enabled, dtype
-    return False, torch.float16
+    return False, flags[-1][2]

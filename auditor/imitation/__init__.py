@@ -1,5 +1,6 @@
 """A run of the user's own model, on a CPU, as a GPU would run it."""
 
-from .mode import Imitation, imitated
+from .body import DEVICES, imitated
+from .mode import Imitation
 
-__all__ = ["Imitation", "imitated"]
+__all__ = ["DEVICES", "Imitation", "imitated"]

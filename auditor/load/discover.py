@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from ..draws import reseed
 from ..errors import LoadError
 from ..records import Origin
-from .sandbox import call, reseed
+from .sandbox import call
 from .target import Target
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..draws import reseed
 from ..errors import LoadError
 from ..records import Batch
 from .inputs import Inputs, as_batches, bind_named, named_inputs
-from .sandbox import reseed
 from .synthesis import vocabulary
 from .target import import_target, parse
 from .weights import read_tensors

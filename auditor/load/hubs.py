@@ -13,10 +13,11 @@ from unittest import mock
 
 from torch import nn
 
+from ..draws import reseed
 from ..errors import LoadError
 from ..records import Origin
 from .discover import Found
-from .sandbox import blame, call, reseed
+from .sandbox import blame, call
 from .target import Target
 
 PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..dispatch.regions import written_as_meant
+from ..draws import reseed
 from ..errors import LoadError
 
 T = TypeVar("T")
@@ -20,6 +22,8 @@ T = TypeVar("T")
 @contextmanager
 def user_code(folders: tuple[str, ...], seed: int, argv: str) -> Iterator[None]:
     """Runs the body as the user's script would run: its folders on `sys.path`, every generator seeded.
+
+    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
 
     Put back afterwards: `sys.path`, `sys.argv`, bytecode writing, the Python, NumPy and torch generators, the default
     dtype and the thread count.
@@ -30,7 +34,7 @@ def user_code(folders: tuple[str, ...], seed: int, argv: str) -> Iterator[None]:
     sys.argv = [argv]
     sys.dont_write_bytecode = True
     try:
-        with preserved_rng():
+        with preserved_rng(), written_as_meant():
             reseed(seed)
             yield
     finally:
@@ -60,13 +64,6 @@ def preserved_rng() -> Iterator[None]:
 
 def _cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def reseed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:

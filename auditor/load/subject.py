@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..draws import reseed
 from ..errors import LoadError
-from ..outputs import forward
 from ..records import Batch, Origin, Subject
+from ..running import answer
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
-from .sandbox import blame, preserved_rng, reseed, user_code
+from .sandbox import blame, user_code
 from .state import in_eval
 from .target import Target, import_target, parse
 
@@ -79,7 +80,7 @@ def check(subject: Subject) -> Subject:
     Raises: LoadError(slug="nan-weights" | "forward-raises" | "nan-output" | "no-floating-point").
     """
     weights.reject_non_finite(subject.model)
-    with preserved_rng(), in_eval(subject.model), torch.no_grad():
+    with in_eval(subject.model):
         outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
         leaves = [leaf for output in outputs for leaf in output]
         if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in leaves):
@@ -167,7 +168,14 @@ def _find_inputs(
 
 
 def _reject_unfit(model: nn.Module) -> None:
-    """Models that have to be unwrapped or filled by their owner first."""
+    """Models that have to be unwrapped or filled by their owner first, or that torch itself cannot walk through."""
+    try:
+        list(model.modules())
+    except TypeError as error:
+        raise LoadError(
+            f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
+            slug="unhashable-module",
+        ) from error
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise LoadError(f"the model is wrapped in {type(model).__name__}: audit its `.module`", slug="wrapped-model")
     if hasattr(model, "_orig_mod"):
@@ -206,7 +214,7 @@ def _materialise(model: nn.Module, batch: Batch) -> None:
 
 def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
     try:
-        return forward(subject.model, batch)
+        return answer(subject.model, batch)
     except Exception as error:
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"
@@ -219,7 +227,7 @@ def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
 def _computes_floats(subject: Subject) -> bool:
     with _FloatWatch() as watch:  # type: ignore[no-untyped-call]
         for batch in subject.batches:
-            forward(subject.model, batch)
+            answer(subject.model, batch)
     return bool(watch.seen)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..records import Batch, Capture, Contribution, NodeError, NodeRange, Subject
+from ..tape.paths import key_of
 from .attribute import attribute
 from .measure import Measurement, measure
 
@@ -33,7 +34,7 @@ def calibrate(
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
-    other shapes, and all but the first of a concrete capture, are left to the verification.
+    other shapes, and all but the first of a path, are left to the verification.
     """
     found: Calibration | None = None
     for batch in usable_batches(capture, subject):
@@ -65,11 +66,12 @@ def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches that the captured graph is valid for: of the first batch's shapes, or that batch itself."""
+    """Those of some batches that the captured graph is valid for: of the first batch's shapes, and on its path."""
     first = subject.batches[0]
-    if capture.method != "run":
-        return [batch for batch in batches if batch is first]
-    return [batch for batch in batches if _shapes(batch) == _shapes(first)]
+    fitting = [batch for batch in batches if _shapes(batch) == _shapes(first)]
+    if capture.method == "run":
+        return fitting
+    return [batch for batch in fitting if key_of(batch) == key_of(first) or key_of(batch) in capture.same_path]
 
 
 def _shapes(batch: Batch) -> str:

@@ -124,7 +124,7 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     sampled = _sampled(measurement, batch)
 
     def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
-        if leaf.dtype in DIFFERENTIABLE and leaf.requires_grad and leaf.layout is torch.strided:
+        if leaf.dtype in DIFFERENTIABLE and leaf.requires_grad and leaf.layout is torch.strided and not leaf.is_nested:
             handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
                 handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]

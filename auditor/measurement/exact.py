@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, settled, tensors_of
+from ..fxnodes import packet_name, settled, tensors_of
 from ..numerics.kernels import raised
 from .batchnorm import has_statistics
 
@@ -41,7 +41,7 @@ class Exact:
     def steps(self) -> tuple[int, ...] | None:
         """Every how many entries a sample takes one, per dimension of the result; None where only the whole can be had."""
         shapes = [x.shape for x in tensors_of((self.args, self.kwargs))]
-        if not shapes or mutates(self.target):
+        if not shapes:
             return None
         if _pointwise(self.target):
             return _thinned(np.broadcast_shapes(*shapes), kept=())

@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from ..fxnodes import packet_name, target_of, tensors_of, viewed
 from ..numerics.causes import cause_of
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
+from ..numerics.kernels import lowered, run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, NodeError, NodeRange
@@ -67,10 +67,9 @@ def measure(
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
     careful: see Reference; for models with an operation whose derivative raises.
     """
-    mutating = any(mutates(node.target) for node in capture.graph_module.graph.nodes)
-    flat = [_leaf(value, mutating) for value in capture.bind(model, batch)]
+    flat = [_leaf(value) for value in capture.bind(model, batch)]
     result = Measurement(capture, tuple(formats), flat)
-    measuring = _Measuring(result, mutating, tick, careful)
+    measuring = _Measuring(result, tick, careful)
     with torch.enable_grad():
         measuring.run(*flat)
     measuring.keep_low_results()
@@ -90,8 +89,8 @@ class _Low:
 
 
 class _Measuring(Reference):
-    def __init__(self, result: Measurement, mutating: bool, tick: Callable[[str], None], careful: bool) -> None:
-        super().__init__(result.capture.graph_module, mutating, careful)
+    def __init__(self, result: Measurement, tick: Callable[[str], None], careful: bool) -> None:
+        super().__init__(result.capture.graph_module, careful)
         self.result, self.tick = result, tick
         self.deciding, self.guarding = deciding(result.capture), guarding(result.capture)
         self.profiles: dict[fx.Node, Profile] = {}
@@ -106,13 +105,11 @@ class _Measuring(Reference):
             self._keep(n, reference)
             return reference
         self.tick(n.name)
-        # Rounded before the reference runs: an in-place operation would change the inputs under our feet.
-        inputs = {name: self._rounded_inputs(n, low) for name, low in self.low.items()}
         reference = super().run_node(n)
         self._keep(n, reference)
         with torch.no_grad():
             for name, low in self.low.items():
-                self._measure(n, name, low, inputs[name])
+                self._measure(n, name, low, self._rounded_inputs(n, low))
             self._forget(n)
         return reference
 
@@ -133,10 +130,8 @@ class _Measuring(Reference):
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = tensors_of(reference)
         detached = _detached(reference)
-        if self.mutating:
-            detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, detached)
         self.result.values[n.name] = detached
-        real = next((_as_real(leaf) for leaf in tensors_of(detached) if _is_float(leaf)), None)
+        real = next((_as_real(leaf) for leaf in tensors_of(detached) if _is_float(leaf) and not leaf.is_nested), None)
         if real is None:
             return
         source = viewed(n)
@@ -146,8 +141,6 @@ class _Measuring(Reference):
 
     def _rounded_inputs(self, n: fx.Node, low: _Low) -> tuple[Any, Any]:
         def rounded(source: fx.Node) -> Any:
-            if self.mutating:
-                return low.round(_detached(self.env[source]))
             if source not in low.rounded:
                 given = source.op != "call_function"
                 value = self.result.values[source.name]
@@ -160,6 +153,11 @@ class _Measuring(Reference):
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
         literals = self.result.capture.constants.get(name, {}).get(n.name)
+        if any(leaf.is_nested for leaf in tensors_of((inputs, reference))):
+            self._propagate(n, low, reference, literals)
+            self.result.errors.setdefault(n.name, {})[name] = NodeError(cause="nested")
+            self.result.traces.setdefault(n.name, {})[name] = Trace([], [])
+            return
         alone = run_alone(n, inputs, literals, low.round.dtype)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
@@ -238,7 +236,9 @@ class _Measuring(Reference):
         args, kwargs = with_literals(args, kwargs, literals)
         try:
             result = run_op(target_of(n), args, kwargs)
-        except (UnsupportedInFormat, RuntimeError):
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
             result = None
         if result is None or not _same_shapes(reference, result):
             result = lowered(reference, low.round.dtype)
@@ -263,10 +263,10 @@ def _disagreement(ours: Leaves, theirs: Leaves) -> float:
     return max((disagreement(a, b) if a.shape == b.shape else 1.0 for a, b in pairs), default=0.0)
 
 
-def _leaf(value: Any, mutating: bool) -> Any:
+def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    value = value.detach().clone() if mutating or value.is_inference() else value.detach()
+    value = value.detach().clone() if value.is_inference() else value.detach()
     return value.requires_grad_() if value.dtype in DIFFERENTIABLE else value
 
 
@@ -288,4 +288,5 @@ def _detached(tree: Any) -> Any:
 
 
 def _same_shapes(a: Any, b: Any) -> bool:
-    return [x.shape for x in tensors_of(a)] == [x.shape for x in tensors_of(b)]
+    ours, theirs = ([None if x.is_nested else x.shape for x in tensors_of(tree)] for tree in (a, b))
+    return ours == theirs

@@ -25,9 +25,9 @@ class Reference(fx.Interpreter):
     does}}.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, mutating: bool, careful: bool = False) -> None:
+    def __init__(self, graph_module: fx.GraphModule, careful: bool = False) -> None:
         super().__init__(graph_module)
-        self.mutating, self.careful = mutating, careful
+        self.careful = careful
         self.anchors: list[torch.Tensor] = []
         self.lost: set[fx.Node] = set()
         self.readings: dict[str, dict[str, torch.Tensor | None]] = {}
@@ -59,7 +59,7 @@ class Reference(fx.Interpreter):
     def _product(self, n: fx.Node) -> Any:
         """The product, reading shared values under names of their own: the gradient there is that of this reading."""
         values = {source: self.env[source] for source in n.all_input_nodes}
-        if not self.mutating and _told_apart(values):
+        if _told_apart(values):
             shared = {s: torch.ops.aten.alias.default(x) for s, x in values.items() if len(s.users) > 1}
             self.readings[n.name] = {source.name: shared.get(source) for source in values}
             self.env.update(shared)

@@ -11,8 +11,9 @@ import networkx as nx
 import torch
 from torch import fx
 
-from ..fxnodes import mutates, settled, target_of, tensors_of, viewed
-from ..numerics.kernels import UnsupportedInFormat, raised, run_op
+from ..errors import first_line
+from ..fxnodes import settled, target_of, tensors_of, viewed
+from ..numerics.kernels import raised, run_op
 from ..numerics.metrics import output_error
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
 from ..simulation.execute import DTYPES, with_literals
@@ -33,14 +34,7 @@ def run_regions(
     verdicts: Verdicts,
     formats: Sequence[str],
 ) -> tuple[FlaggedRegion, ...]:
-    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32.
-
-    Graphs that write in place are left out: what such an operation changes cannot be low for one reader and not for
-    another.
-    """
-    graph = capture.graph_module.graph
-    if any(mutates(node.target) for node in graph.nodes):
-        return ()
+    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
     if not regions:
         return ()
@@ -108,8 +102,10 @@ def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mappi
     low = _RegionLow(capture, region)
     try:
         low.run(*flat)
-    except (UnsupportedInFormat, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
         return FlaggedRegion(region.fmt, names, _shared(capture, names), None, None, region.explained, reason)
     outputs = [leaf for name in capture.outputs for leaf in reference[_named(capture, name)]]
     changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]

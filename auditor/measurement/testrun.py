@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from ..fxnodes import mutates, packet_name, target_of, tensors_of, viewed
+from ..errors import first_line
+from ..fxnodes import packet_name, target_of, tensors_of, viewed
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..records import NodeError
 from ..simulation.execute import with_literals
@@ -63,25 +63,27 @@ def run_alone(
     """The node on inputs that were rounded to the format."""
     args, kwargs = inputs
     target = target_of(n)
-    if viewed(n) is not None:
-        return Alone(target(*args, **kwargs))
-    if mutates(n.target):
-        args, kwargs = _fresh(args), _fresh(kwargs)
     exact = None
     try:
+        if viewed(n) is not None:
+            return Alone(target(*args, **kwargs))
         if is_tensor_core(target) and _on_cpu(args):
             return Alone(product(target, args, kwargs, dtype))  # its only error is the rounding of the result
         if packet_name(target) not in _MOVES:
             exact = Exact(target, args, kwargs)
             exact.prepare()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return Alone(unsupported=f"{packet_name(target)}: {str(error).splitlines()[0][:160]}")
+        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
     try:
         return Alone(run_op(target, *with_literals(args, kwargs, literals)), exact)
     except UnsupportedInFormat as error:
         return Alone(unsupported=str(error))
-    except RuntimeError as error:
-        return Alone(unsupported=str(error).splitlines()[0][:160])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Alone(unsupported=first_line(error)[:160])
 
 
 def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
@@ -143,10 +145,6 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
         gap = c.float() - r.float()
         result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
     return result
-
-
-def _fresh(tree: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, tree)
 
 
 def _on_cpu(tree: Any) -> bool:

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
 from ..fxnodes import packet_name, settled
 from ..tables import table
+from ..trees import over_tensors, tensors_in
 from .formats import LOW_DTYPES
 
 _TENSOR_CORE = frozenset(
@@ -69,13 +69,13 @@ def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def raised(tree: Any) -> Any:
     """Half-precision tensors of `tree` as float32; the rest as it is."""
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in LOW_DTYPES else x, tree)
+    return over_tensors(lambda x: x.float() if x.dtype in LOW_DTYPES else x, tree)
 
 
 def lowered(tree: Any, dtype: torch.dtype) -> Any:
     """Float32 and half-precision tensors of `tree` in `dtype`; float64, complex and discrete ones as they are."""
     movable = (torch.float32, *LOW_DTYPES)
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in movable else x, tree)
+    return over_tensors(lambda x: x.to(dtype) if x.dtype in movable else x, tree)
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
@@ -159,10 +159,8 @@ def is_product(target: Callable[..., Any]) -> bool:
 
 
 def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in LOW_DTYPES:
-            return leaf.dtype, leaf.device.type == "cpu"
-    return None, False
+    low = next((x for x in tensors_in((args, kwargs)) if x.dtype in LOW_DTYPES), None)
+    return (None, False) if low is None else (low.dtype, low.device.type == "cpu")
 
 
 @cache
@@ -171,10 +169,10 @@ def _listed(name: str, key: str) -> bool:
 
 
 def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    dtypes = sorted({_dtype_name(x.dtype) for x in tensors})
+    dtypes = {x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()}
     if len(dtypes) > 1:
-        raise UnsupportedInFormat(f"{name} got {' and '.join(dtypes)} together")
+        together = " and ".join(sorted(_dtype_name(dtype) for dtype in dtypes))
+        raise UnsupportedInFormat(f"{name} got {together} together")
 
 
 def _reason(name: str, dtype: torch.dtype, error: Exception) -> str:

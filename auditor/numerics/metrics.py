@@ -119,14 +119,23 @@ def _paired(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     if len(reference) != len(candidate):
         raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
-    for r, c in zip(reference, candidate, strict=True):
+    pairs = [(_dense(r), _dense(c)) for r, c in zip(reference, candidate, strict=True)]
+    for r, c in pairs:
         if r.shape != c.shape:
             raise MeasureError(
                 f"An output of shape {tuple(r.shape)} was compared with one of shape {tuple(c.shape)}; "
                 "the model's output shape depends on its precision.",
                 slug="shape-mismatch",
             )
-    return list(zip(reference, candidate, strict=True))
+    return pairs
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor with its zeros, a nested one padded with zeros; others as they are."""
+    if x.is_nested:
+        padded: torch.Tensor = torch.nested.to_padded_tensor(x.detach(), 0.0)
+        return padded
+    return x if x.layout is torch.strided else x.detach().to_dense()
 
 
 def _as_float64(x: torch.Tensor) -> torch.Tensor:

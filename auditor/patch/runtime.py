@@ -11,6 +11,10 @@ from torch.utils import _pytree as pytree
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
+FUSING = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
@@ -94,6 +98,24 @@ def unwrap(module: nn.Module) -> None:
         module.forward = inner
 
 
+def call_modules(model: nn.Module) -> None:
+    """Let PyTorch's transformer layers call the modules inside them where a scope is among these.
+
+    In eval mode without gradients they read the weights of those modules instead, unless an attribute of theirs, asked
+    for nothing else, says that they cannot. What it was lies beside it, for when the scopes are taken off.
+    """
+    for module in model.modules():
+        for name, value in module.__dict__.pop("_fusing", {}).items():
+            setattr(module, name, value)
+        asked = {
+            name: off for kind, (name, off) in FUSING.items() if isinstance(module, kind) and hasattr(module, name)
+        }
+        if asked and any(is_wrapped(inner) for inner in module.modules() if inner is not module):
+            module.__dict__["_fusing"] = {name: getattr(module, name) for name in asked}
+            for name, off in asked.items():
+                setattr(module, name, off)
+
+
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
     """Precision of a module path: its own entry, or that of the nearest path above it."""
     while path and path not in scopes:
@@ -125,6 +147,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
                 run_scope, module, module.__dict__.get("forward"), {"strategy": strategy, **choice}
             )
             module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
+    call_modules(model)
     return model
 
 

@@ -62,6 +62,7 @@ def _put_back(store: dict[str, Any], content: Mapping[str, Any]) -> None:
 def _own_buffers(modules: list[nn.Module]) -> None:
     """Copies in place of the buffers: one made once where modules share it, one storage where buffers share that."""
     known: dict[int, torch.Tensor] = {}
+    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # theirs lie in C++
     detached = [
         {key: None if b is None else known.setdefault(id(b), b.detach()) for key, b in module._buffers.items()}
         for module in modules

@@ -1,17 +1,21 @@
-"""What happens without a plan: everything low, or FP32 only where a rule fired, measured on the inputs plans are checked on."""
+"""What happens without a plan: the user's own model all low, and what the rules alone would keep in FP32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from ..numerics.kernels import UnsupportedInFormat
-from ..records import Baseline, Finding, Plan
-from ..simulation.strategies import plain, running
-from .choose import Trial, plain_plan, simulated_error
+import torch
+
+from ..records import Baseline, Batch, Finding
+from ..running import answer, as_on, lowered_batch, stored_in
+from ..simulation.execute import DTYPES
+from ..verification import failure_of
+from .choose import simulated_error
 from .energy import energy_of
-from .plans import verify
+from .plans import worst_of
 from .problem import Problem
 from .solve import Candidate, evaluate
 from .workbench import Workbench
@@ -20,40 +24,49 @@ from .workbench import Workbench
 def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
     """Plain autocast, plain cast, and beside each what the rules alone would do, with nothing measured.
 
-    They are run as the captured graph, which answers as the patched model does; where the plans are checked on batches
-    that the graph is not valid for, the model itself is run low instead.
+    The first two are runs of the model itself on the inputs that plans are checked on. The last is no plan that anyone
+    runs: the captured graph stands in for it, on those of the inputs that it is valid for.
     """
-    fits = len(bench.usable(bench.checks)) == len(bench.checks)
-    trial = bench.trial(bench.checks if fits else bench.usable(bench.subject.batches))
-    problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     found = {}
-    for problem in problems:
+    for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
         ruled = _ruled(problem, bench.findings)
-        rules_only = _measured(simulated_error(problem, ruled, trial), None, ruled.low_flops)
-        found[problem.name] = replace(_plain(problem, trial), rules_only=rules_only)
-    if fits:
-        return found
-    plans = {problem.name: plain_plan(problem) for problem in problems}
-    checked = verify(bench, plans, lambda _: None)
-    return {name: replace(_answered(checked[name]), rules_only=found[name].rules_only) for name in found}
+        rules_only = _measured(simulated_error(problem, ruled, trial), ruled.low_flops)
+        found[problem.name] = replace(_plain(bench, problem), rules_only=rules_only)
+    return found
 
 
-def _plain(problem: Problem, trial: Trial) -> Baseline:
-    how = running(problem.capture, problem.strategy, plain(problem.format), problem.format)
+def _plain(bench: Workbench, problem: Problem) -> Baseline:
+    """The model with everything low: inside one `torch.autocast`, or after one `.half()` or `.bfloat16()`."""
+    run = _autocast if problem.strategy == "autocast" else _cast
+    dtype = DTYPES[problem.format]
     try:
-        return _measured(trial.error(how), None, None)
-    except UnsupportedInFormat as failure:
-        return Baseline(None, False, str(failure).splitlines()[0])
+        errors = [bench.distance(bench.reference(batch), run(bench, batch, dtype)) for batch in bench.checks]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Baseline(None, False, failure_of(error))
+    return _measured(worst_of(errors))
 
 
-def _answered(plan: Plan) -> Baseline:
-    failure = plan.verification.failure if plan.verification else None
-    return Baseline(plan.measured_error, plan.measured_error is not None, failure)
+def _autocast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+    @contextmanager
+    def around() -> Iterator[None]:
+        with as_on(bench.device), torch.autocast("cuda", dtype=dtype):
+            yield
+
+    return answer(bench.subject.model, batch, seed=bench.seed, around=around)
 
 
-def _measured(error: float, failure: str | None, low_flops: float | None) -> Baseline:
+def _cast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+    model = bench.subject.model
+    with stored_in(model, dtype):
+        return answer(model, lowered_batch(batch, dtype), seed=bench.seed, around=lambda: as_on(bench.device))
+
+
+def _measured(error: float, low_flops: float | None = None) -> Baseline:
     finite = math.isfinite(error)
-    return Baseline(error if finite else None, finite, failure, low_flops)
+    return Baseline(error if finite else None, finite, None, low_flops)
 
 
 def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:

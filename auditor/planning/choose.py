@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..numerics.kernels import UnsupportedInFormat
 from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Finding, Plan, ScopeChoice
-from ..simulation.execute import PolicyInterpreter
+from ..simulation.execute import PolicyInterpreter, Running
 from ..simulation.nesting import boundaries
-from ..simulation.strategies import Running, plain, running, scoped
+from ..simulation.strategies import plain, running, scoped
 from ..tables import table
 from .energy import energy_of
 from .islands import savings
@@ -42,7 +41,7 @@ class Trial:
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
 
-        Raises: UnsupportedInFormat where an operation refuses.
+        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
         worst = 0.0
         for batch, expected in zip(self.batches, self.references, strict=True):
@@ -53,13 +52,7 @@ class Trial:
         return worst
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
-        interpreter = PolicyInterpreter(
-            self.capture,
-            how.setting,
-            crossing=how.crossing,
-            placeholder_precision=how.placeholder_precision,
-            literals=how.literals,
-        )
+        interpreter = PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
@@ -142,13 +135,15 @@ def _allowed(point: Candidate) -> bool:
 
 
 def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough: float = math.inf) -> float:
-    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation refuses.
+    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation raises.
 
     enough: once a batch is beyond it, the others are left out.
     """
     try:
         return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
-    except UnsupportedInFormat:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
         return float("inf")
 
 

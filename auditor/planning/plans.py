@@ -7,20 +7,21 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..numerics.metrics import worst_output_error
+from ..errors import MeasureError
+from ..numerics.formats import FORMATS
+from ..numerics.metrics import output_error, worst_output_error
 from ..patch.emit import emit
 from ..patch.live import plan_table
 from ..patch.temporary import patched
-from ..records import Baseline, Batch, Plan, Subject, Verification
-from ..verification import run_patched, verify_emitted
+from ..records import Baseline, Plan, Subject, Verification
+from ..verification import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
 from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
 from .problem import Problem
-from .workbench import Outputs, Workbench, reference
+from .workbench import Workbench
 
 ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
@@ -96,53 +97,96 @@ def _undone(
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
-    batches = bench.checks
-    expected = [reference(bench.subject, batch, bench.seed) for batch in batches]
+    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
     tick("running the patched model")
-    if bench.subject.origin is not None:
-        answers: Mapping[str, Outputs | str] = _in_fresh_process(bench, plans, batches)
-    else:
-        answers = {name: _in_this_process(bench, plan, batches) for name, plan in plans.items()}
+    answers = _in_fresh_process(bench, plans) if bench.subject.origin is not None else _in_this_process(bench, plans)
     return {name: _judged(bench, plan, expected, answers[name]) for name, plan in plans.items()}
 
 
-def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan], batches: Sequence[Batch]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as directory:
+def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
+    subject = bench.subject
+    batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(bench.checks))
+    with unwound(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         file = Path(directory, "patched_model.py")
-        file.write_text(
-            emit(bench.subject.origin, parameters_of(bench.subject), plans, None, file.parent), encoding="utf-8"
-        )
-        moved = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
-        return verify_emitted(file, list(plans), moved, bench.seed, bench.device)
+        file.write_text(emit(subject.origin, parameters_of(subject), plans, None, file.parent), encoding="utf-8")
+        gradients = bench.graded is not None
+        try:
+            return verify_emitted(
+                file, list(plans), batches, file.parent, seed=bench.seed, device=bench.device, gradients=gradients
+            )
+        except NotHandedOver:
+            return _in_this_process(bench, plans)
 
 
-def _in_this_process(bench: Workbench, plan: Plan, batches: Sequence[Batch]) -> Outputs | str:
+def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
     """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
+    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
+
+
+def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
     try:
         with patched(bench.subject.model, plan_table(plan)) as model:
-            return run_patched(model, batches, bench.device, bench.seed)
+            return answers_of(model, bench.checks, bench.device, bench.seed, bench.graded is not None)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return f"{type(error).__name__}: {lines[0][:300]}"
+        return failure_of(error)
 
 
-def _judged(bench: Workbench, plan: Plan, expected: Outputs, answer: Outputs | str) -> Plan:
-    inputs = "held-out" if bench.subject.held_out else "audited"
-    execution = "native" if bench.native else "emulated"
+def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     if isinstance(answer, str):
-        failed = Verification(None, False, None, inputs, execution, failure=answer)
-        return replace(plan, measured_error=None, verified=False, verification=failed)
-    pairs = [([x.cpu() for x in r], c) for r, c in zip(expected, answer, strict=True)]
-    error = _worst([bench.distance(r, c) for r, c in pairs])
-    worst = _worst([worst_output_error(r, c) for r, c in pairs])
-    finite = math.isfinite(error)
-    result = Verification(error if finite else None, finite, worst if math.isfinite(worst) else None, inputs, execution)
-    return replace(plan, measured_error=result.error, verified=error <= bench.max_error, verification=result)
+        return _failed(bench, plan, answer)
+    pairs = _pairs(expected, answer)
+    try:
+        found = worst_of([bench.distance(r, c) for r, c in pairs])
+        worst = worst_of([worst_output_error(r, c) for r, c in pairs])
+    except MeasureError as error:
+        return _failed(bench, plan, str(error))
+    if answer.graded is not None and (otherwise := _mode_matters(plan, pairs[0], pairs[-1])):
+        return _failed(bench, plan, otherwise)
+    finite = math.isfinite(found)
+    result = replace(
+        _unrun(bench),
+        error=found if finite else None,
+        finite=finite,
+        worst_output=worst if math.isfinite(worst) else None,
+    )
+    return replace(plan, measured_error=result.error, verified=found <= bench.max_error, verification=result)
 
 
-def _worst(values: Sequence[float]) -> float:
-    """The largest; NaN if any is, so that it fails every threshold."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
+def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
+    verification = replace(_unrun(bench), failure=failure)
+    return replace(plan, measured_error=None, verified=False, verification=verification)
+
+
+def _unrun(bench: Workbench) -> Verification:
+    inputs = "held-out" if bench.subject.held_out else "audited"
+    return Verification(None, False, None, inputs, "native" if bench.native else "emulated")
+
+
+Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def _pairs(expected: Answers, answer: Answers) -> list[Pair]:
+    """FP32 and patched outputs, on the CPU, of every run; last the one with gradients, where there is one."""
+    pairs = list(zip(expected.outputs, answer.outputs, strict=True))
+    if expected.graded is not None and answer.graded is not None:
+        pairs.append((expected.graded, answer.graded))
+    return [([x.cpu() for x in r], c) for r, c in pairs]
+
+
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair) -> str | None:
+    """What to say of a patched model that is further off with gradients enabled than rounding explains.
+
+    Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
+    """
+    before, after = output_error(*without), output_error(*enabled)
+    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon:
+        return None
+    return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
 
 
 def _tightened(budget: float, plan: Plan, max_error: float) -> float:

@@ -36,14 +36,7 @@ class Problem:
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
-        how = running(self.capture, self.strategy, precision, self.format)
-        return resolve(
-            self.capture,
-            how.setting,
-            crossing=how.crossing,
-            placeholder_precision=how.placeholder_precision,
-            literals=how.literals,
-        )
+        return resolve(self.capture, running(self.capture, self.strategy, precision, self.format))
 
     def forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether the node is unsafe, or was never tested, and would see a low value."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -14,12 +15,13 @@ from .choose import Distance, Trial
 from .costs import Cost
 from .problem import Problem
 
-Outputs = list[list[torch.Tensor]]
-
 
 @dataclass(frozen=True)
 class Workbench:
-    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats."""
+    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
+
+    known: {id of a batch: FP32 outputs}, filled as they are asked for.
+    """
 
     subject: Subject
     capture: Capture
@@ -32,6 +34,7 @@ class Workbench:
     seed: int
     target: str
     native: bool
+    known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> str:
@@ -43,9 +46,25 @@ class Workbench:
         """What patched models are run on: held-out inputs where there are any."""
         return self.subject.held_out or self.subject.batches
 
+    def reference(self, batch: Batch) -> list[torch.Tensor]:
+        """FP32 outputs of the model on one of the subject's batches; run once."""
+        if id(batch) not in self.known:
+            self.known[id(batch)] = reference(self.subject, batch, self.seed)
+        return self.known[id(batch)]
+
+    @cached_property
+    def graded(self) -> list[torch.Tensor] | None:
+        """FP32 outputs for the first check, run with gradients enabled; None for a model that cannot be."""
+        try:
+            return answer(self.subject.model, self.checks[0], seed=self.seed, gradients=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
-        references = [reference(self.subject, batch, self.seed) for batch in batches]
+        references = [self.reference(batch) for batch in batches]
         return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:

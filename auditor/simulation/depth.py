@@ -11,7 +11,7 @@ from ..errors import MeasureError
 from ..numerics.kernels import UnsupportedInFormat
 from ..numerics.metrics import relative_l2
 from ..records import Batch, Capture, Plan
-from .execute import PolicyInterpreter, Setting
+from .execute import FULL, PolicyInterpreter, Running
 from .strategies import running, scoped
 
 
@@ -22,7 +22,7 @@ def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan) ->
     on values may differ in it, and is left out. {} where an operation refuses to run so.
     """
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
-    low = _Beside(capture, how.setting, placeholder_precision=how.placeholder_precision, literals=how.literals)
+    low = _Beside(capture, how)
     try:
         with torch.no_grad():
             low.run(*capture.bind(model, batch))
@@ -34,9 +34,9 @@ def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan) ->
 class _Beside(PolicyInterpreter):
     """A run under a policy with the FP32 run beside it, compared at every node."""
 
-    def __init__(self, capture: Capture, *args: Any, **kwargs: Any) -> None:
-        super().__init__(capture, *args, **kwargs)
-        self.reference = PolicyInterpreter(capture, lambda name: Setting("fp32", autocast=False))
+    def __init__(self, capture: Capture, how: Running) -> None:
+        super().__init__(capture, how)
+        self.reference = PolicyInterpreter(capture, FULL)
         self.errors: dict[str, float] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

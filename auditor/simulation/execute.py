@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..fxnodes import target_of, tensors_of
 from ..numerics.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..records import Capture
-from .policy import treatment
+from ..trees import tensors_in
+from .policy import only_fp16, treatment
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -46,37 +46,39 @@ def straight(source: str, reader: str) -> tuple[str, ...]:
     return ()
 
 
+@dataclass(frozen=True)
+class Running:
+    """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
+
+    crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
+    is not FP32. literals: values of dtype-derived literals, {node: {argument: value}}.
+    """
+
+    setting: Callable[[str], Setting]
+    crossing: Crossing = straight
+    placeholder_precision: Mapping[str, str] = field(default_factory=dict)
+    literals: Mapping[str, Mapping[int | str, Any]] = field(default_factory=dict)
+
+
+FULL = Running(lambda name: Setting("fp32", autocast=False))
+"""Everything in FP32."""
+
+
 class PolicyInterpreter(fx.Interpreter):
     """Runs a capture node by node, casting as autocast would and as the boundaries of scopes would.
 
-    setting: what each node's scope asks for; the author's own regions win over it. crossing: what the scopes on the way
-    convert. literals: values of dtype-derived literals, {node: {argument: value}}. observe(node, output) sees every
-    result. Raises UnsupportedInFormat.
+    observe(node, output) sees every result. Raises UnsupportedInFormat.
     """
 
-    def __init__(
-        self,
-        capture: Capture,
-        setting: Callable[[str], Setting],
-        *,
-        crossing: Crossing = straight,
-        placeholder_precision: Mapping[str, str] | None = None,
-        literals: Mapping[str, Mapping[int | str, Any]] | None = None,
-        observe: Callable[[fx.Node, Any], None] | None = None,
-    ) -> None:
+    def __init__(self, capture: Capture, how: Running, observe: Callable[[fx.Node, Any], None] | None = None) -> None:
         super().__init__(capture.graph_module)
-        self._capture = capture
-        self._setting = setting
-        self._crossing = crossing
-        self._placeholders = placeholder_precision or {}
-        self._literals = literals or {}
-        self._observe = observe
+        self._capture, self._how, self._observe = capture, how, observe
 
     def run_node(self, n: fx.Node) -> Any:
         """Result of one node, in the dtype its scope and autocast give it."""
         if n.op == "placeholder":
             value = super().run_node(n)
-            precision = self._placeholders.get(n.name)
+            precision = self._how.placeholder_precision.get(n.name)
             result = value if precision is None else lowered(value, DTYPES[precision])
         elif n.op == "call_function":
             try:
@@ -95,9 +97,9 @@ class PolicyInterpreter(fx.Interpreter):
 
     def _call(self, n: fx.Node) -> Any:
         args, kwargs = self._arrived(n, n.args), self._arrived(n, n.kwargs)
-        setting = self._setting(n.name)
+        setting = self._how.setting(n.name)
         if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
-            args, kwargs = with_literals(args, kwargs, self._literals.get(n.name))
+            args, kwargs = with_literals(args, kwargs, self._how.literals.get(n.name))
         setting = setting.in_region(self._capture.regions.get(n.name))
         in_place = n.name in self._capture.in_place
         if setting.autocast and not in_place:
@@ -105,7 +107,7 @@ class PolicyInterpreter(fx.Interpreter):
         result = run_op(target_of(n), args, kwargs)
         if in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
             result = result.to(tensors_of(args)[0].dtype)
-        cast = self._literals.get(n.name, {}).get("result")
+        cast = self._how.literals.get(n.name, {}).get("result")
         return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
 
     def _arrived(self, n: fx.Node, arguments: Any) -> Any:
@@ -113,7 +115,7 @@ class PolicyInterpreter(fx.Interpreter):
 
         def arrived(source: fx.Node) -> Any:
             value = self.env[source]
-            for precision in self._crossing(source.name, n.name):
+            for precision in self._how.crossing(source.name, n.name):
                 value = lowered(value, DTYPES[precision])
             return value
 
@@ -128,6 +130,7 @@ def autocast_arguments(
     if how == "banned":
         raise UnsupportedInFormat(f"{op} refuses to run under autocast")
     if how == "lower":
+        dtype = torch.float16 if device == "cuda" and only_fp16(op) else dtype
         return lowered(args, dtype), lowered(kwargs, dtype)
     if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
         return raised(args), raised(kwargs)
@@ -151,7 +154,5 @@ def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    dtypes = [
-        x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()
-    ]
+    dtypes = [x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)

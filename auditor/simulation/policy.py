@@ -34,3 +34,9 @@ def treatment(op: str, device: str = "cuda") -> Treatment:
             if names & set(rows.get(key, ())):
                 return result
     return "none"
+
+
+@cache
+def only_fp16(op: str) -> bool:
+    """Whether what autocast on CUDA lowers to is FP16 in a region of BF16 too, as for cuDNN's recurrent layers."""
+    return op.removeprefix("aten.").partition(".")[0] in table("autocast")["cuda"]["only_fp16"]

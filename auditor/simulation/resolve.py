@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from ..fxnodes import tensors_of
 from ..records import Capture
-from .execute import Crossing, Setting, straight
-from .policy import treatment
+from .execute import Running
+from .policy import only_fp16, treatment
 
 LOW = ("fp16", "bf16")
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -53,16 +53,9 @@ class Resolution:
         return self.low(name) or name in self.reads_low
 
 
-def resolve(
-    capture: Capture,
-    setting: Callable[[str], Setting],
-    *,
-    crossing: Crossing = straight,
-    placeholder_precision: Mapping[str, str] | None = None,
-    literals: Mapping[str, Mapping[int | str, Any]] | None = None,
-) -> Resolution:
-    """Dtype of every node when each runs under `setting(node)`; the author's own autocast regions win over it."""
-    walk = _Walk(capture, setting, crossing, placeholder_precision or {}, literals or {})
+def resolve(capture: Capture, how: Running) -> Resolution:
+    """Dtype of every node when the capture runs so."""
+    walk = _Walk(capture, how)
     for node in capture.graph_module.graph.nodes:
         walk.visit(node)
     lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
@@ -70,16 +63,8 @@ def resolve(
 
 
 class _Walk:
-    def __init__(
-        self,
-        capture: Capture,
-        setting: Callable[[str], Setting],
-        crossing: Crossing,
-        placeholders: Mapping[str, str],
-        literals: Mapping[str, Mapping[int | str, Any]],
-    ) -> None:
-        self.capture, self.setting, self.placeholders, self.literals = capture, setting, placeholders, literals
-        self.crossing = crossing
+    def __init__(self, capture: Capture, how: Running) -> None:
+        self.capture, self.how = capture, how
         self.dtypes: dict[str, str] = {}
         self.scalar: dict[str, bool] = {}
         self.lowered: dict[str, set[str]] = {}
@@ -93,26 +78,28 @@ class _Walk:
         own = _NAMES.get(value.dtype, "") if value is not None else ""
         if node.op == "call_function":
             self.dtypes[node.name] = self._call(node, own)
-            cast = self.literals.get(node.name, {}).get("result")
-            if cast is not None and self.setting(node.name).precision != "fp32":
+            cast = self.how.literals.get(node.name, {}).get("result")
+            if cast is not None and self.how.setting(node.name).precision != "fp32":
                 self.dtypes[node.name] = _NAMES[cast]
         elif node.op == "placeholder" and own:
-            self.dtypes[node.name] = self.placeholders.get(node.name, own)
+            self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, own)
         else:
             self._entering(node)
             self.dtypes[node.name] = own
 
     def _call(self, node: fx.Node, own: str) -> str:
         described = self.capture.nodes[node.name]
-        setting, inputs = self.setting(node.name).in_region(self.capture.regions.get(node.name)), self._entering(node)
+        setting = self.how.setting(node.name).in_region(self.capture.regions.get(node.name))
+        inputs = self._entering(node)
         literal = self._literal_dtype(node)
         in_place = node.name in self.capture.in_place
         if setting.autocast and not in_place:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
-                self._lower(node, inputs, setting.precision)
+                precision = "fp16" if only_fp16(described.op) else setting.precision
+                self._lower(node, inputs, precision)
                 self.reads_low.add(node.name)
-                return setting.precision if own == "fp32" else own
+                return precision if own == "fp32" else own
             if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
                 return own
         if any(dtype in LOW for dtype in inputs.values()):
@@ -131,7 +118,7 @@ class _Walk:
 
     def _arrived(self, source: str, reader: str) -> str:
         dtype = self.dtypes[source]
-        for step in self.crossing(source, reader) if dtype in ("fp32", *LOW) else ():
+        for step in self.how.crossing(source, reader) if dtype in ("fp32", *LOW) else ():
             if dtype != step:
                 self._cast(source, reader, step)
             dtype = step
@@ -148,8 +135,8 @@ class _Walk:
             self.lowered.setdefault(source, set()).add(reader)
 
     def _literal_dtype(self, node: fx.Node) -> str:
-        low = self.setting(node.name).precision != "fp32"
-        changed = self.literals.get(node.name, {}) if low else {}
+        low = self.how.setting(node.name).precision != "fp32"
+        changed = self.how.literals.get(node.name, {}) if low else {}
         literals: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
         for key, value in literals:
             if isinstance(value, torch.dtype):

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from ..records import Capture, ScopeChoice
-from .execute import Crossing, Setting
+from .execute import Running, Setting
 from .nesting import Passage, agreed, boundaries
 
 STRATEGIES = ("autocast", "cast")
-
-
-@dataclass(frozen=True)
-class Running:
-    """How a capture runs under a strategy: arguments of PolicyInterpreter and of resolve."""
-
-    setting: Callable[[str], Setting]
-    crossing: Crossing
-    placeholder_precision: Mapping[str, str]
-    literals: Mapping[str, Mapping[int | str, Any]]
 
 
 def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:

@@ -17,6 +17,7 @@ from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .calls import aliases_of
 from .literals import dtype_literals
 from .naming import describe_nodes
+from .paths import on_the_path
 from .record import Tape, record
 
 AGREEMENT = 1e-6
@@ -50,7 +51,12 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
             slug="nothing-to-audit",
         )
     _check(recorded, subject, batch, answer)
-    return replace(recorded, constants=dtype_literals(recorded, tape, subject.model, batch, formats, seed))
+    others = [other for other in (*subject.batches[1:], *subject.held_out) if tape.reads]
+    return replace(
+        recorded,
+        constants=dtype_literals(recorded, tape, subject.model, batch, formats, seed),
+        same_path=on_the_path(tape, subject.model, others, seed),
+    )
 
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:

@@ -22,6 +22,7 @@ from .binding import named_inputs
 from .calls import Calls
 from .casts import as_cast, cast_to
 from .choices import shape_from
+from .cuts import carry, ends
 from .reads import READING, noticed
 from .source import Place, place_of_call
 from .twins import Drawn, Written, moves, positional, promotes, replaces, twin_of, written_arguments
@@ -34,6 +35,7 @@ _NOTHING = frozenset({_aten.lift_fresh.default, _aten.detach.default, _aten.alia
 
 _BY_BATCH = frozenset({_aten.batch_norm.default, _aten.instance_norm.default})
 _FP32 = Region(True, "float32")
+Observe = Callable[[fx.Node, Any], None]
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,22 @@ class Plain:
 
 
 def record(
-    model: nn.Module, batch: Batch, *, handler: Handler | None = None, around: Region | None = _FP32
+    model: nn.Module,
+    batch: Batch,
+    *,
+    handler: Handler | None = None,
+    around: Region | None = _FP32,
+    observe: Observe | None = None,
 ) -> tuple[Tape, list[torch.Tensor]]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
+    protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
+    be written to: the caller puts them back.
     """
     tape, calls = Tape(), Calls(model)
-    recorder = _Recorder(tape, calls, handler or Plain(), around)
+    recorder = _Recorder(tape, calls, handler or Plain(), around, observe)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
@@ -112,8 +120,10 @@ def _region(around: Region | None) -> Iterator[None]:
 class _Recorder:
     """Runs every operation, and puts it on the tape."""
 
-    def __init__(self, tape: Tape, calls: Calls, handler: Handler, around: Region | None) -> None:
-        self.tape, self.calls, self.handler = tape, calls, handler
+    def __init__(
+        self, tape: Tape, calls: Calls, handler: Handler, around: Region | None, observe: Observe | None
+    ) -> None:
+        self.tape, self.calls, self.handler, self.observe = tape, calls, handler, observe
         self.around = around or Region(False, "")
         self.values = Values(self._emit, self._constant)
         self.mark = Mark(calls.open, None, None, 0)
@@ -223,7 +233,9 @@ class _Recorder:
 
         def node(x: torch.Tensor) -> fx.Node:
             own = self.values.node_of(x)
-            return self._constant(x, "held") if id(x) in chosen and not floating else own
+            if id(x) in chosen and not floating:
+                return self._constant(x, "held")
+            return self._emit(_aten.detach.default, (own,), {}, x) if ends(own, x) else own
 
         tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
         ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
@@ -368,10 +380,13 @@ class _Recorder:
         node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
         node.meta["op"] = written
+        carry(node, value)
         self.first = self.first or node
         if all(source in self.exact for source in node.all_input_nodes) and _is_exact(value):
             self.exact.add(node)
         self.tape.marks[node.name] = self.mark
+        if self.observe is not None:
+            self.observe(node, value)
         return node
 
     def _constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
@@ -390,6 +405,7 @@ class _Recorder:
         with graph.inserting_before(self.first) if self.first is not None else nullcontext():
             node = graph.create_node("placeholder", name, name=name)
         node.meta["val"] = _outline(x)
+        carry(node, x)
         self.tape.kinds[node.name] = kind
         if _is_exact(x):
             self.exact.add(node)

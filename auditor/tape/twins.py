@@ -92,11 +92,28 @@ def twin_of(op: Any) -> Any:
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
     named = sorted(fitting, key=lambda o: o._overloadname != op._overloadname)
-    return named[0] if named else None
+    found = named[0] if named else None
+    return COPY if found is COPY.stands_for else found
 
 
 def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     return [(a.name, str(a.type)) for a in ours] == [(a.name, str(a.type)) for a in theirs]
+
+
+class _Copy:
+    """`aten.copy`, with the derivative that torch gives to `copy_` alone."""
+
+    stands_for = torch.ops.aten.copy.default
+
+    def __init__(self) -> None:
+        self.__name__ = self.__qualname__ = "copy"
+        self.__module__ = __name__
+
+    def __call__(self, target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+        return torch.empty_like(target).copy_(source, non_blocking)
+
+
+COPY = _Copy()
 
 
 class Written:

@@ -11,13 +11,12 @@ import torch
 from ..fxnodes import packet_name
 from ..records import Capture
 from .backward import Handed
-from .emulate import OneLow, gradient_error, low_step
 from .gradients import Step
+from .lowstep import gradient_error
+from .replay import one_low
 
 PROBES = 8
 
-
-RERUN_SCALE = 2.0**12
 MAX_RERUNS, LIGHT = 128, 10_000_000
 """Operations that are run again one by one, and up to how many elements of all results together."""
 
@@ -53,7 +52,7 @@ def rerun(step: Step, moved: Mapping[str, Mapping[str, Moved]]) -> dict[str, dic
     result = {name: dict(by_format) for name, by_format in moved.items()}
     for name in order[: MAX_RERUNS if elements <= LIGHT else 0]:
         for fmt, one in moved[name].items():
-            low = low_step(OneLow(step.capture, name, fmt), step.flat, step.parameters, RERUN_SCALE, step.seed)
+            low = one_low(step, name, fmt)
             if low.failure is None:
                 found = gradient_error(step.by_parameter, low.gradients)
                 result[name][fmt] = replace(one, both=found, decided_by="re-run")

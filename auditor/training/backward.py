@@ -15,7 +15,7 @@ from ..fxnodes import packet_name, target_of, tensors_of
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
 from ..simulation.execute import DTYPES, with_literals
-from .gradients import Step, mutating
+from .gradients import Step
 from .records import BackwardError
 
 Leaves = list[torch.Tensor | None]
@@ -39,10 +39,8 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, t
     """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
 
     The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
-    mend is not held against the operation. Empty where the graph writes into its own values.
+    mend is not held against the operation.
     """
-    if mutating(step.capture):
-        return {}
     found: dict[str, dict[str, tuple[BackwardError, Handed | None]]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError
+from ..errors import AuditorError
 from ..numerics.formats import FORMATS
 from ..records import Batch, Objective, Subject
-from .emulate import Emulator, Precision, gradient_error, low_step
 from .gradients import LOSS, Step, bind_step, capture_step, run_step
+from .lowstep import gradient_error
 from .objective import step_batches
+from .own import Lowering, own_step, settle
 from .records import BatchSize, Spread
 from .spreads import flushed, largest_scale, merged, significant, spread_of
 
@@ -24,7 +25,7 @@ HALVINGS, PARTS = 2, 2
 
 
 def batch_sizes(
-    subject: Subject, whole: Step, errors: Mapping[str, float | None], precisions: Mapping[str, Precision]
+    subject: Subject, whole: Step, errors: Mapping[str, float | None], lowerings: Mapping[str, Lowering]
 ) -> tuple[BatchSize, ...]:
     """Quarters, halves and all of the first batch, two parts of one size averaged; all of it alone where it cannot be cut.
 
@@ -39,7 +40,7 @@ def batch_sizes(
         steps = _steps(subject, whole, total, count) if count else []
         if not steps:
             break
-        found.append(_row(count, steps, [{f: _error(step, f, p) for f, p in precisions.items()} for step in steps]))
+        found.append(_row(count, steps, [{f: _error(step, low) for f, low in lowerings.items()} for step in steps]))
     return tuple(reversed(found))
 
 
@@ -72,22 +73,22 @@ def _rms(values: Sequence[float]) -> float:
 
 def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
     try:
-        captured = capture_step(_part(subject, total, slice(0, count)), ())
+        captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
         if list(captured.nodes) != list(whole.capture.nodes):
             return []
         captured = replace(captured, constants=whole.capture.constants)
         starts = range(0, total - count + 1, count)
-        parts = [step_batches(_part(subject, total, slice(start, start + count)))[0] for start in starts]
-        kept = parts[: PARTS if captured.method == "run" else 1]
-        return [run_step(bind_step(captured, subject.model, part, whole.seed)) for part in kept]
-    except (CaptureError, RuntimeError, ValueError):
+        kept = list(starts)[: PARTS if captured.method == "run" else 1]
+        parts = [_part(subject, total, slice(start, start + count)) for start in kept]
+        return [settle(run_step(bind_step(captured, part, step_batches(part)[0], whole.seed))) for part in parts]
+    except (AuditorError, RuntimeError, ValueError):
         return []  # a model may insist on its batch size
 
 
-def _error(step: Step, fmt: str, precision_of: Precision) -> float | None:
-    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24) if fmt == "fp16" else 1.0
-    low = low_step(Emulator(step.capture, "autocast", fmt, precision_of), step.flat, step.parameters, scale, step.seed)
-    return None if low.failure is not None else gradient_error(step.by_parameter, low.gradients)
+def _error(step: Step, low: Lowering) -> float | None:
+    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24) if low.format == "fp16" else 1.0
+    found = own_step(step, low, scale)
+    return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 
 
 def _samples(batch: Batch) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..fxnodes import mutates, tensors_of
-from ..records import Batch, Capture, Subject
+from ..fxnodes import tensors_of
+from ..records import Batch, Call, Capture, Subject
 from ..tape import capture
 from .objective import TrainingStep, step_batches
 
@@ -29,37 +29,81 @@ _PREFIX = "model"
 class Step:
     """A captured training step on one batch. flat: what the graph takes, parameters as leaves of their own.
 
-    parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors inside the autograd graph}.
-    gradients: {node or placeholder: one gradient or None per tensor}, of the loss, unscaled. by_parameter: {parameter:
-    its gradient}, zeros where the loss does not depend on it.
+    batch: what TrainingStep takes. parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors inside the
+    autograd graph}. gradients: {node or placeholder: one gradient or None per tensor}, of the loss, unscaled.
+    by_parameter: {parameter: its gradient}, zeros where the loss does not depend on it. faithful: whether the recorded
+    operations have the gradients of the model itself.
     """
 
     capture: Capture
+    subject: Subject
+    batch: Batch
     flat: list[Any]
     parameters: dict[str, torch.Tensor]
     seed: int
+    faithful: bool = True
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     env: dict[str, Any] = field(default_factory=dict)
     live: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     gradients: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)
     by_parameter: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it runs natively."""
+        return bool(_devices(self.flat))
 
-def capture_step(subject: Subject, formats: tuple[str, ...]) -> Capture:
+
+def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
     """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
 
     The caller has put the model in training mode. Raises: CaptureError(slug="capture-failed").
     """
     assert subject.objective is not None
     step = TrainingStep(subject.model, subject.objective.loss_fn)
-    captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats)
+    captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
     if len(captured.outputs) != 1:
         raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
-    nodes = {name: replace(node, owner=_owner(node.owner)) for name, node in captured.nodes.items()}
-    placeholders = tuple(
-        replace(item, fqn=item.fqn.removeprefix(f"{_PREFIX}.")) if item.fqn else item for item in captured.placeholders
+    return replace(in_its_terms(captured), bind=_Bound(captured.bind, subject))
+
+
+def in_its_terms(captured: Capture) -> Capture:
+    """The capture of a TrainingStep with the paths that the model itself knows; what is not the model's is the `LOSS`'s."""
+    aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
+    return replace(
+        captured,
+        nodes={name: replace(node, owner=_owner(node.owner)) for name, node in captured.nodes.items()},
+        placeholders=tuple(replace(p, fqn=p.fqn and in_the_model(p.fqn)) for p in captured.placeholders),
+        calls={name: _calls(calls) for name, calls in captured.calls.items()},
+        region_depths={
+            name: depth + (-1 if _in_model(captured.calls[name]) else 1)
+            for name, depth in captured.region_depths.items()
+        },
+        aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
     )
-    return replace(captured, nodes=nodes, placeholders=placeholders, bind=_Bound(captured.bind, subject))
+
+
+def in_the_model(name: str) -> str:
+    """Name of a parameter of a TrainingStep in the model's own state dict."""
+    return name.removeprefix(f"{_PREFIX}.")
+
+
+_ROOT = Call("", 0, "")
+
+
+def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """Around an operation: the model's root, or the root and the loss, and what these call.
+
+    The model's root encloses the loss too, since it decides what the loss computes in.
+    """
+    if _in_model(calls):
+        return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))
+    inner = (replace(call, path=_owner(call.path), depth=call.depth + 1) for call in calls[1:])
+    return (_ROOT, Call(LOSS, 1, LOSS), *inner)
+
+
+def _in_model(calls: tuple[Call, ...]) -> bool:
+    return len(calls) > 1 and calls[1].path == _PREFIX
 
 
 @dataclass(frozen=True)
@@ -75,15 +119,15 @@ class _Bound:
         return flat
 
 
-def bind_step(captured: Capture, model: nn.Module, batch: Batch, seed: int) -> Step:
+def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
     """Copies of the model's parameters as leaves, and copies of everything else, ready to run.
 
-    A tied parameter is one leaf; a frozen one requires no gradient.
+    batch: as TrainingStep takes it. A tied parameter is one leaf; a frozen one requires no gradient.
     """
     leaves: dict[int, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
     flat = []
-    for place, value in zip(captured.placeholders, captured.bind(model, batch), strict=True):
+    for place, value in zip(captured.placeholders, captured.bind(subject.model, batch), strict=True):
         if isinstance(value, torch.Tensor):
             if id(value) not in leaves:
                 trainable = place.kind == "parameter" and value.requires_grad and value.is_floating_point()
@@ -92,14 +136,15 @@ def bind_step(captured: Capture, model: nn.Module, batch: Batch, seed: int) -> S
                     parameters[place.fqn] = leaves[id(value)]
             value = leaves[id(value)]
         flat.append(copy.copy(value) if not isinstance(value, torch.Tensor) else value)
-    return Step(captured, flat, parameters, seed)
+    return Step(captured, subject, batch, flat, parameters, seed)
 
 
 def run_step(step: Step, *, create_graph: bool = False) -> Step:
     """Forward and backward in FP32, from the seed; fills `loss`, `live` and `gradients`. The graph is kept.
 
+    Where an operation has no derivative, as inside of an autograd.Function, there are no gradients.
     create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
-    kernels have no second derivative.
+    kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
     with torch.random.fork_rng(devices=_devices(step.flat)), torch.enable_grad(), _differentiable(create_graph):
         torch.manual_seed(step.seed)
@@ -112,14 +157,16 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
             for index, leaf in enumerate(leaves)
             if leaf.is_floating_point() and leaf.requires_grad
         ]
+        leaves = list(step.parameters.values())
+        found: Sequence[torch.Tensor | None]
         try:
             found = torch.autograd.grad(
-                step.loss,
-                list(step.parameters.values()),
-                retain_graph=True,
-                create_graph=create_graph,
-                allow_unused=True,
+                step.loss, leaves, retain_graph=True, create_graph=create_graph, allow_unused=True
             )
+        except (RuntimeError, NotImplementedError):
+            if create_graph:
+                raise
+            found = [None] * len(leaves)
         finally:
             for handle in handles:
                 handle.remove()
@@ -128,11 +175,6 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
         for (name, leaf), gradient in zip(step.parameters.items(), found, strict=True)
     }
     return step
-
-
-def mutating(captured: Capture) -> bool:
-    """Whether the graph writes into its own values, so that its operations cannot be run again one by one."""
-    return any(mutates(node.target) for node in captured.graph_module.graph.nodes)
 
 
 @dataclass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..records import Capture
 from ..simulation.resolve import resolve
 from ..simulation.strategies import running
-from .emulate import Precision
 from .records import ModuleGradients, ParameterGradients, Spread
 from .spreads import merged, significant
 
@@ -15,10 +14,9 @@ Weights = Mapping[str, tuple[Spread, dict[int, int]]]
 """{parameter: histogram of its values, and of its update ratios}."""
 
 
-def low_names(captured: Capture, fmt: str, precision_of: Precision) -> frozenset[str]:
+def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
-    how = running(captured, "autocast", precision_of, fmt)
-    found = resolve(captured, how.setting, literals=how.literals)
+    found = resolve(captured, running(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 

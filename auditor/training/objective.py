@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
 from ..load.inputs import as_batches, forward_parameters
-from ..load.sandbox import blame, preserved_rng
+from ..load.sandbox import blame
 from ..load.state import in_eval
 from ..load.subject import from_object
 from ..records import Batch, Objective, Subject
+from ..state import unchanged
 
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
@@ -27,7 +28,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class TrainingStep(nn.Module):
-    """Model and loss as one module, which returns the loss; `model` is the caller's own object."""
+    """Model and loss as one module, which returns the loss; `model` is the caller's own object.
+
+    Whoever runs it, gradients are on, as they are in training: `detach` and `no_grad` mean something.
+    """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
         super().__init__()
@@ -36,8 +40,9 @@ class TrainingStep(nn.Module):
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss of one batch, a scalar."""
-        outputs = self.model(*args, **kwargs)
-        return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
+        with torch.enable_grad():
+            outputs = self.model(*args, **kwargs)
+            return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
 
 
 def own_loss(outputs: Any) -> Any:
@@ -88,7 +93,7 @@ def checked(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with preserved_rng(), in_training(subject.model), torch.enable_grad():
+        with unchanged(step, batch), in_training(subject.model), torch.enable_grad():
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
@@ -110,7 +115,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """`model.train()` for the body; flags, buffers and gradients come back as they were."""
+    """`model.train()` for the body; every module's own flag comes back. What runs write is `state.unchanged`'s to put back."""
     with in_eval(model):
         model.train()
         yield

@@ -5,30 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..numerics.formats import FORMATS
 from .records import LossScale
 from .window import scaler_code
+
+TOLERATED = 0.1
+"""Relative error of the gradients up to which a format is recommended: the step then points within 6 degrees of FP32's."""
 
 
 def recommend(
     formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], recommended: str | None
 ) -> tuple[str | None, str]:
     """The format to train in, and why, in one sentence."""
-    finite = {fmt: error for fmt, error in errors.items() if error is not None and math.isfinite(error)}
-    if finite and not any(finite.values()):
+    near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
+    if near and not any(errors.values()):
         return None, "FP32: autocast lowers nothing in this step"
-    fp16 = "fp16" in finite and scale is not None and scale.init is not None
-    if "bf16" in finite and (not fp16 or (recommended or "").endswith("bf16")):
-        return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, fp16, finite)}"
+    fp16 = "fp16" in near and scale is not None and scale.init is not None
+    closer = fp16 and near.get("bf16", math.inf) < near["fp16"]
+    if "bf16" in near and (not fp16 or closer or (recommended or "").endswith("bf16")):
+        return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer)}"
     if fp16 and scale is not None and scale.init is not None:
         return "fp16", (
             f"FP16 with {scaler_code(scale.init)}: scales from {scale.minimum:,.10g} to {scale.maximum:,.10g} overflow "
-            f"nothing and keep flushed gradients within {scale.allowed:.0%}"
+            f"nothing and keep flushed gradients within {scale.allowed:.0%}{_why_not_bf16(errors)}"
         )
-    return None, "FP32: in no format does one training step give finite gradients"
+    return None, f"FP32: {_why_fp32(errors)}"
 
 
-def _why_bf16(formats: tuple[str, ...], scale: LossScale | None, fp16: bool, finite: Mapping[str, float]) -> str:
-    error = f"its gradients differ from FP32's by {finite['bf16']:.2g}"
+def _why_fp32(errors: Mapping[str, float | None]) -> str:
+    finite = {fmt: error for fmt, error in errors.items() if error is not None and math.isfinite(error)}
+    if not finite:
+        return "in no format does one training step give finite gradients"
+    best = min(finite, key=lambda fmt: finite[fmt])
+    if finite[best] <= TOLERATED:
+        return "no loss scale suits FP16"
+    others = "" if len(errors) == 1 else ", and no other format is closer"
+    return f"{_off(best, finite[best])}{others}"
+
+
+def _why_bf16(
+    formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], closer: bool
+) -> str:
+    error = f"its gradients differ from FP32's by {errors['bf16']:.2g}"
     if "fp16" not in formats or scale is None:
         return error
     if scale.closed_by is not None:
@@ -36,7 +54,24 @@ def _why_bf16(formats: tuple[str, ...], scale: LossScale | None, fp16: bool, fin
             f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows beyond {scale.maximum:,.10g}, and "
             f"{scale.minimum:,.10g} is needed to keep flushed gradients within {scale.allowed:.0%}"
         )
-    if not fp16:
+    fp16 = errors.get("fp16")
+    if fp16 is None or not math.isfinite(fp16):
         return f"an FP16 step gives no finite gradients; {error}"
+    if not fp16 <= TOLERATED:
+        return f"{_off('fp16', fp16)}; {error}"
+    if closer:
+        return f"{error}, FP16's by {fp16:.2g}"
     needed = f"FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
     return f"the recommended plan runs in it, {error}, and {needed}"
+
+
+def _why_not_bf16(errors: Mapping[str, float | None]) -> str:
+    error = errors.get("bf16")
+    return "" if error is None or error <= TOLERATED else f"; {_off('bf16', error)}"
+
+
+def _off(fmt: str, error: float) -> str:
+    name = FORMATS[fmt].name.upper()
+    if not math.isfinite(error):
+        return f"{name} gives no finite gradients"
+    return f"the gradients of {name} are {error:.0%} off, where {TOLERATED:.0%} would be tolerated"

@@ -11,14 +11,14 @@ from ..errors import LoadError
 from ..measurement.calibrate import usable_batches
 from ..numerics.formats import FORMATS
 from ..records import Capture, Plan, Subject
-from ..simulation.strategies import plain, scoped
 from .advice import advice_of
 from .batches import batch_sizes
-from .emulate import Emulator, Precision, gradient_error, low_step
 from .gradients import Step, bind_step, capture_step, run_step
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
+from .lowstep import gradient_error
 from .nodes import backward_nodes
 from .objective import in_training, step_batches
+from .own import Lowering, own_step, settle
 from .recommend import recommend
 from .records import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
 from .spreads import flushed, merged, spread_of
@@ -56,13 +56,13 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
     """
     with in_training(subject.model):
         tick("capture")
-        captured = capture_step(subject, formats)
+        captured = capture_step(subject, formats, seed)
         spreads: dict[str, list[Spread]] = {}
         steps = []
         batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
-            step = run_step(bind_step(captured, subject.model, batch, seed))
+            step = settle(run_step(bind_step(captured, subject, batch, seed)))
             for name, gradients in step.gradients.items():
                 spreads.setdefault(name, []).extend(spread_of(g) for g in gradients if g is not None)
             steps.append(float(step.loss.detach()))
@@ -74,29 +74,28 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
             for name, leaf in first.parameters.items()
         }
         tick("backward passes")
-        nodes, attribution = backward_nodes(first, captured, subject, batches[0], formats, seed)
+        nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merged(found) for name, found in spreads.items()}
     return Prepared(subject, captured, formats, seed, first, pooled, weights, nodes, attribution, steps)
 
 
 def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
     """The loss-scale window under the FP16 plan, what BF16 loses, trial steps, and advice."""
-    by_format = {fmt: _usable(plans.get(f"autocast_{fmt}")) for fmt in prepared.formats}
-    precisions = {fmt: scoped(plan.scopes) if plan else plain(fmt) for fmt, plan in by_format.items()}
+    lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
-    low = low_names(prepared.capture, fmt, precisions[fmt])
+    low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     scale = loss_scale(low_by_module(prepared.capture, prepared.spreads, low)) if fmt == "fp16" else None
     parameters = parameter_gradients(prepared.capture, prepared.spreads, prepared.weights, low)
     with in_training(prepared.subject.model):
         tick("low steps")
-        errors = {f: _gradient_error(prepared, f, precisions[f], scale) for f in prepared.formats}
-        trials = trials_of(prepared.first, precisions["fp16"], scale) if scale else ()
+        errors = {f: _gradient_error(prepared.first, lowerings[f], scale) for f in prepared.formats}
+        trials = trials_of(prepared.first, lowerings["fp16"], scale) if scale else ()
         tick("batch sizes")
-        sizes = batch_sizes(prepared.subject, prepared.first, errors, precisions)
+        sizes = batch_sizes(prepared.subject, prepared.first, errors, lowerings)
     bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
     format, reason = recommend(prepared.formats, scale, errors, recommended)
     assert prepared.subject.objective is not None
-    plan = by_format[fmt]
+    plan = lowerings[fmt].plan
     found = Training(
         loss=sum(prepared.losses) / len(prepared.losses),
         loss_source=prepared.subject.objective.source,
@@ -133,12 +132,10 @@ def _usable(plan: Plan | None) -> Plan | None:
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
-def _gradient_error(prepared: Prepared, fmt: str, precision_of: Precision, scale: LossScale | None) -> float | None:
-    factor = scale.init if fmt == "fp16" and scale is not None and scale.init else 1.0
-    first = prepared.first
-    emulator = Emulator(prepared.capture, "autocast", fmt, precision_of)
-    low = low_step(emulator, first.flat, first.parameters, factor, first.seed)
-    return None if low.failure is not None else gradient_error(first.by_parameter, low.gradients)
+def _gradient_error(step: Step, low: Lowering, scale: LossScale | None) -> float | None:
+    factor = scale.init if low.format == "fp16" and scale is not None and scale.init else 1.0
+    found = own_step(step, low, factor)
+    return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 
 
 def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:

@@ -7,21 +7,20 @@ from collections import Counter
 import torch
 
 from ..numerics.formats import FORMATS
-from .emulate import Emulator, Precision, low_step
 from .gradients import Step
+from .own import Lowering, own_step
 from .records import LossScale, Trial
 from .spreads import flushed, merged, significant, significant_entries, spread_of
 
 
-def trials_of(step: Step, precision_of: Precision, window: LossScale) -> tuple[Trial, ...]:
+def trials_of(step: Step, low: Lowering, window: LossScale) -> tuple[Trial, ...]:
     """One step without scaling, one at the recommended scale (or the largest), one at twice the largest."""
     scales = (1.0, window.init or window.maximum, 2 * window.maximum)
-    return tuple(trial(step, precision_of, scale, window) for scale in dict.fromkeys(scales))
+    return tuple(trial(step, low, scale, window) for scale in dict.fromkeys(scales))
 
 
-def trial(step: Step, precision_of: Precision, scale: float, window: LossScale) -> Trial:
+def trial(step: Step, lowering: Lowering, scale: float, window: LossScale) -> Trial:
     """One FP16 step at a loss scale: what became of every gradient that FP16 holds."""
-    emulator = Emulator(step.capture, "autocast", "fp16", precision_of)
     counted: Counter[str] = Counter()
     seen = []
 
@@ -34,8 +33,7 @@ def trial(step: Step, precision_of: Precision, scale: float, window: LossScale) 
             counted["all"] += int(kept.sum())
             seen.append(significant(spread_of(ours)))
 
-    emulator.watch = watch
-    low = low_step(emulator, step.flat, step.parameters, scale, step.seed)
+    low = own_step(step, lowering, scale, watch)
     shift = round(torch.log2(torch.tensor(scale, dtype=torch.float64)).item())
     pool = merged(seen)
     return Trial(

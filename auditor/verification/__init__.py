@@ -1,6 +1,16 @@
-"""Verify: the emitted artefact, imported in a fresh process and run for real."""
+"""Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
 
-from .artefact import verify_emitted
-from .running import run_patched
+from .artefact import NotHandedOver, verify_emitted
+from .lifetime import unwound
+from .running import Answers, Outputs, answers_of, failure_of, run_patched
 
-__all__ = ["run_patched", "verify_emitted"]
+__all__ = [
+    "Answers",
+    "NotHandedOver",
+    "Outputs",
+    "answers_of",
+    "failure_of",
+    "run_patched",
+    "unwound",
+    "verify_emitted",
+]

@@ -20,13 +20,7 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", t
 def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt: str) -> None:
     graph = audited.capture
     how = running(graph, strategy, plain(fmt), fmt)
-    expected = resolve(
-        graph,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-    )
+    expected = resolve(graph, how)
     seen: dict[str, str] = {}
 
     def observe(node: fx.Node, value: object) -> None:
@@ -34,14 +28,7 @@ def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt
         if node.name in graph.nodes and tensors:
             seen[node.name] = NAMES.get(tensors[0].dtype, "")
 
-    interpreter = PolicyInterpreter(
-        graph,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-        observe=observe,
-    )
+    interpreter = PolicyInterpreter(graph, how, observe)
     with torch.no_grad():
         interpreter.run(*graph.bind(audited.model, (audited.specimen.args, audited.specimen.kwargs)))
     assert {name: expected.dtypes[name] for name in seen} == seen

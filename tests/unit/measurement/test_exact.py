@@ -75,7 +75,6 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (half(*BIG), None, None, torch.zeros(24), torch.ones(24), True, 0.1, 1e-5, False),
     ),
     "no statistics": (aten.batch_norm.default, (half(*BIG), None, None, None, None, True, 0.1, 1e-5, False)),
-    "in place": (aten.relu_.default, (half(600, 700),)),
     "small": (aten.relu.default, (half(60, 70),)),
     "one long row": (aten.softmax.int, (half(1, 300_000), -1)),
     "no tensor": (aten.arange.default, (5,)),

@@ -10,7 +10,7 @@ from auditor.load import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Plan, ScopeChoice
 from auditor.simulation.depth import plan_errors
-from auditor.simulation.execute import PolicyInterpreter, Setting
+from auditor.simulation.execute import FULL, PolicyInterpreter
 from auditor.simulation.strategies import running, scoped
 from auditor.tape import capture
 
@@ -43,25 +43,32 @@ def captured(subject):
     return capture(subject, ("fp16", "bf16"))
 
 
-def kept(captured, subject, **options):
+def kept(captured, subject, how):
     """Every value of one run."""
     values = {}
-    setting = options.pop("setting", lambda name: Setting("fp32", autocast=False))
-    run = PolicyInterpreter(captured, setting, observe=lambda n, value: values.update({n.name: value}), **options)
+    run = PolicyInterpreter(captured, how, lambda n, value: values.update({n.name: value}))
     with torch.no_grad():
         run.run(*captured.bind(subject.model, subject.batches[0]))
     return values
 
 
 @pytest.mark.parametrize(
-    "chosen", [plan("autocast", "bf16"), plan("autocast", "fp16", norm="fp32"), plan("cast", "fp16")]
+    "chosen",
+    [
+        plan("autocast", "bf16"),
+        plan("autocast", "fp16", norm="fp32"),
+        plan("autocast", "fp16", last="fp32"),  # reads a low value
+        plan("cast", "fp16"),
+        plan("cast", "fp16", norm="fp32"),
+        plan("cast", "bf16", first="fp32", last="fp32"),
+    ],
+    ids=lambda chosen: "-".join((chosen.name, *list(chosen.scopes)[1:])),
 )
 def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
     found = plan_errors(captured, subject.model, subject.batches[0], chosen)
     how = running(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
-    options = {"placeholder_precision": how.placeholder_precision, "literals": how.literals}
-    low = kept(captured, subject, setting=how.setting, **options)
-    reference = kept(captured, subject)
+    low = kept(captured, subject, how)
+    reference = kept(captured, subject, FULL)
     floating = [name for name, node in captured.nodes.items() if node.floating]
     assert list(found) == floating
     assert found == {name: relative_l2(reference[name], low[name]) for name in floating}
@@ -82,3 +89,20 @@ def test_a_plan_that_cannot_run_has_no_errors():
     subject = from_object(Factor(), torch.eye(3))
     captured = capture(subject, ("fp16",))
     assert plan_errors(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == {}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
+    """What is beyond FP16 inside of the island is finite there: 300 squared is 90000."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    subject = from_object(nn.Sequential(nn.Linear(8, 8), Norm(), nn.Linear(8, 4)).eval(), torch.full((5, 8), 300.0))
+    with torch.no_grad():
+        subject.model[0].weight.copy_(torch.eye(8))
+    captured = capture(subject, ("fp16",))
+    found = plan_errors(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"}))
+    assert list(found) == list(captured.nodes)
+    assert max(found.values()) < 2e-3

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
-from auditor.simulation.execute import PolicyInterpreter, Setting, autocast_arguments, with_literals
+from auditor.simulation.execute import PolicyInterpreter, Running, Setting, autocast_arguments, with_literals
 from auditor.simulation.strategies import running
 from tests.capturing import Function
 from tests.subjects import capture_of, normal, only, seeded
@@ -60,7 +60,7 @@ def test_literals_are_replaced_by_place_and_by_name() -> None:
     assert with_literals((1,), {}, None) == ((1,), {})
 
 
-def run(capture: Capture, model: nn.Module, *inputs: Tensor, **how: Any) -> dict[str, Any]:
+def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> dict[str, Any]:
     """Result of every node, by operation."""
     seen: dict[str, Any] = {}
 
@@ -69,7 +69,7 @@ def run(capture: Capture, model: nn.Module, *inputs: Tensor, **how: Any) -> dict
             seen[capture.nodes[node.name].op.split(".")[1]] = result
 
     with torch.no_grad():
-        PolicyInterpreter(capture, observe=note, **how).run(*capture.bind(model, (inputs, {})))
+        PolicyInterpreter(capture, how, note).run(*capture.bind(model, (inputs, {})))
     return seen
 
 
@@ -97,16 +97,14 @@ def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[st
     model, x = seeded(TwoScopes), normal(2, 4)
     capture = capture_of(model, x)
     how = running(capture, strategy, labels.__getitem__, "fp16")
-    seen = run(
-        capture, model, x, setting=how.setting, crossing=how.crossing, placeholder_precision=how.placeholder_precision
-    )
+    seen = run(capture, how, model, x)
     assert [str(seen[op].dtype) for op in ("linear", "layer_norm", "relu")] == [f"torch.{name}" for name in expected]
 
 
 def test_the_numbers_are_those_of_the_format() -> None:
     model, x = seeded(TwoScopes), normal(2, 4)
     capture = capture_of(model, x)
-    seen = run(capture, model, x, setting=lambda name: Setting("bf16", True))
+    seen = run(capture, Running(lambda name: Setting("bf16", True)), model, x)
     linear = model.first
     expected = (x.bfloat16().float() @ linear.weight.bfloat16().float().t() + linear.bias.bfloat16().float()).bfloat16()
     assert torch.equal(seen["linear"], expected)
@@ -118,7 +116,7 @@ def test_the_authors_region_wins() -> None:
             return x.float() @ x.float()
 
     capture = capture_of(Function(protected), normal(4, 4))
-    seen = run(capture, nn.Module(), normal(4, 4), setting=lambda name: Setting("fp16", True))
+    seen = run(capture, Running(lambda name: Setting("fp16", True)), nn.Module(), normal(4, 4))
     assert seen["matmul"].dtype is torch.float32
 
 
@@ -127,13 +125,6 @@ def test_a_refusal_names_the_place() -> None:
     capture = capture_of(model, torch.eye(3))
     how = running(capture, "cast", lambda owner: "fp16", "fp16")
     with pytest.raises(UnsupportedInFormat) as caught:
-        run(
-            capture,
-            model,
-            torch.eye(3),
-            setting=how.setting,
-            crossing=how.crossing,
-            placeholder_precision=how.placeholder_precision,
-        )
+        run(capture, how, model, torch.eye(3))
     node = only(capture, "linalg_cholesky")
     assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"

@@ -49,14 +49,7 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Low(lambda y, _: y).eval()
-    interpreter = PolicyInterpreter(
-        capture,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-        observe=observe,
-    )
+    interpreter = PolicyInterpreter(capture, how, observe)
     with torch.no_grad():
         interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))
     return found
@@ -101,7 +94,7 @@ def test_the_dtype_of_a_result(function: Function, expected: torch.dtype) -> Non
     found = dtypes(capture)
     assert found[last(capture)] is expected
     how = running(capture, "autocast", plain("fp16"), "fp16")
-    resolved = resolve(capture, how.setting, crossing=how.crossing, literals=how.literals).dtypes
+    resolved = resolve(capture, how).dtypes
     names = {"fp16": torch.float16, "fp32": torch.float32}
     assert {name: names[resolved[name]] for name in found if resolved[name]} == found
 

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
-from auditor.simulation.execute import PolicyInterpreter, Setting
-from auditor.simulation.resolve import Resolution, resolve
-from auditor.simulation.strategies import Running, plain, running
+from auditor.simulation.execute import PolicyInterpreter, Running, Setting
+from auditor.simulation.resolve import resolve
+from auditor.simulation.strategies import plain, running
 from tests.capturing import Function
 from tests.fake_cuda import NAMES, recorded_dtypes
 from tests.problems import tied_owners
@@ -38,16 +38,6 @@ def captured(name: str) -> Capture:
     return capture_of(model_of(name), *MODELS[name][1])
 
 
-def resolved(capture: Capture, how: Running) -> Resolution:
-    return resolve(
-        capture,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-    )
-
-
 def without_regions(capture: Capture) -> Capture:
     """The author's own regions are the interpreter's business; fake tensors know the ambient autocast alone."""
     return replace(capture, regions={})
@@ -59,7 +49,7 @@ def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
     capture = without_regions(captured(name))
     flat = capture.bind(model_of(name), (MODELS[name][1], {}))
     truth = recorded_dtypes(capture, flat, DTYPES[fmt])
-    found = resolved(capture, running(capture, "autocast", plain(fmt), fmt)).dtypes
+    found = resolve(capture, running(capture, "autocast", plain(fmt), fmt)).dtypes
     wrong = {
         f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]
     }
@@ -118,7 +108,7 @@ def test_single_operations_under_autocast(name: str) -> None:
     function, inputs = SINGLE[name]
     capture = capture_of(Function(function), *inputs)
     truth = recorded_dtypes(capture, capture.bind(nn.Module(), (inputs, {})), torch.float16)
-    found = resolved(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
     assert {node: found[node] for node in truth} == truth
 
 
@@ -132,14 +122,7 @@ class Observed:
     def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Running) -> None:
         self.dtypes: dict[str, str] = {}
         self.refusal: str | None = None
-        interpreter = PolicyInterpreter(
-            capture,
-            how.setting,
-            crossing=how.crossing,
-            placeholder_precision=how.placeholder_precision,
-            literals=how.literals,
-            observe=self._note,
-        )
+        interpreter = PolicyInterpreter(capture, how, self._note)
         try:
             with torch.no_grad():
                 interpreter.run(*capture.bind(model, (batch, {})))
@@ -163,7 +146,7 @@ def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObje
         choice |= dict.fromkeys(group, choice[group[0]])
     how = running(capture, strategy, lambda owner: choice.get(owner, "fp32"), fmt)
     observed = Observed(capture, model_of(name), MODELS[name][1], how)
-    found = resolved(capture, how)
+    found = resolve(capture, how)
     if observed.refusal is None:
         assert found.conflicts == frozenset()
     else:
@@ -174,8 +157,8 @@ def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObje
     assert wrong == {}
 
 
-def setting(precision: str, autocast: bool) -> Any:
-    return lambda name: Setting(precision, autocast)
+def setting(precision: str, autocast: bool) -> Running:
+    return Running(lambda name: Setting(precision, autocast))
 
 
 def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
@@ -195,13 +178,13 @@ def test_values_that_a_scope_lowers_are_listed_with_their_readers() -> None:
     labels = {"layers.0": "fp32"}
     how = running(capture, "cast", lambda owner: labels.get(owner, "fp16"), "fp16")
     first, gelu = nodes_by_op(capture, "linear")[0].name, only(capture, "gelu").name
-    assert resolved(capture, how).lowered[first] == {gelu}
+    assert resolve(capture, how).lowered[first] == {gelu}
 
 
 def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
     capture = capture_of(Function(lambda x, w: x @ w.half().float()), normal(4, 4), normal(4, 4))
     x, w = (placeholder.name for placeholder in capture.placeholders)
-    found = resolve(capture, setting("fp16", False), placeholder_precision={x: "fp16", w: "fp16"})
+    found = resolve(capture, replace(setting("fp16", False), placeholder_precision={x: "fp16", w: "fp16"}))
     assert found.conflicts == {only(capture, "matmul").name}
     assert resolve(capture, setting("fp16", True)).conflicts == frozenset()
 
@@ -249,9 +232,7 @@ def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
 
     how = running(capture, "autocast", plain("fp16"), "fp16")
     with torch.no_grad():
-        PolicyInterpreter(capture, how.setting, crossing=how.crossing, literals=how.literals, observe=note).run(
-            normal(4, 4)
-        )
+        PolicyInterpreter(capture, how, note).run(normal(4, 4))
     assert filled == [torch.finfo(torch.float32).min]
 
 

@@ -59,13 +59,7 @@ def simulation_of(
     problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
     how = running(problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"), problem.format)
-    interpreter = PolicyInterpreter(
-        problem.capture,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-    )
+    interpreter = PolicyInterpreter(problem.capture, how)
     with torch.no_grad():
         return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
 

@@ -21,9 +21,9 @@ def steps() -> tuple[Step, dict[str, dict[str, Moved]]]:
     with in_training(subject.model):
         captured = capture_step(subject, ("bf16",))
         batch = step_batches(subject)[0]
-        step = run_step(bind_step(captured, subject.model, batch, 0))
+        step = run_step(bind_step(captured, subject, batch, 0))
         handed = {n: {f: one for f, (_, one) in found.items()} for n, found in backward_errors(step, ("bf16",)).items()}
-        twice = run_step(bind_step(captured, subject.model, batch, 0), create_graph=True)
+        twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
         return step, attribute_gradients(twice, handed, ("bf16",), seed=0, probes=32)
 
 
@@ -35,7 +35,7 @@ def test_gradients_of_both_kinds_of_run_are_the_same(steps: tuple[Step, dict[str
 
 
 def bind_again(step: Step) -> Step:
-    return Step(step.capture, step.flat, step.parameters, step.seed)
+    return Step(step.capture, step.subject, step.batch, step.flat, step.parameters, step.seed)
 
 
 def test_first_order_is_near_brute_force(steps: tuple[Step, dict[str, dict[str, Moved]]]) -> None:

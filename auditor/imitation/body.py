@@ -1,0 +1,69 @@
+"""The context manager that users run their own evaluation or training step in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from ..dispatch import Busy, intercepted
+from ..errors import MeasureError
+from .mode import Imitation
+from .scaler import scaled_as_on_cuda
+
+DEVICES = ("cuda",)
+
+
+class _Open(threading.local):
+    depth = 0
+
+
+_OPEN = _Open()
+
+
+@contextmanager
+def imitated(device: str = "cuda") -> Iterator[None]:
+    """Run what the body runs on a CPU as it would run on `device`, forwards and backwards.
+
+    Example:
+
+        with auditor.imitated("cuda"):
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = loss_fn(model(inputs), targets)
+            loss.backward()
+
+    Inside, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors sum in
+    FP32 and round once, and so do their gradients; other operations run in half; what CUDA lacks in half raises
+    RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")` scales. Tensors stay on the CPU.
+    Compiled functions run eagerly. Afterwards nothing is switched on, however the body ends.
+    `torch.autocast("cuda")` and `GradScaler("cuda")` must be made inside: made outside, without CUDA, torch switches
+    them off. `backward()` must be called inside as well. Threads that the body starts are not imitated. Nested in the
+    same thread, the inner one changes nothing. Tensors on a GPU run natively.
+    Raises: MeasureError(slug="unknown-device"); MeasureError(slug="imitation-busy") where another run, in this thread
+    or another, is being recorded or imitated.
+    """
+    if str(device) not in DEVICES:
+        known = ", ".join(repr(name) for name in DEVICES)
+        raise MeasureError(f"there is no imitation of {str(device)!r}: known are {known}.", slug="unknown-device")
+    with ExitStack() as stack:
+        if _OPEN.depth == 0:
+            _begin(stack)
+        _OPEN.depth += 1
+        stack.callback(_leave)
+        yield
+
+
+def _begin(stack: ExitStack) -> None:
+    try:
+        stack.enter_context(intercepted(Imitation()))
+    except Busy as error:
+        raise MeasureError(
+            "another run is being recorded or imitated, and torch allows one at a time in a process: "
+            "let it end before this one begins.",
+            slug="imitation-busy",
+        ) from error
+    stack.enter_context(scaled_as_on_cuda())
+
+
+def _leave() -> None:
+    _OPEN.depth -= 1

@@ -1,0 +1,89 @@
+"""All that hangs on a model and its inputs, each object with what it held at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attributes import CLASS, Kind, own_classes
+from .contents import ATOMS, Content, content, kinds_of
+from .storages import Role, Storages
+from .tensors import TensorState
+
+
+class Reachable:
+    """The objects that `model` and `holders` lead to, what they hold, and the memory of the tensors among them."""
+
+    def __init__(self, model: nn.Module, holders: Iterable[Any]) -> None:
+        self.storages = Storages()
+        self._seen: dict[int, Any] = {}
+        self._roles: dict[int, Role] = {}
+        self._kinds: dict[int, tuple[Kind, ...]] = {}
+        self._contents: list[Content] = []
+        self._tensors: list[TensorState] = []
+        self._collect([model, *holders])
+        for state in self._tensors:
+            state.watch(self.storages, self._roles.get(id(state.tensor), Role.PLAIN))
+        self.storages.copy_small()
+
+    def restore(self) -> list[str]:
+        """Put everything back; the answer says what could not be.
+
+        Tensors before attributes: one that has to change places with its old self leaves its attributes there.
+        Gradients after both: torch compares them with the tensor that they belong to.
+        """
+        steps: list[Callable[[], Iterable[str] | None]] = [state.restore for state in self._tensors]
+        steps += [content.restore for content in self._contents]
+        steps += [state.restore_gradient for state in self._tensors]
+        return [problem for step in [*steps, self.storages.restore] for problem in _problems(step)]
+
+    def _collect(self, roots: list[Any]) -> None:
+        waiting = roots[::-1]
+        while waiting:
+            value = waiting.pop()
+            if type(value) not in ATOMS and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                waiting += self._open(value)
+
+    def _open(self, value: Any) -> Iterator[Any]:
+        if issubclass(type(value), torch.Tensor):
+            yield from self._open_tensor(value)
+        elif issubclass(type(value), nn.Module):
+            buffers = vars(value).get("_buffers") or {}
+            self._roles.update((id(buffer), Role.BUFFER) for _, buffer in buffers.items())
+            yield from self._open_classes(type(value))
+        for kind in self._kinds_of(type(value)):
+            yield from self._hold(value, kind)
+
+    def _open_classes(self, cls: type) -> Iterator[Any]:
+        for owner in own_classes(cls) if id(cls) not in self._kinds else ():
+            yield from self._hold(owner, CLASS)
+
+    def _kinds_of(self, cls: type) -> tuple[Kind, ...]:
+        """Keyed by id: a metaclass may refuse to hash its classes."""
+        if id(cls) not in self._kinds:
+            self._kinds[id(cls)] = kinds_of(cls)
+        return self._kinds[id(cls)]
+
+    def _hold(self, owner: Any, kind: Kind) -> Iterable[Any]:
+        held = content(owner, kind)
+        self._contents.append(held)
+        return held.children
+
+    def _open_tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
+        state = TensorState(tensor)
+        self._tensors.append(state)
+        if issubclass(type(tensor), nn.Parameter):
+            self._roles.update({id(tensor): Role.PARAMETER, id(state.grad): Role.PARAMETER})
+        yield from state.parts
+
+
+def _problems(step: Callable[[], Iterable[str] | None]) -> list[str]:
+    """One that can't be put back must not keep the others from it."""
+    try:
+        return list(step() or ())
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]

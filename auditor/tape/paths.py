@@ -1,0 +1,49 @@
+"""Whether other batches take the path that was recorded, where Python chose it by looking at values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..fxnodes import op_name, tensors_of
+from ..records import Batch
+from ..running import from_the_start
+from .record import Tape, record
+
+
+def key_of(batch: Batch) -> tuple[int, ...]:
+    """What tells a batch from others: the tensors in it."""
+    return tuple(id(x) for x in tensors_of(batch))
+
+
+def on_the_path(tape: Tape, model: nn.Module, batches: Sequence[Batch], seed: int) -> frozenset[tuple[int, ...]]:
+    """Keys of those batches whose run does the same operations, with the same numbers in them: each is run once."""
+    return frozenset(key_of(batch) for batch in batches if _takes_it(tape, model, batch, seed))
+
+
+def _takes_it(tape: Tape, model: nn.Module, batch: Batch, seed: int) -> bool:
+    try:
+        other, _ = from_the_start(model, batch, lambda: record(model, batch), seed)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a branch that fails on these inputs is another path
+        return False
+    return _written(tape) == _written(other) and all(
+        name in other.constants and _equal(x, other.constants[name]) for name, x in tape.constants.items()
+    )
+
+
+def _written(tape: Tape) -> list[Any]:
+    def name(node: fx.Node) -> str:
+        return node.name
+
+    return [
+        (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), name)) for node in tape.graph.nodes
+    ]
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and (a is b or bool(((a == b) | (a != a) & (b != b)).all()))

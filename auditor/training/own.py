@@ -1,0 +1,174 @@
+"""The user's own training step, run: model, loss and `backward()`, in FP32 or low, as the loop in the report has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..dispatch import ambient, intercepted, unfused
+from ..errors import LoadError
+from ..fxnodes import tensors_of
+from ..imitation import Imitation, imitated
+from ..numerics.formats import LOW_DTYPES
+from ..patch.live import plan_table
+from ..patch.temporary import patched
+from ..records import Plan
+from ..running import copied, from_the_start
+from ..simulation.execute import DTYPES
+from ..simulation.strategies import plain, scoped
+from ..tape.capture import assembled
+from ..tape.record import Plain, record
+from ..tape.twins import Drawn
+from .gradients import LOSS, Step, in_its_terms, in_the_model
+from .lowstep import LowStep, failed, gradient_error, unscaled
+from .objective import TrainingStep
+from .places import places_of
+
+Watch = Callable[[str, int, torch.Tensor], None]
+"""Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""
+
+FAITHFUL = 1e-3
+"""Relative L2 up to which the gradients of the recorded operations count as those of the step itself."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How a step is run low: a region of autocast around model and loss, and inside of it the scopes of a plan, if any.
+
+    format "fp32": as it is, without any region.
+    """
+
+    format: str
+    plan: Plan | None = None
+
+    def precision(self, path: str) -> str:
+        """Precision of a module path, or of the loss."""
+        inner = plain(self.format) if self.plan is None else scoped(self.plan.scopes)
+        return self.format if path == LOSS else inner(path)
+
+
+FP32 = Lowering("fp32")
+
+
+def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None = None) -> LowStep:
+    """Loss and unscaled gradients of one step at a loss scale; the caller has put the model in training mode.
+
+    Model, loss, batch, gradients and generators stay as they are.
+
+    watch: hears of the gradients of what the nodes of `step.capture` return. Whatever the step raises is its failure.
+    """
+    subject = step.subject
+    assert subject.objective is not None
+    try:
+        with patched(subject.model, plan_table(low.plan)) if low.plan is not None else nullcontext():
+            module = _Region(subject.model, subject.objective.loss_fn, low.format)
+            run = partial(_forward_and_backward, step, module, low, scale, watch)
+            return from_the_start(module, step.batch, run, step.seed)
+    except Exception as error:
+        return failed(error)
+
+
+def settle(step: Step) -> Step:
+    """Gives a step, run as the recorded operations, the gradients that the model itself has.
+
+    They differ where the model has an autograd.Function, or hooks that change gradients.
+    Raises: LoadError(slug="bad-loss") where the backward pass raises.
+    """
+    own = own_step(step, FP32)
+    if own.failure is not None:
+        raise LoadError(f"the training step raised in FP32 already: {own.failure}; mend it first", slug="bad-loss")
+    found = {}
+    for name, gradient in step.by_parameter.items():
+        theirs = own.gradients.get(name)
+        found[name] = torch.zeros_like(gradient) if theirs is None else theirs
+    step.faithful = gradient_error(found, step.by_parameter) <= FAITHFUL
+    step.by_parameter = found
+    for place in step.capture.placeholders:
+        if place.fqn in found:
+            step.gradients[place.name] = [found[place.fqn]]
+    return step
+
+
+class _Region(TrainingStep):
+    """A training step whose model and loss run under autocast."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, format: str) -> None:
+        super().__init__(model, loss_fn)
+        self.format = format
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
+        """The loss, which is kept as it is: whoever records the step hands out copies."""
+        region = nullcontext() if self.format == "fp32" else torch.autocast("cuda", dtype=DTYPES[self.format])
+        with region:
+            loss = super().forward(args, kwargs, targets, named)
+        self.kept.append(loss)
+        return loss
+
+
+def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float, watch: Watch | None) -> LowStep:
+    with torch.enable_grad(), unfused():
+        if watch is not None:
+            _watched(step, module, watch)
+        else:
+            args, kwargs = copied(step.batch)
+            with _around(step, low):
+                module(*args, **kwargs)
+        loss = module.kept[-1]
+        with _around(step, low):
+            gradients = _backward(loss, module, scale)
+    return LowStep(float(loss.detach()), gradients)
+
+
+@contextmanager
+def _around(step: Step, low: Lowering) -> Iterator[None]:
+    """FP32: outside of the author's own regions, as on the tape. Low: natively on a GPU, imitated elsewhere.
+
+    A GPU's half kernels draw other random numbers than its FP32 kernels: a step that draws runs its kernels under the
+    imitation there, which draws in FP32.
+    """
+    if low.format == "fp32":
+        with ambient(torch.float32), intercepted(Plain()):
+            yield
+    elif step.on_gpu and not any(isinstance(n.target, Drawn) for n in step.capture.graph_module.graph.nodes):
+        yield
+    else:
+        with imitated("cuda"):
+            yield
+
+
+def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:
+    trainable = {in_the_model(n): p for n, p in module.named_parameters() if p.requires_grad and p.is_floating_point()}
+    kept = {name: parameter.grad for name, parameter in trainable.items()}
+    try:
+        for parameter in trainable.values():
+            parameter.grad = None
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return {name: unscaled(parameter.grad, scale) for name, parameter in trainable.items()}
+    finally:
+        for name, parameter in trainable.items():
+            parameter.grad = kept[name]
+
+
+def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
+    """The forward of a low step, written down, so that every gradient in a low format is told with its node."""
+    names: dict[str, str] = {}
+
+    def told(name: str, index: int, gradient: torch.Tensor) -> None:
+        if name in names:
+            watch(names[name], index, gradient)
+
+    def observe(node: fx.Node, value: Any) -> None:
+        for index, leaf in enumerate(tensors_of(value)):
+            if leaf.dtype in LOW_DTYPES and leaf.requires_grad:
+                leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
+
+    tape, _ = record(module, step.batch, handler=Imitation(), around=None, observe=observe)
+    ours, theirs = places_of(step.capture), places_of(in_its_terms(assembled(tape, module, step.batch)))
+    names.update({name: ours[place] for place, name in theirs.items() if place in ours})

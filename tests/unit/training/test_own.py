@@ -1,0 +1,269 @@
+"""The user's own step, low: what `backward()` gives under the plan's islands, against FP32, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import auditor
+from auditor.imitation import imitated
+from auditor.records import Plan, ScopeChoice
+from auditor.result import Audit
+from auditor.training.gradients import Step, bind_step, capture_step, run_step
+from auditor.training.lowered import low_names
+from auditor.training.lowstep import gradient_error
+from auditor.training.objective import in_training, step_batches, training_subject
+from auditor.training.own import FP32, Lowering, own_step, settle
+from tests.subjects import normal, seeded
+
+
+class Energy(nn.Module):
+    """Divides by the root mean square of numbers whose squares are beyond 65504."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x * x).mean(-1, keepdim=True).sqrt()
+
+
+class Island(nn.Module):
+    """Activations of about 2000 pass a module that squares them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.energy, self.last = nn.Linear(16, 32), Energy(), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.energy(2000 * self.first(x)))
+
+
+def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets)
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    return normal(32, 16, seed=seed), torch.arange(32) % 4
+
+
+def audited(**options: Any) -> Audit:
+    return auditor.audit(seeded(Island), batch(), mode="training", loss_fn=loss_fn, device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def under_autocast() -> Audit:
+    return audited(strategies=("autocast",), formats=("fp16",))
+
+
+def test_the_plans_islands_hold_in_the_low_step(under_autocast: Audit) -> None:
+    plan = under_autocast.plans["autocast_fp16"]
+    assert plan.verified
+    assert plan.scopes["energy"].precision == "fp32"
+    training = under_autocast.training
+    assert training is not None
+    assert training.plan == "autocast_fp16"
+    assert training.errors["fp16"] == pytest.approx(4e-4, rel=0.8)
+    assert training.fp16 is not None and training.fp16.init is not None
+    assert [trial.overflow for trial in training.trials] == [False, False, True]
+    for trial in training.trials[:2]:
+        assert trial.flushed == pytest.approx(trial.predicted, abs=0.005)
+    assert training.format == "fp16"
+    errors = [row.error["fp16"] for row in training.batch_sizes]
+    assert len(errors) == 3
+    assert all(error is not None and 0 < error < 2e-3 for error in errors)
+
+
+SCOPES = {"": ScopeChoice("fp16"), "energy": ScopeChoice("fp32")}
+PLAN = Plan("autocast_fp16", "autocast", "fp16", SCOPES, 0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("root", ["fp16", "fp32"])
+def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
+    model = seeded(Island)
+    scopes = {**SCOPES, "": ScopeChoice(root), "first": ScopeChoice("fp16")}
+    with in_training(model):
+        captured = capture_step(training_subject(model, batch(), {}, loss_fn), ("fp16",))
+    low = low_names(captured, "fp16", Lowering("fp16", replace(PLAN, scopes=scopes)).precision)
+    found = {
+        (captured.nodes[name].owner, captured.nodes[name].op.split(".")[1]) for name in low & captured.nodes.keys()
+    }
+    if root == "fp16":  # the quotient is FP32, and lowered for the last layer
+        assert found == {("first", "linear"), ("", "mul"), ("energy", "div"), ("last", "linear")}
+    else:
+        assert found == {("first", "linear")}
+    owners = {"first", "last"} if root == "fp16" else {"first"}
+    weights = {place.fqn for place in captured.placeholders if place.name in low and place.kind == "parameter"}
+    assert {name.partition(".")[0] for name in weights if name} == owners
+
+
+def test_without_a_plan_to_train_under_the_step_is_plain_autocast() -> None:
+    """A cast plan stores weights low and does not train; under plain autocast the squares overflow."""
+    found = audited(strategies=("cast",))
+    assert found.plans["cast_fp16"].verified
+    training = found.training
+    assert training is not None
+    assert training.plan is None
+    assert training.errors["fp16"] == pytest.approx(1.0, abs=0.01)  # everything is divided by infinity
+    assert training.errors["bf16"] is not None and training.errors["bf16"] < 0.02
+    assert training.format == "bf16"
+    assert "100% off" in training.recommendation
+
+
+def step_of(model: nn.Module, data: Any, loss: Callable[..., Any] | None) -> Step:
+    subject = training_subject(model, data, {}, loss)
+    captured = capture_step(subject, ("fp16",), seed=5)
+    return settle(run_step(bind_step(captured, subject, step_batches(subject)[0], seed=5)))
+
+
+def error_of(step: Step, low: Lowering, scale: float = 1024.0) -> float:
+    found = own_step(step, low, scale)
+    assert found.failure is None
+    return gradient_error(step.by_parameter, found.gradients)
+
+
+def test_the_gradients_are_those_of_the_models_own_backward() -> None:
+    model, (x, y) = seeded(Island), batch()
+    with in_training(model):
+        found = own_step(step_of(model, (x, y), loss_fn), Lowering("fp16", PLAN), 1024.0)
+    patched = auditor.apply(copy.deepcopy(model).train(), PLAN)
+    with imitated("cuda"):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = loss_fn(patched(x), y)
+        (loss * 1024).backward()
+    assert found.loss == float(loss.detach())
+    for name, parameter in patched.named_parameters():
+        assert torch.equal(found.gradients[name], parameter.grad / 1024), name
+
+
+class Random(nn.Module):
+    """Draws in several ways, normalises by the batch, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 1)
+        self.norm, self.dropout = nn.BatchNorm1d(64), nn.Dropout(0.4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.dropout(self.norm(self.first(x)).tanh())
+        h = h + 0.1 * torch.randn_like(h)
+        return F.dropout(self.last(h), 0.2, self.training).square().mean()
+
+
+def test_the_low_step_draws_what_the_fp32_step_drew() -> None:
+    model = seeded(Random)
+    before = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state = torch.get_rng_state()
+    with in_training(model):
+        step = step_of(model, normal(64, 16), None)
+        assert step.faithful
+        assert 1e-5 < error_of(step, Lowering("fp16")) < 5e-3
+        assert 1e-4 < error_of(step, Lowering("bf16"), 1.0) < 5e-2
+        assert error_of(step, FP32, 1.0) == 0.0
+        assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters())
+
+
+def test_an_audit_leaves_running_statistics_alone() -> None:
+    model = seeded(Random)
+    before = copy.deepcopy(model.state_dict())
+    found = auditor.audit(model, normal(64, 16), mode="training", formats=("fp16",), device="cpu")
+    assert found.training is not None
+    error = found.training.errors["fp16"]
+    assert error is not None and error < 5e-3
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.training
+
+
+def test_large_layers_find_their_gradients_on_a_cpu() -> None:
+    """From 2**14 entries on, products without gradients take oneDNN's own operations, which have no derivative."""
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128), nn.Conv1d(1, 2, 1))
+    inputs = normal(256, 1, 128)
+    assert min(p.numel() for p in (model[0].weight, model[2].weight, inputs)) >= 1 << 14
+    found = auditor.audit(
+        model, (inputs, normal(256, 2, 128, seed=1)), mode="training", loss_fn=nn.MSELoss(), device="cpu"
+    ).training
+    assert found is not None
+    for fmt, bound in (("fp16", 2e-3), ("bf16", 2e-2)):
+        error = found.errors[fmt]
+        assert error is not None and 0 < error < bound
+    assert all(node.errors["fp16"].error is not None for node in found.nodes if "linear" in node.op)
+
+
+def test_what_the_step_raises_is_its_failure() -> None:
+    class Refusing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if y.dtype is not torch.float32:
+                raise KeyError("no half here\nand more")
+            return y.square().mean()
+
+    model = Refusing(4, 4)
+    with in_training(model):
+        step = step_of(model, normal(3, 4), None)
+        found = own_step(step, Lowering("fp16"))
+    assert found.failure is not None and "no half here" in found.failure
+    assert math.isnan(found.loss)
+    assert found.gradients == {}
+    assert type(model).forward is Refusing.forward and "forward" not in vars(model)
+
+
+class Double(torch.autograd.Function):
+    """The identity, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Zeta(torch.autograd.Function):
+    """Of what torch has no derivative for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.special.zeta(x.new_tensor(3.0), x.float().abs() + 2).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return -x.sign() * gradient
+
+
+class Own(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(16, 8), nn.Linear(8, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function.apply(self.first(x)))
+
+
+@pytest.mark.parametrize("function", [Double, Zeta])
+def test_gradients_that_the_model_makes_itself_are_taken_from_its_own_backward(
+    function: type[torch.autograd.Function],
+) -> None:
+    (x, y), model = batch(), seeded(lambda: Own(function))  # type: ignore[arg-type]
+    found = auditor.audit(model, (x, y), mode="training", loss_fn=loss_fn, device="cpu").training
+    assert found is not None
+    assert found.errors["fp16"] is not None and found.errors["fp16"] < 1e-3
+    assert found.attribution is not None and "autograd.Function" in found.attribution
+    loss_fn(model(x), y).backward()
+    for parameter in found.parameters:
+        expected = dict(model.named_parameters())[parameter.name].grad
+        assert expected is not None
+        assert parameter.gradient.norm == pytest.approx(float(expected.norm()), rel=1e-4)
