@@ -14,11 +14,12 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Subject
 from ..running import from_the_start
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
+from .builder import Tape
 from .calls import aliases_of
 from .literals import dtype_literals
 from .naming import describe_nodes
 from .paths import on_the_path
-from .record import Tape, record
+from .record import record
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""

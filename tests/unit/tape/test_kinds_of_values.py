@@ -96,7 +96,7 @@ def test_attention_over_a_jagged_layout() -> None:
         result = nn.functional.scaled_dot_product_attention(q, q, q)
         return result.transpose(1, 2).flatten(-2).values()
 
-    replayed(Model(forward, layer=linear(8, 8)), X, method="path")  # torch asks the offsets for their values
+    replayed(Model(forward, layer=linear(8, 8)), X)
 
 
 def test_nested_inputs() -> None:
