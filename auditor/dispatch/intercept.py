@@ -5,11 +5,9 @@ Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -18,34 +16,13 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..trees import tensors_in
+from .handler import Handler, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 if torch.cuda.is_available():
     _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-
-
-class Handler(Protocol):
-    """What runs the operations of a model in place of torch."""
-
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One operation as the author called it; autocast is out of the way."""
-
-    def entering(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on tensors that a functorch transform wraps; `part` will see what it becomes."""
-
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One of the operations that a transformed one comes down to, on plain tensors."""
-
-
-class Busy(RuntimeError):
-    """Another run is being intercepted: torch keeps one such mode for the process."""
-
-
-_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -56,20 +33,16 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
     the modules that hold them), and compiled functions run eagerly.
     Raises: Busy, in another thread or in the body of another one.
     """
-    if not _LOCK.acquire(blocking=False):
-        raise Busy("another run is being recorded or imitated, and torch allows one at a time in a process")
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(alone())
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
-        with ExitStack() as stack:
-            stack.enter_context(one_stack(depth_of))
-            stack.enter_context(unfused())
-            stack.enter_context(_uncompiled())
-            stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_Whole(handler))
-            yield
-    finally:
-        _LOCK.release()
+        stack.enter_context(one_stack(depth_of))
+        stack.enter_context(unfused())
+        stack.enter_context(uncompiled())
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(_Whole(handler))
+        yield
 
 
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
@@ -154,23 +127,3 @@ def _transformed(args: Any, kwargs: Any) -> bool:
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return any(wrapped(x) for x in tensors_in((args, kwargs)))
-
-
-@contextmanager
-def unfused() -> Iterator[None]:
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Compiled functions run as they were written: what the compiler makes of them would hide the operations."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes a second
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
