@@ -99,6 +99,16 @@ def test_two_storages_over_the_same_memory(none_at_once: None) -> None:
     assert model.whole.tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("begin", [0, 2, 5])
+def test_a_second_storage_over_watched_memory(begin: int, none_at_once: None) -> None:
+    numbers = np.arange(8.0)
+    model = nn.Module()
+    model.part = torch.from_numpy(numbers[2:6])
+    with unchanged(model):
+        torch.from_numpy(numbers[begin:]).mul_(3)
+    assert model.part.tolist() == [2, 3, 4, 5]
+
+
 def test_a_bare_empty_tensor_that_grows(none_at_once: None) -> None:
     model = nn.Module()
     model.cache = torch.empty(0)
@@ -223,3 +233,16 @@ def test_what_an_operation_writes(operation: Any, names: list[str]) -> None:
 
 def test_an_operation_that_says_nothing_may_write_anything() -> None:
     assert written_by(torch.ops.higher_order.cond) is None
+
+
+def test_an_operation_that_declares_no_write(none_at_once: None) -> None:
+    """Its name says what its schema doesn't."""
+    library = torch.library.Library("state_tests", "FRAGMENT")
+    library.define("poke_(Tensor x) -> ()")
+    library.impl("poke_", lambda x: x.untyped_storage().fill_(0) and None, "CPU")
+    model = nn.Module()
+    model.state = torch.ones(2)
+    with unchanged(model):
+        torch.ops.state_tests.poke_(model.state)
+        assert model.state.tolist() == [0, 0]
+    assert model.state.tolist() == [1, 1]
