@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .writes import SaveBeforeWrite
 
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Role(IntEnum):
@@ -116,7 +116,7 @@ def memory(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
         if names := _wrapped(tensor):
             return [s for name in names for s in memory(getattr(tensor, name))]
         if tensor.layout != torch.strided:
-            return [s for part in sparse_parts(tensor) for s in memory(part)]
+            return [s for part in _sparse_parts(tensor) for s in memory(part)]
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return []
@@ -133,11 +133,11 @@ def _wrapped(tensor: Any) -> list[str]:
     return list(names)
 
 
-def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of."""
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    if tensor.layout in COMPRESSED:
+    if tensor.layout in _COMPRESSED:
         by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
         ends = (
             [tensor.crow_indices(), tensor.col_indices()] if by_row else [tensor.ccol_indices(), tensor.row_indices()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .storages import Role, Storages, memory, sparse_parts
+from .storages import Role, Storages, memory
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -24,11 +24,6 @@ class TensorState:
         self._alias = None if self._wraps else _alias(tensor)
         self._copy: torch.Tensor | None = None
         self._hooks = {name: _hooks_of(tensor, name) for name in _HOOKS}
-
-    @property
-    def parts(self) -> list[Any]:
-        """The tensors that this one brings along."""
-        return [self.grad, *([] if self._wraps else sparse_parts(self.tensor))]
 
     def watch(self, storages: Storages, role: Role) -> None:
         """Hand the memory to `storages`; entries that lie nowhere torch can say are copied here."""

@@ -135,6 +135,19 @@ def test_views_stay_views(copied: str) -> None:
     assert model.base.requires_grad
 
 
+@pytest.mark.filterwarnings("error")
+def test_results_of_a_graph_come_back(copied: str) -> None:
+    """They have no gradient to ask for: torch would warn."""
+    model = Writer(nothing, lambda m, x: m.state.detach().zero_())
+    model.state = model.linear(X)
+    before = model.state.tolist()
+    with unchanged(model):
+        run(model)
+        assert model.state.tolist() != before
+    assert model.state.tolist() == before
+    assert model.state.grad_fn is not None
+
+
 class Recorder:
     """A measurement's own hook: it lives longer than the body."""
 
