@@ -81,7 +81,7 @@ def _hooks_of(tensor: torch.Tensor, name: str) -> dict[Any, Any]:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same entries in another object: `.data` alone makes no view, which would bar the tensor from swapping.
+    """The same entries in another object, which shares nothing else with the tensor.
 
     None for what a transform of torch.func passes around: it can't be given other entries.
     """

@@ -69,6 +69,14 @@ def test_large_buffers_are_copied_within_the_budget_small_before_large(cloned: l
         assert cloned == [10 * MB, 10 * MB]
 
 
+def test_other_tensors_do_not_use_up_what_is_meant_for_buffers(cloned: list[int]) -> None:
+    model = nn.Module()
+    model.plain = torch.zeros(10 * MB, dtype=torch.uint8)
+    model.register_buffer("large", torch.zeros(60 * MB, dtype=torch.uint8))
+    with unchanged(model):
+        assert cloned == [60 * MB, 10 * MB]
+
+
 def test_no_mode_where_all_is_copied() -> None:
     with unchanged(nn.Linear(2, 2)):
         assert _get_current_dispatch_mode() is None

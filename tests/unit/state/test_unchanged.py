@@ -190,6 +190,19 @@ def test_what_cannot_come_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.slug == "state-not-restored"
 
 
+def test_one_that_cannot_come_back_does_not_keep_the_others() -> None:
+    def close(m: Any, x: torch.Tensor) -> None:
+        m.numbers.flags.writeable = False
+        m.seen.add_(1)
+        m.late = 1
+
+    model = Writer(lambda m: setattr(m, "numbers", np.arange(3.0)), close)
+    with pytest.raises(AuditorError, match="read-only"), unchanged(model):
+        run(model)
+    assert not hasattr(model, "late")
+    assert model.seen.tolist() == [0, 0, 0]
+
+
 def test_what_cannot_come_back_is_a_note_on_the_body_s_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
     model = Writer(nothing, lambda m, x: m.seen.untyped_storage().resize_(0))
