@@ -237,6 +237,7 @@ def some_containers(m: Any) -> None:
     m.counts = Counter("aab")
     m.strict = OrderedDict(a=1, z=2)
     m.refusing = Strict()
+    OrderedDict.__setitem__(m.refusing, "a", 1)
     m.raw, m.array, m.numbers = bytearray(b"ab"), array("d", [1.0]), np.arange(3.0)
 
 
