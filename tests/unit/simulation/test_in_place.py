@@ -97,7 +97,7 @@ def assigned(y: Tensor, x: Tensor) -> Tensor:
 )
 def test_the_dtype_of_a_result(function: Function, expected: torch.dtype) -> None:
     capture = captured(function)
-    assert capture.method == "export"
+    assert capture.method == "run"
     found = dtypes(capture)
     assert found[last(capture)] is expected
     how = running(capture, "autocast", plain("fp16"), "fp16")
