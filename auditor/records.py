@@ -69,7 +69,7 @@ class Node:
     """One operation of the graph in the user's own terms.
 
     op: ATen overload name, for example `aten.softmax.int`; owner: module path ("" is the root); source: `file.py:line`
-    of the innermost line of the user's code, None where tracing kept none; inputs: names of the graph nodes it reads.
+    of the innermost line of the user's code, None where there was none; inputs: names of the graph nodes it reads.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Call:
 class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
-    method: "export" (torch.export) or "concrete" (the path these inputs take, where Python branches on values).
+    method: "run", or "path" where Python or a shape depended on values: the one that these inputs take.
     constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
     regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
     region_depths: {node: number of module calls open where its region was entered}.
@@ -266,10 +266,10 @@ class ScopeChoice:
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, run for real. error: relative L2 of all outputs, worst batch; None if it failed to run.
+    """The emitted artefact, run for real. error: relative L2 of all outputs, worst run; None if it failed.
 
-    worst_output: the largest error of any single output tensor. inputs: "held-out" or "audited".
-    execution: native | emulated. failure: the one-line reason where the run raised.
+    Runs are the batches without gradients, and the first one with them. worst_output: the largest error of any single
+    output tensor. inputs: "held-out" or "audited". execution: native | emulated. failure: why, in one line.
     """
 
     error: float | None

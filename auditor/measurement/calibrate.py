@@ -33,7 +33,7 @@ def calibrate(
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
-    other shapes, and all but the first of a concrete capture, are left to the verification.
+    other shapes, and all but the first of one path among several, are left to the verification.
     """
     found: Calibration | None = None
     for batch in usable_batches(capture, subject):

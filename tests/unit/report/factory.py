@@ -299,7 +299,7 @@ def make_audit(
         formats,
         0.01,
         "relative L2 of the outputs",
-        "export",
+        "run",
         reports,
         _findings(reports, hostile),
         plans,
