@@ -15,7 +15,7 @@ from ..fxnodes import tensors_of
 from ..records import Batch, Placeholder
 
 if TYPE_CHECKING:
-    from .record import Tape
+    from .builder import Tape
 
 
 class TapeModule(fx.GraphModule):

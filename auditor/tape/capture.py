@@ -14,11 +14,12 @@ from ..outputs import tensor_outputs
 from ..records import Batch, Capture, Subject
 from ..running import from_the_start
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
+from .builder import Tape
 from .calls import aliases_of
 from .literals import dtype_literals
 from .naming import describe_nodes
 from .paths import on_the_path
-from .record import Tape, record
+from .record import record
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
@@ -93,12 +94,17 @@ def _stands_for_one(node: fx.Node, tape: Tape) -> bool:
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
     with torch.no_grad():
         found = tensor_outputs(fx.Interpreter(recorded.graph_module).run(*recorded.bind(subject.model, batch)))
+    found, answer = _unnested(found), _unnested(answer)
     if len(found) != len(answer) or not output_error(answer, found) <= AGREEMENT:
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
             slug="capture-failed",
         )
+
+
+def _unnested(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [part for x in tensors for part in (x.unbind() if x.is_nested else [x])]
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,8 @@ from ..fxnodes import op_name
 from ..imitation import Imitation
 from ..records import Batch, Capture
 from ..running import from_the_start, lowered_batch, stored_in
-from .record import Tape, record
+from .builder import Tape
+from .record import record
 
 Literals = dict[str, dict[int | str, Any]]
 T = TypeVar("T")

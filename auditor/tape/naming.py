@@ -8,8 +8,8 @@ import torch
 from torch import fx, nn
 
 from ..records import Node
+from .builder import Mark, Tape
 from .calls import first_paths
-from .record import Mark, Tape
 from .source import code_at
 
 

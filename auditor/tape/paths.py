@@ -11,7 +11,8 @@ from torch import fx, nn
 from ..fxnodes import op_name, tensors_of
 from ..records import Batch
 from ..running import from_the_start
-from .record import Tape, record
+from .builder import Tape
+from .record import record
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ READING = frozenset("item _local_scalar_dense is_nonzero equal allclose".split()
 
 
 @contextmanager
-def noticed(tell: Callable[[], None]) -> Iterator[None]:
+def noticed(tell: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """In the body `tell` hears of every tensor whose values are handed to Python past the dispatcher."""
     own = {name: vars(torch.Tensor)[name] for name in _METHODS if name in vars(torch.Tensor)}
     for name in _METHODS:
@@ -31,9 +31,9 @@ def noticed(tell: Callable[[], None]) -> Iterator[None]:
                 delattr(torch.Tensor, name)
 
 
-def _telling(method: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+def _telling(method: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        tell()
+        tell(self)
         return method(self, *args, **kwargs)
 
     return read

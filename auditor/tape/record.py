@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,16 +14,17 @@ from torch.utils import _pytree as pytree
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
 from ..draws import Draw, draw_of, drew, may_draw
-from ..fxnodes import mutates, op_name, packet_name, tensors_of
+from ..fxnodes import mutates, packet_name, tensors_of
 from ..outputs import tensor_outputs
-from ..records import Batch, Call
+from ..records import Batch
 from .binding import named_inputs
+from .builder import Builder, Mark, Observe, Tape
 from .calls import Calls
 from .casts import as_cast, cast_to
 from .choices import shape_from
-from .cuts import carry, ends
+from .cuts import ends
 from .reads import READING, noticed
-from .source import Place, place_of_call
+from .source import place_of_call
 from .twins import Drawn, Written, moves, positional, promotes, replaces, twin_of, written_arguments
 from .values import Values
 from .views import ALIAS, View, shares_memory
@@ -35,35 +35,6 @@ _NOTHING = frozenset({_aten.lift_fresh.default, _aten.detach.default, _aten.alia
 
 _BY_BATCH = frozenset({_aten.batch_norm.default, _aten.instance_norm.default})
 _FP32 = Region(True, "float32")
-Observe = Callable[[fx.Node, Any], None]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for."""
-
-    calls: tuple[Call, ...]
-    place: Place | None
-    region: Region | None
-    depth: int
-    in_place: str | None = None
-
-
-@dataclass
-class Tape:
-    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
-
-    marks: {node: what is known of it}. reads: whether Python read values, so that the path holds for these inputs only.
-    """
-
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    names: dict[str, str] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    inputs: list[str] = field(default_factory=list)
-    outputs: tuple[str, ...] = ()
-    marks: dict[str, Mark] = field(default_factory=dict)
-    reads: bool = False
 
 
 class Plain:
@@ -123,13 +94,12 @@ class _Recorder:
     def __init__(
         self, tape: Tape, calls: Calls, handler: Handler, around: Region | None, observe: Observe | None
     ) -> None:
-        self.tape, self.calls, self.handler, self.observe = tape, calls, handler, observe
+        self.tape, self.calls, self.handler = tape, calls, handler
         self.around = around or Region(False, "")
+        self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
+        self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
-        self.mark = Mark(calls.open, None, None, 0)
-        self.first: fx.Node | None = None
         self.kept: list[torch.Tensor] = []
-        self.exact: set[fx.Node] = set()
 
     def begin(self, model: nn.Module, batch: Batch) -> Batch:
         """Places for the model's state and the batch's tensors; the batch, of copies."""
@@ -137,16 +107,15 @@ class _Recorder:
             for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in store.items():
                     if tensor is not None and not self.values.knows(tensor):
-                        self._state(kind, f"{path}.{name}".lstrip("."), tensor)
+                        node = self.builder.state(kind, f"{path}.{name}".lstrip("."), tensor)
+                        self.values.bind(tensor, node)
         copies: dict[int, torch.Tensor] = {}
         names = named_inputs(model, batch)
 
         def copied(x: torch.Tensor) -> torch.Tensor:
             if id(x) not in copies:
                 copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-                node = self._placeholder(names[id(x)], "input", copies[id(x)])
-                self.tape.inputs.append(node.name)
-                self.values.bind(copies[id(x)], node)
+                self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)]))
             return copies[id(x)]
 
         result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)
@@ -155,22 +124,12 @@ class _Recorder:
 
     def end(self, outputs: Sequence[torch.Tensor]) -> None:
         """Close the graph: what the caller gets, and nothing that it does not depend on."""
-        found = [self.values.node_of(x) for x in outputs]
-        self.tape.graph.output(tuple(found))
-        for node in reversed(list(self.tape.graph.nodes)):
-            if node.op == "call_function" and not node.users:
-                self.tape.graph.erase_node(node)
-            elif node.name in self.tape.constants and not node.users:
-                self.tape.graph.erase_node(node)
-                del self.tape.constants[node.name], self.tape.kinds[node.name]
-        self.tape.outputs = tuple(node.name for node in found)
-        self.tape.marks = {
-            node.name: self.tape.marks[node.name] for node in self.tape.graph.nodes if node.op == "call_function"
-        }
+        self.builder.close([self.values.node_of(x) for x in outputs])
 
-    def noticed(self) -> None:
-        """Python reads values."""
-        self.tape.reads = True
+    def noticed(self, *given: torch.Tensor) -> None:
+        """Python reads the values of tensors, or a shape depends on them."""
+        nodes = [self.values.node_of(x) for x in given]
+        self.tape.reads |= any(node in self.builder.fed for node in nodes)
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """See dispatch.Handler."""
@@ -185,12 +144,14 @@ class _Recorder:
         return self._recorded(op, args, kwargs, region, self.handler.part)
 
     def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
-        if not isinstance(op, torch._ops.OpOverload) or packet_name(op) in READING:
-            self.tape.reads |= packet_name(op) in READING
+        if not isinstance(op, torch._ops.OpOverload):
+            return run(op, args, kwargs, region)
+        if packet_name(op) in READING:
+            self.noticed(*tensors_of((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
         given = tensors_of((args, kwargs))
-        self.mark = Mark(
+        self.builder.mark = Mark(
             self.calls.open,
             place_of_call(record.__code__),
             region if region != self.around else None,
@@ -227,8 +188,8 @@ class _Recorder:
         What chooses the shape of a result is held where rounding could change it.
         """
         choosing = shape_from(op, args, kwargs)
-        chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.exact}
-        self.tape.reads |= bool(choosing)
+        chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
+        self.noticed(*choosing)
         floating = any(id(x) in chosen and (x.is_floating_point() or x.is_complex()) for x in choosing)
 
         def node(x: torch.Tensor) -> fx.Node:
@@ -238,7 +199,19 @@ class _Recorder:
             return self._emit(_aten.detach.default, (own,), {}, x) if ends(own, x) else own
 
         tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
+        ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
+        if ragged:
+            tree = pytree.tree_map_only(torch.SymInt, lambda size: self._ragged_size(size, ragged), tree)
         return tree, floating
+
+    def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
+        """The length of a dimension that is no number, but belongs to one tensor: another one's in a replay."""
+        for x in ragged:
+            sizes: tuple[Any, ...] = tuple(x.shape)
+            for dim, own in enumerate(sizes):
+                if isinstance(own, torch.SymInt) and own == size:
+                    return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
+        return size
 
     def _bind_all(self, result: Any, node_of: Callable[[torch.Tensor, tuple[int, ...]], fx.Node]) -> None:
         """Nodes for the tensors in what an operation returned, which may be lists in a tuple."""
@@ -263,7 +236,8 @@ class _Recorder:
         if draw is not None:
             target, kwargs = Drawn(op, draw), {key: value for key, value in kwargs.items() if key != "generator"}
         found = list(_places_of(result))
-        self.tape.reads |= not found and op.namespace != "aten"
+        if not found and op.namespace != "aten":  # a number or a truth
+            self.noticed(*given)
         node = self._emit(target, args, kwargs, result)
         for path, x in found:
             own = self._item(node, path, result)
@@ -363,43 +337,6 @@ class _Recorder:
                 if isinstance(x, torch.Tensor) and id(x) not in known:
                     self.values.bind(x, self._emit(operator.getitem, (first, index), {}, x))
 
-    def _emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        name, written = packet_name(target), op_name(target)
-        target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
-        node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
-        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
-        node.meta["op"] = written
-        carry(node, value)
-        self.first = self.first or node
-        if all(source in self.exact for source in node.all_input_nodes) and _is_exact(value):
-            self.exact.add(node)
-        self.tape.marks[node.name] = self.mark
-        if self.observe is not None:
-            self.observe(node, value)
-        return node
-
-    def _constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
-        node = self._placeholder(f"{kind}_{len(self.tape.constants)}", kind, x)
-        self.tape.constants[node.name] = x.detach().clone()
-        return node
-
-    def _state(self, kind: str, path: str, x: torch.Tensor) -> None:
-        letters = "".join(c if c.isalnum() else "_" for c in path)
-        node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
-        self.tape.names[node.name] = path
-        self.values.bind(x, node)
-
-    def _placeholder(self, name: str, kind: str, x: torch.Tensor) -> fx.Node:
-        graph = self.tape.graph
-        with graph.inserting_before(self.first) if self.first is not None else nullcontext():
-            node = graph.create_node("placeholder", name, name=name)
-        node.meta["val"] = _outline(x)
-        carry(node, x)
-        self.tape.kinds[node.name] = kind
-        if _is_exact(x):
-            self.exact.add(node)
-        return node
-
 
 def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
     """The tensors that an operation returned, each with where it is found."""
@@ -415,26 +352,9 @@ def _listed(result: Any) -> bool:
     return not isinstance(result, torch.Tensor)
 
 
-def _is_exact(value: Any) -> bool:
-    """Whether no rounding can change a value, if none changed what it was made of."""
-    return not any(x.is_floating_point() or x.is_complex() for x in tensors_of(value))
-
-
 def _alias(x: torch.Tensor) -> torch.Tensor:
     try:
         result: torch.Tensor = _aten.alias.default(x)
     except (RuntimeError, NotImplementedError):  # layouts that know no views
         return x
     return result
-
-
-def _outline(x: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype without entries."""
-    if x.is_nested:  # ragged: no shape
-        return torch.empty(0, dtype=x.dtype, device="meta")
-    try:
-        if x.layout is torch.strided and not x.is_quantized:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
-    except (RuntimeError, NotImplementedError, TypeError):
-        return torch.empty(0, dtype=x.dtype, device="meta")

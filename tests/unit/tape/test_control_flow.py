@@ -125,6 +125,13 @@ def test_masks_that_no_rounding_can_change_are_not_held() -> None:
     assert kinds(found) == ["input", "input"]
 
 
+def test_values_that_no_input_has_a_part_in_choose_no_path() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x * float(self.scale) if bool(self.scale > 0) and self.sizes.tolist() == [1, 2] else x
+
+    replayed(Model(forward, scale=torch.tensor(2.0), sizes=torch.tensor([1, 2])), X)
+
+
 def test_a_loop_until_a_value_is_reached() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         while x.norm() > 1:
@@ -162,7 +169,7 @@ def test_while_loops_of_torch() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 1.5 + 1), (torch.tensor(0), x))[1]
 
-    assert operations(replayed(Model(forward), X, method="path")).count("mul") == 3
+    assert operations(replayed(Model(forward), X)).count("mul") == 3
 
 
 def test_map_and_scan_of_torch() -> None:

@@ -47,12 +47,12 @@ WRITES: dict[str, Callable[[Tensor, Tensor, int], Any]] = {
     "tanh": lambda x, y, a: x.tanh_(),
     "fill": lambda x, y, a: x.fill_(float(a)),
     "zero": lambda x, y, a: x.zero_(),
-    "copy": lambda x, y, a: x.copy_(y.sum()),
-    "add other": lambda x, y, a: x.add_(y.mean()),
+    "copy": lambda x, y, a: x.copy_(y.amax()),
+    "add other": lambda x, y, a: x.add_(y.amin()),
     "same shape": lambda x, y, a: x.sub_(y.clone()) if x.shape == y.shape else x.neg_(),
     "mask": lambda x, y, a: x.masked_fill_(x > 0, 0.25),
     "clamp": lambda x, y, a: x.clamp_(-1, 1),
-    "set first": lambda x, y, a: x.__setitem__(0, y.sum()) if x.dim() and x.shape[0] else None,
+    "set first": lambda x, y, a: x.__setitem__(0, y.amax()) if x.dim() and x.shape[0] else None,
     "out": lambda x, y, a: torch.add(x.clone(), 1, out=x),
     "truth": lambda x, y, a: x.gt_(0.1),
 }
@@ -61,7 +61,10 @@ STEPS = st.tuples(st.sampled_from([*VIEWS, *WRITES, "new"]), st.integers(0, 7), 
 
 
 def forward(self: Any, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Every step views, writes to or computes on one of the tensors there are; all of them are returned."""
+    """Every step views, writes to or computes on one of the tensors there are; all of them are returned.
+
+    Sums are left out: over memory that lies otherwise they add in another order.
+    """
     tensors = [x, y, x * 2, self.buffer]
     for name, first, second, number in self.program:
         one, other = tensors[first % len(tensors)], tensors[second % len(tensors)]
@@ -71,7 +74,7 @@ def forward(self: Any, x: Tensor, y: Tensor) -> list[Tensor]:
         elif name in WRITES:
             WRITES[name](one, other, number)
         else:
-            tensors.append(one.cos() + other.sum())
+            tensors.append(one.cos() + other.amax())
     return tensors
 
 

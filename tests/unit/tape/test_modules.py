@@ -1,0 +1,175 @@
+"""Modules of every make: scripted, traced, frozen, quantised, parametrised, recurrent, lazy, without a forward of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrizations
+
+from tests.replaying import Model, kinds, linear, operations, replayed
+from tests.subjects import capture_of, nodes_by_op, normal, only
+
+X = normal(3, 4)
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 2, seed=1)).eval()
+
+
+class Gated(nn.Module):
+    """Branches and loops, which only scripting keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            if bool(x.sum() > -100):
+                x = torch.tanh(self.layer(x))
+        return x
+
+
+SCRIPTED: dict[str, Callable[[], nn.Module]] = {
+    "scripted": lambda: torch.jit.script(small()),
+    "traced": lambda: torch.jit.trace(small(), X),
+    "frozen": lambda: torch.jit.freeze(torch.jit.script(small())),
+    "control flow": lambda: torch.jit.script(Gated()),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_scripts(name: str) -> None:
+    whole = SCRIPTED[name]()
+    method = "path" if name == "control flow" else "run"
+    found = replayed(whole, X, method=method)
+    assert "input" in kinds(found)
+    found = replayed(Model(lambda self, x: self.part(x * 2).exp(), part=SCRIPTED[name]()), X, method=method)
+    assert found.nodes[found.outputs[0]].owner == ""
+    assert {node.owner for node in found.nodes.values()} >= {"", "part"}
+
+
+def test_weights_of_scripts_are_parameters_of_the_tape() -> None:
+    found = replayed(torch.jit.script(small()), X)
+    assert {p.fqn for p in found.placeholders if p.kind == "parameter"} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert "constant" not in kinds(found)
+
+
+def test_dynamically_quantised_layers() -> None:
+    model = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
+    found = replayed(Model(lambda self, x: self.part(self.first(x)), first=linear(4, 4), part=model), X)
+    assert [name for name in operations(found) if name != "to"] == [
+        "linear",
+        "linear_dynamic",
+        "relu",
+        "linear_dynamic",
+    ]
+
+
+def test_statically_quantised_layers() -> None:
+    engine = torch.backends.quantized.engine
+    inner = torch.ao.quantization.QuantWrapper(small())
+    inner.qconfig = torch.ao.quantization.get_default_qconfig(engine if engine != "none" else "fbgemm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ao.quantization.prepare(inner, inplace=True)
+        inner(X)
+        torch.ao.quantization.convert(inner, inplace=True)
+    found = replayed(Model(lambda self, x: self.part(self.first(x)), first=linear(4, 4), part=inner), X)
+    assert {"quantize_per_tensor", "dequantize"} <= set(operations(found))
+
+
+def test_layers_prepared_for_quantisation() -> None:
+    model = small().train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = torch.ao.quantization.prepare_qat(model)
+    replayed(prepared.eval(), X)
+
+
+@pytest.mark.parametrize("parametrised", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_parametrised_weights(parametrised: Callable[[nn.Module], nn.Module]) -> None:
+    found = replayed(nn.Sequential(parametrised(linear(4, 4)), nn.Tanh()).eval(), X)
+    assert only(found, "linear").owner == "0"
+    assert any(p.fqn and "parametrizations" in p.fqn for p in found.placeholders)
+
+
+def test_spectral_norm_in_training_writes_its_vectors() -> None:
+    replayed(parametrizations.spectral_norm(linear(4, 4)).train(), X)
+
+
+def test_weight_norm_of_old() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.utils.weight_norm(linear(4, 4))
+    assert only(replayed(model, X), "linear").owner == ""
+
+
+def test_modules_without_a_forward_of_their_own() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.layers["in"].forward(x)  # past __call__, so past hooks: its caller owns it
+        for layer in self.stack:
+            x = layer(x)
+        return nn.functional.linear(x, self.weights[0], None)
+
+    model = Model(
+        forward,
+        layers=nn.ModuleDict({"in": linear(4, 4)}),
+        stack=nn.ModuleList([linear(4, 4), nn.Identity()]),
+        weights=nn.ParameterList([normal(2, 4)]),
+    )
+    found = replayed(model, X)
+    assert [node.owner for node in nodes_by_op(found, "linear")] == ["", "stack.0", ""]
+    assert {p.fqn for p in found.placeholders if p.kind == "parameter"} >= {"weights.0", "layers.in.weight"}
+
+
+def test_modules_made_in_forward_count_as_their_caller() -> None:
+    found = replayed(Model(lambda self, x: nn.Softmax(-1)(self.layer(x)), layer=linear(4, 4)), X)
+    assert (only(found, "linear").owner, only(found, "softmax").owner) == ("layer", "")
+
+
+def test_hooks_of_the_users_own_are_run() -> None:
+    model = small()
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    model[2].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    assert operations(replayed(model, X)) == ["linear", "mul", "relu", "add", "linear"]
+
+
+def test_recurrent_layers_stay_whole() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.LSTM(4, 3, 2, bidirectional=True), nn.GRU(4, 3), nn.RNN(4, 3), nn.LSTM(4, 3, proj_size=2)]
+    for layer, name in zip(layers, ("lstm", "gru", "rnn_tanh", "lstm"), strict=True):
+        found = replayed(layer, normal(5, 2, 4))
+        assert len(nodes_by_op(found, name)) == 1
+
+
+def test_dropout_between_recurrent_layers() -> None:
+    replayed(nn.LSTM(4, 3, 2, dropout=0.5).train(), normal(5, 2, 4))
+
+
+def test_a_thousand_steps_take_no_more_than_three_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    model = Counted(4, 4, 2, bidirectional=True)
+    object.__setattr__(model, "runs", runs)
+    replay = fx.Interpreter.run
+    monkeypatch.setattr(fx.Interpreter, "run", lambda self, *args: runs.append("replay") or replay(self, *args))
+    found = capture_of(model, normal(1000, 1, 4))
+    assert len(runs) <= 3
+    assert len(nodes_by_op(found, "gru")) == 1
+
+
+class Counted(nn.GRU):
+    """Counts its forwards."""
+
+    runs: list[str]
+
+    def forward(self, *args: Any) -> Any:
+        self.runs.append("forward")
+        return super().forward(*args)
