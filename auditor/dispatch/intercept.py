@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,8 @@ _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 if torch.cuda.is_available():
     _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+"""An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
 
 
 class Handler(Protocol):
@@ -35,7 +38,7 @@ class Handler(Protocol):
     def entering(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on tensors that a functorch transform wraps; `part` will see what it becomes."""
+        """Arguments of an operation on CUDA's autocast lists, once functorch's transforms are done with it; `part` comes next."""
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """One of the operations that a transformed one comes down to, on plain tensors."""
@@ -79,22 +82,27 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
         self.handler, self.parts = handler, _Parts(handler)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: it would import the compiler, which takes a second, and look at every operation."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         region = region_now()  # inside the guards below autocast always looks closed
-        if _transformed(args, kwargs):
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), self.parts.of(region):
-                args, kwargs = self.handler.entering(func, args, kwargs, region)
-                return func(*args, **kwargs)
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return self.handler.whole(func, args, kwargs, region)
+            if not _transformed(args, kwargs):
+                return self.handler.whole(func, args, kwargs, region)
+            with self.parts.of(region), _below(self.parts):
+                return func(*args, **kwargs)
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees, below functorch, what the first mode let pass."""
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = _Whole._should_skip_dynamo
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -108,6 +116,53 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return self.handler.part(func, args, kwargs or {}, self.region)
+
+
+class _Below(threading.local):
+    """The mode of the transformed operation that this thread is in."""
+
+    parts: _Parts | None = None
+
+
+_CURRENT = _Below()
+
+
+@contextmanager
+def _below(parts: _Parts) -> Iterator[None]:
+    """In the body operations on CUDA's lists are seen where autocast sees them: below functorch, above autograd."""
+    if not parts.region.enabled:
+        yield
+        return
+    _listen()
+    outer, _CURRENT.parts = _CURRENT.parts, parts
+    try:
+        with torch._C._SetExcludeDispatchKeyGuard(_KEY_BELOW, False), torch._C._IncludeDispatchKeyGuard(_KEY_BELOW):
+            yield
+    finally:
+        _CURRENT.parts = outer
+
+
+@cache
+def _listen() -> tuple[torch.library.Library, ...]:
+    """Kernels for the operations on CUDA's lists, under a key that is included in `_below` alone."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
+    for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")):
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten":
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(rest, partial(_listed, op), _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    return library, others
+
+
+def _listed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    parts = _CURRENT.parts
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
+        if parts is not None:
+            args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
+        return op(*args, **kwargs)
 
 
 def _teach(operator: HigherOrderOperator) -> None:
