@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, _higher_order_ops
+from torch._ops import HigherOrderOperator, _higher_order_ops, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
@@ -48,6 +48,10 @@ class Busy(RuntimeError):
     """Another run is being intercepted: torch keeps one such mode for the process."""
 
 
+class Traced(RuntimeError):
+    """A tracer such as torch.export ran in the body: on its way out it takes the mode off that sees operations."""
+
+
 _LOCK = threading.Lock()
 
 
@@ -57,7 +61,7 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
 
     Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
     the modules that hold them), and compiled functions run eagerly.
-    Raises: Busy, in another thread or in the body of another one.
+    Raises: Busy, in another thread or in the body of another one; Traced.
     """
     if not _LOCK.acquire(blocking=False):
         raise Busy("another run is being recorded or imitated, and torch allows one at a time in a process")
@@ -81,6 +85,14 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
     def __init__(self, handler: Handler) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
         self.handler, self.parts = handler, _Parts(handler)
+
+    def __exit__(self, *exception: Any) -> None:
+        taken_off = not _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+        if taken_off:
+            _push_mode(self)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if taken_off:
+            raise Traced("a tracer ran inside and switched the mode off that sees operations: trace the model outside")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
