@@ -1,6 +1,6 @@
 """Every operation of a run of the user's model, handed to a handler before autograd, autocast and decomposition."""
 
-from .intercept import Busy, Handler, intercepted, unfused
+from .intercept import Busy, Handler, Traced, intercepted, unfused
 from .regions import Region, ambient, cast_weight, region_now
 
-__all__ = ["Busy", "Handler", "Region", "ambient", "cast_weight", "intercepted", "region_now", "unfused"]
+__all__ = ["Busy", "Handler", "Region", "Traced", "ambient", "cast_weight", "intercepted", "region_now", "unfused"]
