@@ -125,10 +125,6 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.region = region
         return self
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return self.handler.part(func, args, kwargs or {}, self.region)
