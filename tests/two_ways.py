@@ -59,13 +59,7 @@ def replayed_answer(
 ) -> Answer:
     """What the tape says under the plan's policy."""
     how = running(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
-    interpreter = PolicyInterpreter(
-        capture,
-        how.setting,
-        crossing=how.crossing,
-        placeholder_precision=how.placeholder_precision,
-        literals=how.literals,
-    )
+    interpreter = PolicyInterpreter(capture, how)
     try:
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*capture.bind(model, batch)))
