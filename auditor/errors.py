@@ -14,7 +14,7 @@ class LoadError(AuditorError):
 
 
 class CaptureError(AuditorError):
-    """The model could not be traced into a graph."""
+    """A run of the model could not be recorded."""
 
 
 class RuleError(AuditorError):

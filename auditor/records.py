@@ -268,10 +268,10 @@ class ScopeChoice:
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, run for real. error: relative L2 of all outputs, worst batch; None if it failed to run.
+    """The emitted artefact, run for real. error: relative L2 of all outputs, worst run; None if it failed.
 
-    worst_output: the largest error of any single output tensor. inputs: "held-out" or "audited".
-    execution: native | emulated. failure: the one-line reason where the run raised.
+    Runs are the batches without gradients, and the first one with them. worst_output: the largest error of any single
+    output tensor. inputs: "held-out" or "audited". execution: native | emulated. failure: why, in one line.
     """
 
     error: float | None

@@ -14,6 +14,7 @@ from .dispatch import unfused
 from .draws import reseed
 from .imitation import imitated
 from .outputs import tensor_outputs
+from .patch.temporary import restored
 from .records import Batch
 from .state import unchanged
 
@@ -76,20 +77,9 @@ def as_on(device: str) -> Iterator[None]:
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """`model.to(dtype)` for the body; parameters, gradients and buffers come back as the tensors that they were."""
-    data = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
-    stores: list[tuple[Any, dict[str, Any]]] = [
-        (store, dict(store)) for m in model.modules() for store in (m._parameters, m._buffers)
-    ]
-    try:
-        for parameter, _, _ in data:
-            parameter.grad = None  # it would be converted with its parameter
+    with restored(model):
         model.to(dtype)
         yield
-    finally:
-        for store, own in stores:
-            store.update(own)
-        for parameter, before, gradient in data:
-            parameter.data, parameter.grad = before, gradient
 
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:

@@ -191,6 +191,7 @@ def write_recurrent(m: Any, x: torch.Tensor) -> None:
 def hidden_state(m: Any) -> None:
     m.state, m.base = torch.zeros(3), torch.ones(4)
     m.view = m.base[:2]
+    m.view.mark = [1]
 
 
 def write_hidden(m: Any, x: torch.Tensor) -> None:
@@ -236,6 +237,7 @@ def some_containers(m: Any) -> None:
     m.counts = Counter("aab")
     m.strict = OrderedDict(a=1, z=2)
     m.refusing = Strict()
+    OrderedDict.__setitem__(m.refusing, "a", 1)
     m.raw, m.array, m.numbers = bytearray(b"ab"), array("d", [1.0]), np.arange(3.0)
 
 
@@ -329,6 +331,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "out": (nothing, lambda m, x: torch.add(x[0], 1, out=m.seen)),
     "foreach": (nothing, lambda m, x: torch._foreach_add_([m.seen, m.linear.weight.data], 1.0)),
     "through numpy": (nothing, through_numpy),
+    "swap": (nothing, lambda m, x: torch.utils.swap_tensors(m.linear.weight, nn.Parameter(torch.zeros(2)))),
     "buffers": (some_buffers, write_buffers),
     "one storage": (one_storage, write_storage),
     "sizes": (attributes(plain=lambda: torch.zeros(2), cut=lambda: torch.arange(4.0)), write_sizes),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from . import fallback
-from .handler import Busy, Handler, unfused
+from .handler import Busy, Handler, Traced, unfused
 from .regions import Region, ambient, cast_weight, region_now
 
 try:
@@ -18,7 +18,18 @@ except (ImportError, AttributeError):  # this torch lacks one of the private par
 PUBLIC = "AUDITOR_PUBLIC_DISPATCH"
 """Environment variable: set to anything, only public parts of torch are used."""
 
-__all__ = ["Busy", "Handler", "Region", "ambient", "cast_weight", "intercepted", "region_now", "sees_whole", "unfused"]
+__all__ = [
+    "Busy",
+    "Handler",
+    "Region",
+    "Traced",
+    "ambient",
+    "cast_weight",
+    "intercepted",
+    "region_now",
+    "sees_whole",
+    "unfused",
+]
 
 
 def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> AbstractContextManager[None]:

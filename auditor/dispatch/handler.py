@@ -22,7 +22,7 @@ class Handler(Protocol):
     def entering(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on tensors that a functorch transform wraps; `part` will see what it becomes."""
+        """Arguments of an operation on CUDA's autocast lists, once functorch's transforms are done with it; `part` comes next."""
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """One of the operations that a transformed one comes down to, on plain tensors."""
@@ -30,6 +30,10 @@ class Handler(Protocol):
 
 class Busy(RuntimeError):
     """Another run is being intercepted: torch keeps one such mode for the process."""
+
+
+class Traced(RuntimeError):
+    """A tracer such as torch.export ran in the body: on its way out it takes the mode off that sees operations."""
 
 
 _LOCK = threading.Lock()

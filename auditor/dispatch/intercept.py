@@ -5,24 +5,28 @@ Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, _higher_order_ops
+from torch._ops import HigherOrderOperator, _higher_order_ops, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..trees import tensors_in
-from .handler import Handler, alone, uncompiled, unfused
+from .handler import Handler, Traced, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 if torch.cuda.is_available():
     _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+"""An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
 
 
 @contextmanager
@@ -31,7 +35,7 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
 
     Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
     the modules that hold them), and compiled functions run eagerly.
-    Raises: Busy, in another thread or in the body of another one.
+    Raises: Busy, in another thread or in the body of another one; Traced.
     """
     with ExitStack() as stack:
         stack.enter_context(alone())
@@ -52,26 +56,35 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
         self.handler, self.parts = handler, _Parts(handler)
 
+    def __exit__(self, *exception: Any) -> None:
+        taken_off = not _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+        if taken_off:
+            _push_mode(self)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if taken_off:
+            raise Traced("a tracer ran inside and switched the mode off that sees operations: trace the model outside")
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
+        """Not: it would import the compiler, which takes a second, and look at every operation."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         region = region_now()  # inside the guards below autocast always looks closed
-        if _transformed(args, kwargs):
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), self.parts.of(region):
-                args, kwargs = self.handler.entering(func, args, kwargs, region)
-                return func(*args, **kwargs)
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return self.handler.whole(func, args, kwargs, region)
+            if not _transformed(args, kwargs):
+                return self.handler.whole(func, args, kwargs, region)
+            with self.parts.of(region), _below(self.parts):
+                return func(*args, **kwargs)
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees, below functorch, what the first mode let pass."""
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = _Whole._should_skip_dynamo
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,13 +95,56 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.region = region
         return self
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while a mode is on, and torch would import the compiler to say so
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return self.handler.part(func, args, kwargs or {}, self.region)
+
+
+class _Below(threading.local):
+    """The mode of the transformed operation that this thread is in."""
+
+    parts: _Parts | None = None
+
+
+_CURRENT = _Below()
+
+
+@contextmanager
+def _below(parts: _Parts) -> Iterator[None]:
+    """In the body operations on CUDA's lists are seen where autocast sees them: below functorch, above autograd."""
+    if not parts.region.enabled:
+        yield
+        return
+    _listen()
+    outer, _CURRENT.parts = _CURRENT.parts, parts
+    try:
+        with torch._C._SetExcludeDispatchKeyGuard(_KEY_BELOW, False), torch._C._IncludeDispatchKeyGuard(_KEY_BELOW):
+            yield
+    finally:
+        _CURRENT.parts = outer
+
+
+@cache
+def _listen() -> tuple[torch.library.Library, ...]:
+    """Kernels for the operations on CUDA's lists, under a key that is included in `_below` alone."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
+    for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")):
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten":
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(rest, partial(_listed, op), _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    return library, others
+
+
+def _listed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    parts = _CURRENT.parts
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
+        if parts is not None:
+            args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
+        return op(*args, **kwargs)
 
 
 def _teach(operator: HigherOrderOperator) -> None:

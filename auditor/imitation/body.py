@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ..dispatch import Busy, intercepted
+from ..dispatch import Busy, Traced, intercepted
 from ..errors import MeasureError
 from .mode import Imitation
 from .scaler import scaled_as_on_cuda
@@ -40,29 +40,45 @@ def imitated(device: str = "cuda") -> Iterator[None]:
     them off. `backward()` must be called inside as well. Threads that the body starts are not imitated. Nested in the
     same thread, the inner one changes nothing. Tensors on a GPU run natively.
     Raises: MeasureError(slug="unknown-device"); MeasureError(slug="imitation-busy") where another run, in this thread
-    or another, is being recorded or imitated.
+    or another, is being recorded or imitated; MeasureError(slug="imitation-ended") where the body traced a model.
     """
     if str(device) not in DEVICES:
         known = ", ".join(repr(name) for name in DEVICES)
         raise MeasureError(f"there is no imitation of {str(device)!r}: known are {known}.", slug="unknown-device")
     with ExitStack() as stack:
         if _OPEN.depth == 0:
-            _begin(stack)
+            stack.enter_context(_run())
         _OPEN.depth += 1
         stack.callback(_leave)
         yield
 
 
-def _begin(stack: ExitStack) -> None:
+@contextmanager
+def _run() -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(intercepted(Imitation()))
+        except Busy as error:
+            raise MeasureError(
+                "another run is being recorded or imitated, and torch allows one at a time in a process: "
+                "let it end before this one begins.",
+                slug="imitation-busy",
+            ) from error
+        stack.enter_context(scaled_as_on_cuda())
+        try:
+            yield
+        finally:
+            _close(stack)
+
+
+def _close(stack: ExitStack) -> None:
     try:
-        stack.enter_context(intercepted(Imitation()))
-    except Busy as error:
+        stack.close()
+    except Traced as error:
         raise MeasureError(
-            "another run is being recorded or imitated, and torch allows one at a time in a process: "
-            "let it end before this one begins.",
-            slug="imitation-busy",
+            "a tracer such as torch.export ran in the imitated run and ended it: trace the model before or after.",
+            slug="imitation-ended",
         ) from error
-    stack.enter_context(scaled_as_on_cuda())
 
 
 def _leave() -> None:

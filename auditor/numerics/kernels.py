@@ -55,6 +55,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, dtype)
     try:
         return settled(target, target(*args, **kwargs))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if on_cpu and _listed(name, "missing_on_cpu") and _NO_KERNEL.search(str(error)):
             return in_float32(target, args, kwargs, dtype)

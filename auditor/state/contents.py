@@ -115,7 +115,8 @@ def _read_numbers(owner: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def _write_numbers(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
-    owner[...] = held[0]
+    if held:
+        owner[...] = held[0]
 
 
 def _state_of(get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Kind:

@@ -50,7 +50,7 @@ class Reachable:
 
     def _open(self, value: Any) -> Iterator[Any]:
         if issubclass(type(value), torch.Tensor):
-            yield from self._open_tensor(value)
+            yield self._open_tensor(value).grad
         elif issubclass(type(value), nn.Module):
             buffers = vars(value).get("_buffers") or {}
             self._roles.update((id(buffer), Role.BUFFER) for _, buffer in buffers.items())
@@ -73,12 +73,12 @@ class Reachable:
         self._contents.append(held)
         return held.children
 
-    def _open_tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
+    def _open_tensor(self, tensor: torch.Tensor) -> TensorState:
         state = TensorState(tensor)
         self._tensors.append(state)
         if issubclass(type(tensor), nn.Parameter):
             self._roles.update({id(tensor): Role.PARAMETER, id(state.grad): Role.PARAMETER})
-        yield from state.parts
+        return state
 
 
 def _problems(step: Callable[[], Iterable[str] | None]) -> list[str]:

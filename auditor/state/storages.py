@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .writes import SaveBeforeWrite
 
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Role(IntEnum):
@@ -92,16 +92,19 @@ class Storages:
     def _before_write(self, tensors: Iterable[torch.Tensor]) -> None:
         with plain_torch():
             for storage in (storage for tensor in tensors for storage in memory(tensor)):
-                key = storage._cdata if storage._cdata in self._known else self._over(storage)
-                if key is not None and key not in self._copies:
-                    self._save(key)
+                for key in [storage._cdata] if storage._cdata in self._known else self._under(storage):
+                    if key not in self._copies:
+                        self._save(key)
 
-    def _over(self, storage: torch.UntypedStorage) -> int | None:
-        """The watched storage in whose memory this one begins: torch.from_numpy makes such a second one."""
-        place = bisect_right(self._starts, pointer := _address(storage)) - 1
-        if place < 0 or pointer >= self._starts[place] + self._sizes[self._at[place]]:
-            return None
-        return self._at[place]
+    def _under(self, storage: torch.UntypedStorage) -> Iterator[int]:
+        """The watched storages over whose memory this one lies: torch.from_numpy makes such second ones."""
+        begin = _address(storage)
+        for place in range(max(bisect_right(self._starts, begin) - 1, 0), len(self._starts)):
+            start, key = self._starts[place], self._at[place]
+            if start >= begin + storage.nbytes():
+                return
+            if start + self._sizes[key] > begin:
+                yield key
 
     def _save(self, key: int) -> None:
         self._copies[key] = self._known[key].clone()  # type: ignore[no-untyped-call]
@@ -113,7 +116,7 @@ def memory(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
         if names := _wrapped(tensor):
             return [s for name in names for s in memory(getattr(tensor, name))]
         if tensor.layout != torch.strided:
-            return [s for part in sparse_parts(tensor) for s in memory(part)]
+            return [s for part in _sparse_parts(tensor) for s in memory(part)]
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return []
@@ -130,11 +133,11 @@ def _wrapped(tensor: Any) -> list[str]:
     return list(names)
 
 
-def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of."""
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    if tensor.layout in COMPRESSED:
+    if tensor.layout in _COMPRESSED:
         by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
         ends = (
             [tensor.crow_indices(), tensor.col_indices()] if by_row else [tensor.ccol_indices(), tensor.row_indices()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .storages import Role, Storages, memory, sparse_parts
+from .storages import Role, Storages, memory
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -24,11 +24,6 @@ class TensorState:
         self._alias = None if self._wraps else _alias(tensor)
         self._copy: torch.Tensor | None = None
         self._hooks = {name: _hooks_of(tensor, name) for name in _HOOKS}
-
-    @property
-    def parts(self) -> list[Any]:
-        """The tensors that this one brings along."""
-        return [self.grad, *([] if self._wraps else sparse_parts(self.tensor))]
 
     def watch(self, storages: Storages, role: Role) -> None:
         """Hand the memory to `storages`; entries that lie nowhere torch can say are copied here."""
@@ -86,7 +81,7 @@ def _hooks_of(tensor: torch.Tensor, name: str) -> dict[Any, Any]:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same entries in another object: `.data` alone makes no view, which would bar the tensor from swapping.
+    """The same entries in another object, which shares nothing else with the tensor.
 
     None for what a transform of torch.func passes around: it can't be given other entries.
     """

@@ -49,7 +49,7 @@ def dtype_literals(
             found[name] = _differences(tape, stored) | _constants_in(tape, stored)
         regional = _in_region(model, batch, dtype, seed)
         if regional is not None:
-            found[f"autocast_{name}"] = _differences(tape, regional, casts=False)
+            found[f"autocast_{name}"] = _differences(tape, regional)
     return found
 
 

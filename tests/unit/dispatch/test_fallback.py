@@ -88,7 +88,7 @@ def test_writes_draws_and_choices_are_recorded() -> None:
 
     replayed(Model(forward, layer=linear(4, 4)), normal(3, 4), method="path")
     replayed(
-        Model(lambda self, x: x * float(x.sum()) + self.layer(x[x.sum(-1) > 0])[0], layer=linear(4, 4)),
+        Model(lambda self, x: x * float(x.sum()) + self.layer(x[x.sum(-1) < 9])[0], layer=linear(4, 4)),
         normal(3, 4),
         method="path",
     )

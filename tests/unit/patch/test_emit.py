@@ -18,7 +18,7 @@ from auditor.patch.emit import emit
 from auditor.patch.live import plan_table
 from auditor.patch.runtime import apply_plan
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verification import run_patched, verify_emitted
+from auditor.verification import Answers, run_patched, verify_emitted
 
 MODEL = """
 import torch
@@ -171,12 +171,14 @@ def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails
     several = {**PLANS, "autocast_fp16": broken}
     file = written(tmp_path / "out", emit(origin(source), PARAMETERS, several, None, tmp_path / "out"))
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    answers = verify_emitted(file, list(several), [((x,), {})], 0, "cpu")
+    answers = verify_emitted(file, list(several), [((x,), {})], tmp_path)
     model, reference = by_its_source(x)
     assert isinstance(answers["autocast_fp16"], str)
     assert "'gone'" in answers["autocast_fp16"]
     for name in PLANS:
-        (there,) = answers[name]
+        found = answers[name]
+        assert isinstance(found, Answers)
+        (there,) = found.outputs
         (here,) = run_patched(apply_plan(copy.deepcopy(model), plan_table(PLANS[name])), [((x,), {})], "cpu")
         assert torch.equal(there[0], here[0])
         assert 0 < output_error(reference, there) < 0.05

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.numerics.metrics import output_error
 from auditor.planning import plans as plans_module
 from auditor.planning.plans import _allowed, _judged, _outdone, _tightened, as_run, plans_of, recommend
 from auditor.planning.workbench import Workbench
 from auditor.records import Baseline, Plan, ScopeChoice, Subject
+from auditor.verification import Answers
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
@@ -91,7 +93,7 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bool) -> None:
     remaining = iter(errors)
     bench = bench_of(lambda reference, candidate: next(remaining))
-    outputs = [[torch.ones(1)] for _ in errors]
+    outputs = Answers([[torch.ones(1)] for _ in errors])
     plan = _judged(bench, replace(BASE, measured_error=None, verified=False), outputs, outputs)
     assert plan.verified is verified
     if verified:
@@ -101,10 +103,39 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
 
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
-    plan = _judged(bench_of(lambda r, c: 0.0), BASE, [[torch.ones(1)]], "RuntimeError: no such kernel")
+    plan = _judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
     assert (plan.verified, plan.measured_error) == (False, None)
     assert plan.verification is not None
     assert plan.verification.failure == "RuntimeError: no such kernel"
+
+
+def judged_with_gradients(without: float, enabled: float) -> Plan:
+    """A plan whose outputs are that far from FP32 without and with gradients."""
+    expected = Answers([[torch.ones(1)]], [torch.ones(1)])
+    answer = Answers([[torch.ones(1) + without]], [torch.ones(1) + enabled])
+    return _judged(bench_of(output_error), BASE, expected, answer)
+
+
+def test_the_run_with_gradients_counts_like_a_batch() -> None:
+    assert judged_with_gradients(0.004, 0.006).measured_error == pytest.approx(0.006, rel=1e-3)
+    assert not judged_with_gradients(0.009, 0.011).verified
+
+
+def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
+    # FP16 has a unit of 2**-10 = 0.00098: rounding explains up to 2 * 0.001 + 0.00098
+    plan = judged_with_gradients(0.001, 0.0031)
+    assert (plan.verified, plan.measured_error) == (False, None)
+    assert plan.verification is not None
+    assert "with gradients enabled" in str(plan.verification.failure)
+    assert judged_with_gradients(0.001, 0.0029).verified
+    assert judged_with_gradients(math.nan, 0.5).measured_error is None
+
+
+def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
+    plan = _judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
+    assert not plan.verified
+    assert plan.verification is not None
+    assert "shape" in str(plan.verification.failure)
 
 
 def test_a_missed_budget_is_tightened_by_what_it_was_over_and_by_half_at_least() -> None:

@@ -148,7 +148,7 @@ def test_inside_a_transform() -> None:
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2
-        with unchanged(model, [doubled]):
+        with unchanged(model, [x, doubled]):
             doubled.add_(5)
         return model(doubled).sum()
 

@@ -69,6 +69,14 @@ def test_large_buffers_are_copied_within_the_budget_small_before_large(cloned: l
         assert cloned == [10 * MB, 10 * MB]
 
 
+def test_other_tensors_do_not_use_up_what_is_meant_for_buffers(cloned: list[int]) -> None:
+    model = nn.Module()
+    model.plain = torch.zeros(10 * MB, dtype=torch.uint8)
+    model.register_buffer("large", torch.zeros(60 * MB, dtype=torch.uint8))
+    with unchanged(model):
+        assert cloned == [60 * MB, 10 * MB]
+
+
 def test_no_mode_where_all_is_copied() -> None:
     with unchanged(nn.Linear(2, 2)):
         assert _get_current_dispatch_mode() is None
@@ -97,6 +105,16 @@ def test_two_storages_over_the_same_memory(none_at_once: None) -> None:
         model.whole.add_(1)
         model.part.mul_(3)
     assert model.whole.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("begin", [0, 2, 5])
+def test_a_second_storage_over_watched_memory(begin: int, none_at_once: None) -> None:
+    numbers = np.arange(8.0)
+    model = nn.Module()
+    model.part = torch.from_numpy(numbers[2:6])
+    with unchanged(model):
+        torch.from_numpy(numbers[begin:]).mul_(3)
+    assert model.part.tolist() == [2, 3, 4, 5]
 
 
 def test_a_bare_empty_tensor_that_grows(none_at_once: None) -> None:
@@ -223,3 +241,16 @@ def test_what_an_operation_writes(operation: Any, names: list[str]) -> None:
 
 def test_an_operation_that_says_nothing_may_write_anything() -> None:
     assert written_by(torch.ops.higher_order.cond) is None
+
+
+def test_an_operation_that_declares_no_write(none_at_once: None) -> None:
+    """Its name says what its schema doesn't."""
+    library = torch.library.Library("state_tests", "FRAGMENT")
+    library.define("poke_(Tensor x) -> ()")
+    library.impl("poke_", lambda x: x.untyped_storage().fill_(0) and None, "CPU")
+    model = nn.Module()
+    model.state = torch.ones(2)
+    with unchanged(model):
+        torch.ops.state_tests.poke_(model.state)
+        assert model.state.tolist() == [0, 0]
+    assert model.state.tolist() == [1, 1]

@@ -135,6 +135,19 @@ def test_views_stay_views(copied: str) -> None:
     assert model.base.requires_grad
 
 
+@pytest.mark.filterwarnings("error")
+def test_results_of_a_graph_come_back(copied: str) -> None:
+    """They have no gradient to ask for: torch would warn."""
+    model = Writer(nothing, lambda m, x: m.state.detach().zero_())
+    model.state = model.linear(X)
+    before = model.state.tolist()
+    with unchanged(model):
+        run(model)
+        assert model.state.tolist() != before
+    assert model.state.tolist() == before
+    assert model.state.grad_fn is not None
+
+
 class Recorder:
     """A measurement's own hook: it lives longer than the body."""
 
@@ -175,6 +188,19 @@ def test_what_cannot_come_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(AuditorError, match="12 bytes") as caught, unchanged(model):
         run(model)
     assert caught.value.slug == "state-not-restored"
+
+
+def test_one_that_cannot_come_back_does_not_keep_the_others() -> None:
+    def close(m: Any, x: torch.Tensor) -> None:
+        m.numbers.flags.writeable = False
+        m.seen.add_(1)
+        m.late = 1
+
+    model = Writer(lambda m: setattr(m, "numbers", np.arange(3.0)), close)
+    with pytest.raises(AuditorError, match="read-only"), unchanged(model):
+        run(model)
+    assert not hasattr(model, "late")
+    assert model.seen.tolist() == [0, 0, 0]
 
 
 def test_what_cannot_come_back_is_a_note_on_the_body_s_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 
 from auditor.patch.runtime import apply_plan
-from auditor.verification import run_patched
-from auditor.verification.artefact import compare
+from auditor.verification import Answers, answers_of, run_patched
 from tests.subjects import normal, seeded
 
 
@@ -104,11 +102,36 @@ class RaisesByHand(nn.Module):
 def test_a_cast_by_hand_in_a_low_scope_can_be_exported() -> None:
     model, x = seeded(RaisesByHand), normal(3, 4)
     patched = apply_plan(model, plan("bf16"))
-    assert trace_exported(patched, ((x,), {}), ambient=False).method == "export"
+    exported = torch.export.export(patched, (x,)).module()
+    assert torch.equal(exported(x), patched(x))
     ((actual,),) = run_patched(patched, [((x,), {})], "cpu")
     assert torch.equal(actual, linear(x, model.lin, torch.bfloat16).float().softmax(-1))
 
 
-def test_the_worst_batch_counts() -> None:
-    errors = iter([0.1, 0.3, 0.2])
-    assert compare([[]] * 3, [[]] * 3, lambda r, c: next(errors)) == 0.3
+class Moody(nn.Module):
+    """Another model, or none, with gradients enabled."""
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        self.lin, self.raises = nn.Linear(4, 4), raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.raises:
+            raise KeyError("gradients")
+        return self.lin(x) * (3.0 if torch.is_grad_enabled() else 1.0)
+
+
+def test_the_first_batch_is_run_with_gradients_too() -> None:
+    model = seeded(lambda: Moody(raises=False))  # type: ignore[arg-type]
+    found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})], "cpu")
+    assert isinstance(found, Answers)
+    assert found.graded is not None
+    assert torch.allclose(found.graded[0], 3 * found.outputs[0][0])
+    assert not found.graded[0].requires_grad
+
+
+def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
+    model = seeded(lambda: Moody(raises=True))  # type: ignore[arg-type]
+    batches: Any = [((normal(3, 4),), {})]
+    assert answers_of(model, batches, "cpu") == "with gradients enabled, KeyError: 'gradients'"
+    assert isinstance(answers_of(model, batches, "cpu", gradients=False), Answers)

@@ -1,0 +1,97 @@
+"""A plan run twice: the patched model under the imitation, and the tape's replay under the plan's policy."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.outputs import tensor_outputs
+from auditor.patch.runtime import apply_plan
+from auditor.records import Batch, Capture
+from auditor.simulation.execute import PolicyInterpreter
+from auditor.simulation.nesting import agreed, boundaries
+from auditor.simulation.strategies import running
+from auditor.verification import run_patched
+from tests.problems import owners_of, tied_owners
+
+Labels = dict[str, str]
+Answer = list[Tensor] | str
+"""Tensors, or why there are none."""
+
+
+def everything(capture: Capture, fmt: str) -> Labels:
+    """What a user gets without a plan."""
+    return dict.fromkeys(owners_of(capture), fmt)
+
+
+def drawn(capture: Capture, strategy: str, fmt: str, rnd: random.Random) -> Labels:
+    """Any choice of precisions that the strategy allows."""
+    labels = {owner: rnd.choice([fmt, "fp32"]) for owner in owners_of(capture)}
+    for group in tied_owners(capture) if strategy == "cast" else ():
+        labels |= dict.fromkeys(group, labels[group[0]])
+    return labels
+
+
+def imitated_answer(
+    model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
+) -> Answer:
+    """What the model says that follows the plan, run as a GPU would run it."""
+    wrapped = boundaries(capture, strategy, agreed(capture, lambda owner: labels.get(owner, "fp32")))
+    scopes: dict[str, Any] = {
+        path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
+        for path, boundary in wrapped.items()
+    }
+    patched = apply_plan(copy.deepcopy(model), {"strategy": strategy, "format": fmt, "scopes": scopes})
+    try:
+        return run_patched(patched, [batch], "cpu")[0]
+    except Exception as error:
+        return _reason(error)
+
+
+def replayed_answer(
+    model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
+) -> Answer:
+    """What the tape says under the plan's policy."""
+    how = running(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
+    interpreter = PolicyInterpreter(capture, how)
+    try:
+        with torch.no_grad():
+            return tensor_outputs(interpreter.run(*capture.bind(model, batch)))
+    except UnsupportedInFormat as error:
+        return _reason(error)
+
+
+def difference(one: Answer, other: Answer) -> float:
+    """Largest relative L2 distance of two answers; 0 where both refuse, infinite where only one does or shapes differ.
+
+    Entries that are infinite or NaN must be so in both.
+    """
+    if isinstance(one, str) or isinstance(other, str):
+        return 0.0 if isinstance(one, str) and isinstance(other, str) else float("inf")
+    if [x.shape for x in one] != [x.shape for x in other]:
+        return float("inf")
+    return max((_distance(a.double(), b.double()) for a, b in zip(one, other, strict=True)), default=0.0)
+
+
+def dtypes_of(answer: Answer) -> Sequence[torch.dtype]:
+    """Dtypes of what was answered."""
+    return [] if isinstance(answer, str) else [x.dtype for x in answer]
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    distance, size = float((a - b).norm()), float(b.norm())
+    return 0.0 if distance == 0 else distance / size if size else float("inf")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"

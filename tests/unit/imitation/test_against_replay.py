@@ -1,0 +1,140 @@
+"""The patched model under the imitation answers what the tape answers under the plan's policy.
+
+`benchmarks/imitation.py` does the same for the corpora, the examples and the architectures.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.records import Batch, Capture
+from tests.architectures.zoo import specimen
+from tests.corpus.catalogue import INFERENCE
+from tests.resisting import MODELS as RESISTING
+from tests.small_models import MODELS as SMALL
+from tests.subjects import FORMATS, capture_of, normal, seeded
+from tests.two_ways import Labels, difference, drawn, dtypes_of, everything, imitated_answer, replayed_answer
+
+CLOSE = 1e-6
+CORPUS = {case.name: case for case in INFERENCE}
+ARCHITECTURES = ("resnet", "bert", "mamba", "deberta_v2")
+
+
+class FollowsAnother(nn.Module):
+    """Positions in the dtype of what a layer norm returns: FP32 on CUDA, under autocast too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.lin = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.register_buffer("positions", normal(4, 8, seed=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.lin(x))
+        return self.lin(x + self.positions.to(dtype=x.dtype))
+
+
+class FollowsAProduct(nn.Module):
+    """A factor in the dtype of what a linear layer returns: low under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lin(x)
+        return x * torch.sqrt(torch.tensor(24.0)).to(dtype=x.dtype)
+
+
+class Transforms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda v: self.second(torch.softmax(3 * self.first(v), -1)))(x)
+
+
+class Differentiates(Transforms):
+    """In a plan with scopes the gradient's products are low where the layer is; on the tape they are the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.func.jacrev(lambda y: torch.tanh(self.first(y)))(x[0])[:4]
+
+
+_KINDS = (FollowsAnother, FollowsAProduct, Transforms, Differentiates)
+OWN: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in _KINDS}
+NAMES = [*OWN, *SMALL, *RESISTING, *CORPUS]
+
+
+def built(name: str) -> tuple[nn.Module, Batch]:
+    if name in OWN:
+        return seeded(OWN[name]), ((normal(4, 8),), {})
+    if name in SMALL:
+        return seeded(SMALL[name][0]), (SMALL[name][1], {})
+    if name in CORPUS:
+        model, inputs = CORPUS[name].build()
+        return model.eval(), (tuple(inputs), {})
+    if name in ARCHITECTURES:
+        found = specimen(name)
+        return found.model, (found.args, found.kwargs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, batch = RESISTING[name]()
+    return model.eval(), batch
+
+
+@cache
+def known(name: str) -> tuple[nn.Module, Batch, Capture]:
+    model, batch = built(name)
+    return model, batch, capture_of(model, *batch[0], **batch[1])
+
+
+def assert_alike(name: str, strategy: str, fmt: str, labels: Labels) -> None:
+    model, batch, capture = known(name)
+    run = imitated_answer(model, capture, batch, strategy, fmt, labels)
+    replay = replayed_answer(model, capture, batch, strategy, fmt, labels)
+    assert difference(run, replay) <= CLOSE, (run if isinstance(run, str) else "", replay, labels)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_low(name: str, strategy: str, fmt: str) -> None:
+    assert_alike(name, strategy, fmt, everything(known(name)[2], fmt))
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "Differentiates"])
+def test_any_scopes(name: str, strategy: str) -> None:
+    rnd = random.Random(f"{name} {strategy}")
+    for fmt in FORMATS:
+        assert_alike(name, strategy, fmt, drawn(known(name)[2], strategy, fmt, rnd))
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures(name: str, strategy: str) -> None:
+    for fmt in FORMATS:
+        assert_alike(name, strategy, fmt, everything(known(name)[2], fmt))
+
+
+def test_the_run_is_low() -> None:
+    model, batch, capture = known("FollowsAProduct")
+    found = imitated_answer(model, capture, batch, "autocast", "bf16", everything(capture, "bf16"))
+    assert list(dtypes_of(found)) == [torch.bfloat16]
+
+
+def test_a_difference_is_noticed() -> None:
+    model, batch, capture = known("FollowsAProduct")
+    low, wide = (
+        replayed_answer(model, capture, batch, "autocast", "bf16", everything(capture, f)) for f in ("bf16", "fp32")
+    )
+    assert difference(low, wide) > 1e-4
+    assert difference("refused", wide) == float("inf")
+    assert difference([torch.tensor([1.0, torch.nan])], [torch.tensor([1.0, torch.inf])]) == 0.0
+    assert difference([torch.tensor([1.0, torch.nan])], [torch.tensor([1.0, 2.0])]) == float("inf")

@@ -1,0 +1,232 @@
+"""Autocast inside an imitated run is CUDA's: the whole of its lists, regions in regions, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from tests import autocast_calls
+from tests.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
+from tests.fake_cuda import first_dtype, overload
+from tests.subjects import normal
+
+FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
+ON_CUDA = {"masked_fill.Scalar"}
+"""Calls of autocast_calls.py with a mask on the device."""
+
+MISSING = {"pdist", "cdist", "nuclear_norm", "nuclear_norm.dim"}
+"""Without a half kernel on CUDA: they run in autocast's FP32 alone."""
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autocast_calls, "index", lambda *shape: torch.zeros(shape, dtype=torch.int64))
+
+
+def halves(dtype: torch.dtype) -> Make:
+    return lambda *shape: torch.full(shape, 0.5, dtype=dtype)
+
+
+def dtype_of(name: str, *args: Any, region: torch.dtype = FP16, device: str = "cuda", **kwargs: Any) -> torch.dtype:
+    with auditor.imitated(), torch.autocast(device, dtype=region):
+        return first_dtype(overload(name)(*args, **kwargs))
+
+
+@pytest.mark.parametrize("name", LOWER)
+def test_lowered(name: str) -> None:
+    args = LOWER[name](halves(WIDE))
+    assert [dtype_of(name, *args, region=region) for region in (FP16, BF16)] == [FP16, BF16]
+    assert dtype_of(name, *args, device="cpu") is FP16
+
+
+@pytest.mark.parametrize("name", FP32)
+def test_raised(name: str) -> None:
+    assert dtype_of(name, *FP32[name](halves(FP16))) is WIDE
+    assert dtype_of(name, *FP32[name](halves(BF16)), region=BF16) is WIDE
+
+
+@pytest.mark.parametrize("name", sorted(MISSING & FP32.keys()))
+def test_what_cuda_lacks_raises_outside_a_region(name: str) -> None:
+    with auditor.imitated(), pytest.raises(RuntimeError, match=r"has no float16 kernel (on CUDA|here)"):
+        overload(name)(*FP32[name](halves(FP16)))
+
+
+@pytest.mark.parametrize("name", PROMOTE)
+def test_promoted(name: str) -> None:
+    low, wide = halves(FP16), halves(WIDE)
+    assert dtype_of(name, *PROMOTE[name](low, wide)) is WIDE
+    assert dtype_of(name, *PROMOTE[name](wide, low)) is WIDE
+    assert dtype_of(name, *PROMOTE[name](low, low)) is FP16
+
+
+@pytest.mark.parametrize("name", sorted(NONE.keys() - ON_CUDA))
+def test_left_alone(name: str) -> None:
+    for dtype in (FP16, BF16, WIDE):
+        assert dtype_of(name, *NONE[name](halves(dtype))) is dtype
+
+
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod.dim_int"])
+def test_a_dtype_that_is_given_counts(name: str) -> None:
+    x = halves(FP16)(2, 3)
+    assert dtype_of(name, x, 1) is WIDE
+    assert dtype_of(name, x, 1, dtype=FP16) is FP16
+
+
+def test_refused() -> None:
+    x = torch.full((2,), 0.5)
+    with auditor.imitated(), torch.autocast("cuda"), pytest.raises(RuntimeError, match="refuses to run under autocast"):
+        nn.functional.binary_cross_entropy(x, x)
+    with auditor.imitated():
+        assert nn.functional.binary_cross_entropy(x, x).dtype is WIDE
+
+
+def test_in_place_and_out_are_left_alone() -> None:
+    x, y = torch.ones(2, 2), torch.ones(2, 2, dtype=FP16)
+    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+        assert x.addmm_(x, x).dtype is WIDE
+        assert y.exp_().dtype is FP16
+        result = torch.empty(2, 2)
+        assert torch.mm(x, x, out=result) is result
+        assert torch.exp(y, out=torch.empty(2, 2, dtype=FP16)).dtype is FP16
+
+
+def test_regions_in_regions() -> None:
+    x = torch.ones(2, 2)
+    with auditor.imitated():
+        assert x.mm(x).dtype is WIDE
+        with torch.autocast("cuda"):  # without a dtype: CUDA's own
+            assert x.mm(x).dtype is FP16
+            with torch.autocast("cpu", dtype=BF16):
+                assert x.mm(x).dtype is BF16
+                with torch.autocast("cuda", enabled=False):
+                    assert x.mm(x).dtype is WIDE
+                    assert x.half().softmax(-1).dtype is FP16
+                assert x.mm(x).dtype is BF16
+            assert x.mm(x).dtype is FP16
+        assert x.mm(x).dtype is WIDE
+
+
+def test_the_default_of_both_device_types_is_cudas() -> None:
+    with auditor.imitated():
+        for device in ("cpu", "cuda"):
+            with torch.autocast(device):
+                assert torch.get_autocast_dtype("cuda") is torch.get_autocast_dtype("cpu") is FP16
+                assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cpu")
+
+
+def test_a_default_that_was_set_counts() -> None:
+    torch.set_autocast_dtype("cuda", BF16)
+    try:
+        with auditor.imitated(), torch.autocast("cpu"):
+            assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is BF16
+    finally:
+        torch.set_autocast_dtype("cuda", FP16)
+
+
+@pytest.mark.parametrize("region", [FP16, BF16])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_run_in_fp16_in_a_bf16_region_too(kind: type[nn.RNNBase], region: torch.dtype) -> None:
+    layer, x = kind(4, 4, num_layers=2, bidirectional=True), normal(3, 2, 4)  # cuDNN's autocast wrapper hard-codes it
+    with auditor.imitated(), torch.autocast("cuda", dtype=region):
+        found = layer(x)[0]
+    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+        assert torch.equal(layer(x)[0], found)
+    assert found.dtype is FP16
+    with auditor.imitated():  # stored in BF16 it is BF16
+        assert layer.bfloat16()(x.bfloat16())[0].dtype is BF16
+
+
+def test_packed_sequences() -> None:
+    layer = nn.GRU(4, 4, batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(normal(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
+    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+        assert layer(packed)[0].data.dtype is FP16
+
+
+class Scaled(torch.autograd.Function):
+    """Asks for FP32, as code that goes with CUDA kernels of its own does."""
+
+    seen: list[tuple[torch.dtype, bool]]
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Scaled.seen = [(x.dtype, torch.is_autocast_enabled("cuda"))]
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Scaled.seen.append((gradient.dtype, torch.is_autocast_enabled("cuda")))
+        return gradient * 2
+
+
+class Kept(torch.autograd.Function):
+    """Runs forwards and backwards in the region that it was called in."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.mm(weight)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        assert gradient.mm(weight.t()).dtype is FP16
+        return gradient.mm(weight.t()), x.t().mm(gradient)
+
+
+def test_functions_that_cast_their_inputs() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with auditor.imitated():
+        with torch.autocast("cuda", dtype=FP16):
+            low = x.mm(x)
+            result = Scaled.apply(low)
+        result.sum().backward()
+    assert (low.dtype, result.dtype) == (FP16, WIDE)
+    assert Scaled.seen == [(WIDE, False), (WIDE, False)]
+
+
+def test_functions_that_keep_the_region() -> None:
+    x, weight = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    with auditor.imitated():
+        with torch.autocast("cuda", dtype=FP16):
+            result = Kept.apply(x, weight)
+        result.float().sum().backward()
+    assert result.dtype is FP16
+    assert x.grad is not None and x.grad.tolist() == [[2, 2], [2, 2]]
+
+
+def test_the_fused_path_of_the_encoder_is_not_taken() -> None:
+    layer, x, calls = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), normal(2, 3, 8), list[int]()
+    plain = layer.linear2.forward
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(1)
+        return plain(x)
+
+    layer.linear2.forward = counted  # type: ignore[method-assign]
+    with torch.no_grad():
+        layer(x)
+        assert not calls  # torch reads the weight past the wrapped forward
+        with auditor.imitated():
+            layer(x)
+    assert len(calls) == 1
+
+
+def test_random_numbers_are_those_of_fp32_rounded() -> None:
+    torch.manual_seed(0)
+    expected = torch.randn(8).half()
+    with auditor.imitated():
+        torch.manual_seed(0)
+        assert torch.equal(torch.randn(8, dtype=FP16), expected)
+        torch.manual_seed(0)
+        kept = nn.functional.dropout(torch.ones(64, dtype=FP16))
+    torch.manual_seed(0)
+    assert torch.equal(kept, nn.functional.dropout(torch.ones(64)).half())

@@ -1,0 +1,212 @@
+"""Backwards inside an imitated run: what is rounded and what overflows, worked out by hand, and whole training steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import auditor
+from tests.subjects import normal, seeded
+
+FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
+
+
+def gradient(x: Tensor | nn.Parameter) -> Tensor:
+    assert x.grad is not None
+    return x.grad
+
+
+def test_gradients_of_products_sum_in_fp32_and_round_once() -> None:
+    # d/dw of sum over 101 rows of x w: 2048 + 1 * 100. fp16 spaces by 2 from 2048 on and would stay there; 2148 is one.
+    x = torch.cat([torch.tensor([2048.0]), torch.ones(100)])[:, None]
+    weight = torch.ones(1, 1, requires_grad=True)
+    with auditor.imitated():
+        with torch.autocast("cuda", dtype=FP16):
+            result = F.linear(x, weight)
+        result.backward(torch.ones_like(result))
+    assert gradient(weight).dtype is WIDE
+    assert gradient(weight).item() == 2148.0
+
+
+def test_gradients_of_products_are_rounded_to_the_format() -> None:
+    # 1 + 2^-11 is half way between fp16's 1 and 1 + 2^-10, and goes to the even one, 1; 3 * (1 + 2^-10) = 3 + 3 * 2^-10
+    # lies between 3 + 2^-9 and 3 + 2^-8, spaced by 2^-9: 3 + 1.5 * 2^-9 is half way, and goes to the even 3 + 2^-8.
+    weight = torch.ones(1, 1, requires_grad=True)
+    with auditor.imitated():
+        with torch.autocast("cuda", dtype=FP16):
+            result = F.linear(torch.tensor([[3.0]]), weight).float()
+        result.backward(torch.tensor([[1 + 2**-11]]))
+        assert gradient(weight).item() == 3.0
+        weight.grad = None
+        with torch.autocast("cuda", dtype=FP16):
+            result = F.linear(torch.tensor([[3.0]]), weight).float()
+        result.backward(torch.tensor([[1 + 2**-10]]))
+    assert gradient(weight).item() == 3 + 2**-8
+
+
+def test_elementwise_operations_go_back_in_the_format() -> None:
+    # d/dx of x * y is g * y = 1e-5 * 1e-5 = 1e-10, below fp16's smallest 6e-8: zero. In FP32 it is 1e-10.
+    x, y = (torch.tensor([1e-5], dtype=FP16, requires_grad=True) for _ in range(2))
+    with auditor.imitated():
+        (x * y).backward(torch.tensor([1e-5], dtype=FP16))
+    assert gradient(x).item() == 0.0
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x)).relu().flatten(1))
+
+
+def step(model: nn.Module, scale: float = 1.0, dtype: torch.dtype = FP16) -> list[Tensor]:
+    """Gradients of one training step, still scaled."""
+    model.zero_grad()
+    with torch.autocast("cuda", dtype=dtype):
+        loss = model(normal(4, 3, 8, 8)).float().pow(2).mean()
+    (loss * scale).backward()
+    return [gradient(p) for p in model.parameters()]
+
+
+def test_a_step_in_train_mode_is_close_to_fp32_and_not_equal() -> None:
+    model = seeded(ConvNet).train()
+    loss = model(normal(4, 3, 8, 8)).pow(2).mean()
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    with auditor.imitated():
+        actual = step(model)
+    for a, e in zip(actual[2:], expected[2:], strict=True):  # a bias before a batch norm has a gradient of zero
+        assert a.dtype is WIDE
+        assert 1e-5 < float((a - e).norm() / e.norm()) < 1e-2
+
+
+@pytest.mark.parametrize(("scale", "finite"), [(1.0, True), (2.0**10, True), (2.0**30, False)])
+def test_gradients_overflow_at_a_large_scale(scale: float, finite: bool) -> None:
+    with auditor.imitated():
+        found = step(seeded(ConvNet).train(), scale)
+        wide = step(seeded(ConvNet).train(), scale, BF16)
+    assert all(bool(torch.isfinite(g).all()) for g in found) is finite
+    assert all(bool(torch.isfinite(g).all()) for g in wide)  # bf16 reaches as far as FP32
+
+
+def test_batch_statistics_are_kept_in_fp32() -> None:
+    model = seeded(ConvNet).train()
+    with auditor.imitated():
+        step(model)
+    assert model.norm.running_mean.dtype is WIDE
+    assert not torch.equal(model.norm.running_mean, torch.zeros(4))
+
+
+def test_what_the_uses_of_a_weight_add_to_its_gradient_is_summed_in_the_format() -> None:
+    # Autocast casts a weight once a region, so its uses meet in fp16: 2048 + 1 = 2048, a hundred times over.
+    def total(cache: bool) -> float:
+        weight, one = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
+        with auditor.imitated():
+            with torch.autocast("cuda", dtype=FP16, cache_enabled=cache):
+                uses = [F.linear(x, weight).float() for x in [*[one] * 100, 2048 * one]]
+            torch.cat(uses).sum().backward()  # from the last use to the first
+        return gradient(weight).item()
+
+    assert total(cache=True) == 2048.0
+    assert total(cache=False) == 2148.0
+
+
+def test_a_cast_without_gradients_is_not_kept_for_one_with() -> None:
+    weight, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
+    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+        with torch.no_grad():
+            F.linear(x, weight)
+        assert F.linear(x, weight).requires_grad
+
+
+def test_a_weight_that_is_written_in_a_region_is_read_as_it_was() -> None:
+    # as on CUDA, and in torch's own autocast for the CPU
+    weight, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
+    for ours in (True, False):
+        with auditor.imitated() if ours else torch.enable_grad():
+            with torch.autocast("cpu", dtype=BF16):
+                before = F.linear(x, weight)
+                with torch.no_grad():
+                    weight.add_(1)
+                assert torch.equal(F.linear(x, weight), before)
+            with torch.autocast("cpu", dtype=BF16):
+                assert torch.equal(F.linear(x, weight), before + 1)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant: bool) -> None:
+    model, x = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))), normal(4, 8)
+    found = []
+    for again in (False, True):
+        model.zero_grad()
+        with auditor.imitated():
+            with torch.autocast("cuda", dtype=FP16):
+                inputs = x.clone().requires_grad_()
+                result = checkpoint(model, inputs, use_reentrant=reentrant) if again else model(inputs)
+                loss = result.float().square().sum()
+            loss.backward()
+        found.append([gradient(inputs), *(gradient(p) for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_attention_and_recurrent_layers_go_back() -> None:
+    lstm, x = nn.LSTM(8, 8), normal(5, 2, 8).requires_grad_()
+    with auditor.imitated():
+        with torch.autocast("cuda", dtype=BF16):
+            hidden = lstm(x)[0]
+            attended = F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
+        attended.float().sum().backward()
+    assert gradient(x).dtype is gradient(lstm.weight_hh_l0).dtype is WIDE
+    assert math.isfinite(float(gradient(x).norm()))
+
+
+def trained(scaler: torch.amp.GradScaler, steps: int) -> tuple[nn.Module, list[float]]:
+    model = seeded(ConvNet).train()
+    optimizer, scales = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=FP16):
+            loss = model(normal(4, 3, 8, 8)).float().pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return model, scales
+
+
+@pytest.mark.parametrize("make", [torch.amp.GradScaler, torch.cuda.amp.GradScaler])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_loop_with_a_scaler_as_it_is_written_for_cuda(make: type[torch.amp.GradScaler]) -> None:
+    with auditor.imitated():
+        model, scales = trained(make(init_scale=2.0**24), 20)
+    assert scales[0] == 2.0**23  # the first step overflows, is skipped, and halves the scale
+    assert scales[-1] == scales[-2] < 2.0**23  # until steps are taken
+    assert all(p.dtype is WIDE for p in model.parameters())
+    assert not torch.equal(model.head.weight, seeded(ConvNet).head.weight)
+
+
+def test_outside_a_scaler_for_cuda_switches_itself_off_as_ever() -> None:
+    with auditor.imitated():
+        assert torch.amp.GradScaler("cuda").is_enabled()
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        assert not torch.amp.GradScaler("cuda").is_enabled()
+    assert torch.amp.GradScaler("cpu").is_enabled()
+
+
+def test_the_optimizer_steps_in_fp32() -> None:
+    model = seeded(ConvNet).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with auditor.imitated():
+        gradients = step(model)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+    for p, b, g in zip(model.parameters(), before, gradients, strict=True):
+        assert torch.equal(p, b - 1e-4 * g)

@@ -1,0 +1,166 @@
+"""Operations inside functorch and higher-order operators, held to what torch's own autocast does on a CPU.
+
+The CPU's lists and CUDA's agree on the products used here; where they do not, the expected dtype is CUDA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.nn.attention.flex_attention import flex_attention
+
+import auditor
+from tests.subjects import normal
+
+BF16, WIDE = torch.bfloat16, torch.float32
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.lin, self.conv = nn.Linear(8, 8), nn.Conv1d(1, 2, 3)
+
+
+NET = Net()
+X, W = normal(6, 8), normal(6, 8, 8, seed=1)
+WEIGHTS = {name: weight.detach() for name, weight in NET.lin.named_parameters()}
+
+
+def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    return functional_call(NET.lin, weights, (x,)).float().pow(2).mean()
+
+
+ALIKE: dict[str, Callable[[], Any]] = {
+    "vmap": lambda: vmap(NET.lin)(X),  # FP32: autocast sees the product and the sum that vmap makes of it
+    "vmap over weights": lambda: vmap(lambda v, m: F.linear(v, m))(X, W),
+    "vmap of matmul": lambda: vmap(lambda v, m: v @ m)(X, W),
+    "vmap of einsum": lambda: vmap(lambda v, m: torch.einsum("i,ij->j", v, m))(X, W),
+    "vmap in vmap": lambda: vmap(vmap(lambda v, m: v.dot(m)), (None, 0))(W[0], W[1:3]),
+    "grad": lambda: grad(lambda y: NET.lin(y).float().sum())(X),
+    "jvp": lambda: jvp(NET.lin, (X,), (X,)),
+    "jacrev": lambda: jacrev(NET.lin)(X[0]),
+    "jacfwd": lambda: jacfwd(NET.lin)(X[0]),
+    "hessian": lambda: hessian(lambda y: NET.lin(y).float().square().sum())(X[0]),
+    "weights": lambda: grad(loss)(WEIGHTS, X)["weight"],
+    "samples": lambda: vmap(grad(loss), (None, 0))(WEIGHTS, X)["weight"],
+}
+
+
+def in_imitation(function: Callable[[], Any]) -> Any:
+    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+        return function()
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_as_torchs_own_autocast(name: str) -> None:
+    with torch.autocast("cpu", dtype=BF16):
+        expected = torch.utils._pytree.tree_leaves(ALIKE[name]())
+    actual = torch.utils._pytree.tree_leaves(in_imitation(ALIKE[name]))
+    assert [x.dtype for x in actual] == [x.dtype for x in expected]
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.allclose(a.float(), e.float(), rtol=2**-7, atol=2**-9)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda: vmap(NET.conv)(X[:, None]), BF16),  # CUDA lists `convolution`, the CPU does not
+        (lambda: vmap(torch.exp)(X.bfloat16()), WIDE),
+        (lambda: vmap(torch.sum)(X.bfloat16()), WIDE),
+        (lambda: vmap(lambda v: F.layer_norm(v, (8,)))(X.bfloat16()), WIDE),  # becomes native_layer_norm, on the list
+        (lambda: vmap(lambda v: F.softmax(v, -1))(X.bfloat16()), BF16),  # becomes _softmax, which is on none
+        (lambda: grad(lambda y: F.mse_loss(y, y.detach() + 1))(X.bfloat16()), BF16),
+    ],
+)
+def test_cudas_lists(function: Callable[[], Tensor], expected: torch.dtype) -> None:
+    assert in_imitation(function).dtype is expected
+
+
+def test_products_inside_a_transform_sum_in_fp32() -> None:
+    # fp16 spaces by 2 from 2048 on: 2048 + 1 = 2048 (tie to even), a hundred times over. In FP32: 2048 + 100 = 2148.
+    row = torch.cat([torch.tensor([2048.0]), torch.ones(100)]).half()
+    with auditor.imitated():
+        assert vmap(lambda v: v @ torch.ones_like(v))(row[None]).tolist() == [2148.0]
+
+
+def test_training_through_a_transform() -> None:
+    gradients = []
+    for ours in (False, True):
+        NET.zero_grad()
+        with auditor.imitated() if ours else torch.enable_grad():
+            with torch.autocast("cpu", dtype=BF16):
+                total = vmap(lambda v: torch.tanh(NET.lin(v)))(X).float().sum()
+            total.backward()
+        assert NET.lin.weight.grad is not None
+        gradients.append(NET.lin.weight.grad.clone())
+    assert gradients[0].dtype is gradients[1].dtype is WIDE
+    assert torch.allclose(*gradients, rtol=2**-6, atol=2**-6)
+
+
+def test_a_region_inside_a_transform() -> None:
+    def careful(v: Tensor) -> Tensor:
+        with torch.autocast("cuda", enabled=False):
+            return W[0].mv(v)
+
+    assert in_imitation(lambda: vmap(careful)(X)).dtype is WIDE
+    assert in_imitation(lambda: vmap(lambda v: W[0].mv(v))(X)).dtype is BF16
+
+
+@pytest.mark.parametrize(("x", "expected"), [(X.abs(), 1), (-X.abs(), 2)])
+def test_cond(x: Tensor, expected: int) -> None:
+    result = in_imitation(lambda: torch.cond(x.sum() > 0, lambda x: NET.lin(x), lambda x: NET.lin(x) * 2, (x,)))
+    assert torch.equal(result, in_imitation(lambda: NET.lin(x) * expected))
+    assert result.dtype is BF16
+
+
+def test_flex_attention() -> None:
+    q = normal(1, 2, 16, 8)
+    with torch.no_grad():
+        found = in_imitation(lambda: flex_attention(NET.lin(q), NET.lin(q), NET.lin(q)))
+        expected = F.scaled_dot_product_attention(*[NET.lin(q)] * 3)
+    assert isinstance(found, Tensor) and found.dtype is BF16
+    assert torch.allclose(found.float(), expected, rtol=2**-5, atol=2**-5)
+
+
+def test_attention() -> None:
+    q = normal(1, 2, 16, 8)
+    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+        found = F.scaled_dot_product_attention(q, q, q)
+    low = q.bfloat16().float()
+    assert torch.equal(found, F.scaled_dot_product_attention(low, low, low).bfloat16())
+
+
+class Square(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.mv(x.diagonal())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None: ...
+
+
+def test_a_function_of_the_authors_in_a_transform() -> None:
+    assert in_imitation(lambda: vmap(Square.apply)(W)).dtype is BF16
+
+
+@torch.library.custom_op("auditor_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_an_operator_of_the_authors_is_called_with_what_it_is_given() -> None:
+    assert in_imitation(lambda: doubled(NET.lin(X))).dtype is BF16
+    assert in_imitation(lambda: doubled(X)).dtype is WIDE
