@@ -120,6 +120,8 @@ def scattered(
     emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
 ) -> fx.Node:
     """The parent's entries once those of a view of it are `part`."""
+    if view.op is _aten.alias.default:
+        return part
     value, name = parent.outline(), packet_name(view.op)
     if name in _SCATTERS:
         return emit(getattr(_aten, _SCATTERS[name]).default, (whole, part, *view.args), view.kwargs, value)
