@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..dispatch import Region
 from ..fxnodes import op_name, packet_name, tensors_of
 from ..records import Call
+from ..trees import over_tensors
 from .cuts import carry
 from .source import Place
 
@@ -124,7 +124,7 @@ class Builder:
         return node
 
     def _known(self, node: fx.Node, value: Any) -> None:
-        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _outline, value)
+        node.meta["val"] = over_tensors(_outline, value)
         carry(node, value)
 
 

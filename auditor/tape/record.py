@@ -17,6 +17,7 @@ from ..draws import Draw, draw_of, drew, may_draw
 from ..fxnodes import mutates, packet_name, tensors_of
 from ..outputs import tensor_outputs
 from ..records import Batch
+from ..trees import over_tensors
 from .binding import named_inputs
 from .builder import Builder, Mark, Observe, Tape
 from .calls import Calls
@@ -175,7 +176,7 @@ class _Recorder:
             apart.add(id(x))
             return x
 
-        result = pytree.tree_map_only(torch.Tensor, own, result)
+        result = over_tensors(own, result)
         if held:
             self._bind_all(result, lambda x, _: self._constant(x, "held"))
         else:
@@ -198,7 +199,7 @@ class _Recorder:
                 return self._constant(x, "held")
             return self._emit(_aten.detach.default, (own,), {}, x) if ends(own, x) else own
 
-        tree: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, node, (args, kwargs))
+        tree: tuple[Any, Any] = over_tensors(node, (args, kwargs))
         ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
         if ragged:
             tree = pytree.tree_map_only(torch.SymInt, lambda size: self._ragged_size(size, ragged), tree)
