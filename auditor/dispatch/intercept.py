@@ -5,12 +5,11 @@ Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -19,6 +18,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..trees import tensors_in
+from .handler import Handler, Traced, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
@@ -29,32 +29,6 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
 
 
-class Handler(Protocol):
-    """What runs the operations of a model in place of torch."""
-
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One operation as the author called it; autocast is out of the way."""
-
-    def entering(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on CUDA's autocast lists, once functorch's transforms are done with it; `part` comes next."""
-
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One of the operations that a transformed one comes down to, on plain tensors."""
-
-
-class Busy(RuntimeError):
-    """Another run is being intercepted: torch keeps one such mode for the process."""
-
-
-class Traced(RuntimeError):
-    """A tracer such as torch.export ran in the body: on its way out it takes the mode off that sees operations."""
-
-
-_LOCK = threading.Lock()
-
-
 @contextmanager
 def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """In the body every operation of this thread goes through `handler`.
@@ -63,20 +37,16 @@ def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> It
     the modules that hold them), and compiled functions run eagerly.
     Raises: Busy, in another thread or in the body of another one; Traced.
     """
-    if not _LOCK.acquire(blocking=False):
-        raise Busy("another run is being recorded or imitated, and torch allows one at a time in a process")
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(alone())
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
-        with ExitStack() as stack:
-            stack.enter_context(one_stack(depth_of))
-            stack.enter_context(unfused())
-            stack.enter_context(_uncompiled())
-            stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_Whole(handler))
-            yield
-    finally:
-        _LOCK.release()
+        stack.enter_context(one_stack(depth_of))
+        stack.enter_context(unfused())
+        stack.enter_context(uncompiled())
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(_Whole(handler))
+        yield
 
 
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
@@ -213,23 +183,3 @@ def _transformed(args: Any, kwargs: Any) -> bool:
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return any(wrapped(x) for x in tensors_in((args, kwargs)))
-
-
-@contextmanager
-def unfused() -> Iterator[None]:
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Compiled functions run as they were written: what the compiler makes of them would hide the operations."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes a second
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

@@ -39,8 +39,14 @@ class _Stack:
     casts: dict[tuple[int, torch.dtype, bool], tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
 
+_Flags = list[tuple[str, bool, torch.dtype]]
+
+
 class _State(threading.local):
+    """apart: the state of autocast where it is not torch's own."""
+
     stack: _Stack | None = None
+    apart: _Flags | None = None
 
 
 _STATE = _State()
@@ -50,8 +56,8 @@ _users = 0
 
 def region_now() -> Region:
     """The region that the calling code is in."""
-    dtype = torch.get_autocast_dtype("cpu")
-    return Region(torch.is_autocast_enabled("cpu"), _NAMES.get(dtype) or str(dtype).removeprefix("torch."))
+    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return Region(enabled, _NAMES.get(dtype) or str(dtype).removeprefix("torch."))
 
 
 def entered_at() -> int:
@@ -74,21 +80,24 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def one_stack(depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
+def one_stack(depth_of: Callable[[], int] = lambda: 0, apart: bool = False) -> Iterator[None]:
     """In the body, in this thread: `torch.autocast` of any device type opens and closes the same region.
 
     Whoever asks whether autocast is on, for whichever device, gets that region's answer. depth_of: how many module
-    calls are open, asked whenever a region is entered. Other threads go on as they were, and so does this one
-    afterwards, whatever the body left open.
+    calls are open, asked whenever a region is entered. apart: torch casts nothing, and only says what region it is.
+    Other threads go on as they were, and so does this one afterwards, whatever the body left open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
     with written_as_meant():
         _STATE.stack = _Stack(depth_of, threading.get_ident())
         try:
+            if apart:
+                _mirror(False, torch.float32)
+                _STATE.apart = before
             _mirror(*_outer(before))
             yield
         finally:
-            _STATE.stack = outer
+            _STATE.stack, _STATE.apart = outer, None
             _set(before)
             torch.set_autocast_cache_enabled(cached)
             for _ in range(_nesting() - nesting):
@@ -128,18 +137,21 @@ def written_as_meant() -> Iterator[None]:
 
 _ORIGINAL = {name: getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__")}
 _ORIGINAL_CAST = _Module._cast
+_ORIGINAL_STATE = torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
 def _install() -> None:
     for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
         setattr(_Autocast, name, method)
     _Module._cast = _cast
+    torch.is_autocast_enabled, torch.get_autocast_dtype = _is_enabled, _dtype  # type: ignore[assignment]
 
 
 def _uninstall() -> None:
     for name, method in _ORIGINAL.items():
         setattr(_Autocast, name, method)
     _Module._cast = _ORIGINAL_CAST
+    torch.is_autocast_enabled, torch.get_autocast_dtype = _ORIGINAL_STATE
 
 
 def _init(
@@ -193,17 +205,30 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 
 
+def _is_enabled(*device_type: str) -> bool:
+    if _STATE.apart is None:
+        return _ORIGINAL_STATE[0](*device_type)
+    return _STATE.apart[0][1]
+
+
+def _dtype(device_type: str) -> torch.dtype:
+    return _ORIGINAL_STATE[1](device_type) if _STATE.apart is None else _STATE.apart[0][2]
+
+
 def _nesting() -> int:
     """Number of regions that torch counts in this thread."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
 
-def _flags() -> list[tuple[str, bool, torch.dtype]]:
+def _flags() -> _Flags:
     return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
 
 
-def _set(flags: list[tuple[str, bool, torch.dtype]]) -> None:
+def _set(flags: _Flags) -> None:
+    if _STATE.apart is not None:
+        _STATE.apart = flags
+        return
     for device, enabled, dtype in flags:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
@@ -213,7 +238,7 @@ def _mirror(enabled: bool, dtype: torch.dtype) -> None:
     _set([(device, enabled, dtype) for device in _DEVICES])
 
 
-def _outer(flags: list[tuple[str, bool, torch.dtype]]) -> tuple[bool, torch.dtype]:
+def _outer(flags: _Flags) -> tuple[bool, torch.dtype]:
     """The region that is open already, CUDA's before the CPU's; without one, what a region of CUDA's is in by default."""
     for _, enabled, dtype in reversed(flags):
         if enabled:

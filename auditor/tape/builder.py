@@ -18,6 +18,9 @@ from .cuts import carry
 from .source import Place
 
 _aten = torch.ops.aten
+_WRITTEN_AS = {_aten._softmax.default: _aten.softmax.int, _aten._log_softmax.default: _aten.log_softmax.int}
+"""Parts that rules and autocast know under the names of what comes down to them, and that take the same arguments."""
+
 Observe = Callable[[fx.Node, Any], None]
 
 
@@ -61,7 +64,7 @@ class Builder:
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
-        name, written = packet_name(target), op_name(target)
+        name, written = packet_name(target), op_name(_WRITTEN_AS.get(target, target))
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
         node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
         self._known(node, value)

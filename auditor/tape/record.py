@@ -25,7 +25,7 @@ from .choices import shape_from
 from .cuts import ends
 from .reads import READING, noticed
 from .source import place_of_call
-from .twins import Drawn, Written, moves, positional, promotes, replaces, twin_of, written_arguments
+from .twins import Drawn, Written, completed, moves, positional, promotes, replaces, twin_of, written_arguments
 from .values import Values
 from .views import ALIAS, View, shares_memory
 
@@ -297,7 +297,7 @@ class _Recorder:
         if twin is None:
             self._copied(op, places, node_args, node_kwargs, written, result, draw)
             return
-        target = Drawn(twin, draw) if draw is not None else twin
+        target, node_args = Drawn(twin, draw) if draw is not None else twin, completed(op, node_args)
         out = {a.name for a in op._schema.arguments if a.is_out}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)

@@ -61,6 +61,13 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return tuple(found), kwargs
 
 
+def completed(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the defaults that were left out: a twin may have none, as `bernoulli.p` beside `bernoulli_`."""
+    rest = op._schema.arguments[len(args) :]
+    values = [a.default_value for a in rest if not a.kwarg_only and a.has_default_value()]
+    return (*args, *values)
+
+
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
     """Whether an operation's twin may give another dtype than `x`, which the operation itself writes to, has."""
     if packet_name(op).rstrip("_") in _TRUTHS:
@@ -125,6 +132,7 @@ class Written:
     def __init__(self, op: Callable[..., Any], places: tuple[int | str, ...]) -> None:
         self.op, self.places = op, places
         self.stands_for = overload_of(op)
+        self.__name__ = self.__qualname__ = packet_name(op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
         given, own, copies = list(args), dict(kwargs), []
@@ -146,6 +154,7 @@ class Drawn:
     def __init__(self, op: Callable[..., Any], draw: Draw) -> None:
         self.op, self.draw = op, draw
         self.stands_for = overload_of(op)
+        self.__name__ = self.__qualname__ = packet_name(op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.draw.again(self.op, args, kwargs)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..errors import LoadError
+from ..dispatch import sees_whole
+from ..errors import CaptureError, LoadError
 from ..measurement.calibrate import usable_batches
 from ..numerics.formats import FORMATS
 from ..records import Capture, Plan, Subject
@@ -52,8 +53,15 @@ class Prepared:
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = lambda name: None) -> Prepared:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
-    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
+    Raises: CaptureError(slug="capture-failed" or "training-unavailable"), LoadError(slug="bad-loss") where FP32 gradients
+    are not finite.
     """
+    if not sees_whole():
+        raise CaptureError(
+            "this torch lacks parts that training audits need: they see operations before autograd does. Use torch 2.11 "
+            "to 2.13, or leave out --mode training.",
+            slug="training-unavailable",
+        )
     with in_training(subject.model):
         tick("capture")
         captured = capture_step(subject, formats, seed)
