@@ -90,11 +90,13 @@ class Storages:
         self._copies.clear()
 
     def _before_write(self, tensors: Iterable[torch.Tensor]) -> None:
-        with plain_torch():
+        # Not plain_torch, which takes longer than all the rest: most writes are into tensors that nobody watches.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             for storage in (storage for tensor in tensors for storage in memory(tensor)):
                 for key in [storage._cdata] if storage._cdata in self._known else self._under(storage):
                     if key not in self._copies:
-                        self._save(key)
+                        with torch.no_grad():
+                            self._save(key)
 
     def _under(self, storage: torch.UntypedStorage) -> Iterator[int]:
         """The watched storages over whose memory this one lies: torch.from_numpy makes such second ones."""

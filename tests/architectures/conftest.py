@@ -21,6 +21,7 @@ from tests.architectures.zoo import ZOO, Specimen, specimen
 class Audited:
     """A specimen, its audit, the graph that was audited, and a copy of the model made before it."""
 
+    name: str
     specimen: Specimen
     audit: Audit
     capture: Capture
@@ -52,4 +53,4 @@ def audited(request: pytest.FixtureRequest) -> Audited:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module("auditor.pipeline"), "capture", recorded)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
-    return Audited(subject, audit, captures[0], before)
+    return Audited(request.param, subject, audit, captures[0], before)

@@ -19,13 +19,16 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.load import in_eval
+from auditor.draws import in_float32
 from auditor.measurement.estimates import _signs, estimate
 from auditor.measurement.measure import measure
 from auditor.measurement.testrun import _gaps
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.inner import inner_products
 from auditor.numerics.profile import Profile, range_of
+from auditor.running import copied
+from auditor.tape.record import record
+from auditor.tape.twins import COPY
 from auditor.training.backward import backward_errors
 from auditor.training.gradients import bind_step, capture_step, run_step
 from auditor.training.objective import in_training, step_batches, training_subject
@@ -132,22 +135,37 @@ def trained(dtype: torch.dtype) -> None:
     target = normal(3, 4, seed=5).to(dtype)
     subject = training_subject(model, [(x, target)], {}, lambda output, target: (output - target).square().mean())
     with unchanged(target, *held), in_training(model):
-        step = run_step(bind_step(capture_step(subject, LOW), model, step_batches(subject)[0], 0))
+        step = run_step(bind_step(capture_step(subject, LOW), subject, step_batches(subject)[0], 0))
         backward_errors(step, LOW)
 
 
-def buffers(dtype: torch.dtype) -> None:
-    """The one place that writes into the caller's tensors: what a forward did to a buffer is undone."""
-    model, _, held = net(dtype)
-    with unchanged(*held), in_eval(model):
-        model.table.zero_()
+def drawn(dtype: torch.dtype) -> None:
+    """A random operation in place writes to its own argument alone, which is the caller's wish."""
+    for low in (torch.float16, torch.bfloat16, dtype):
+        target, chances = torch.zeros(8, dtype=low), normal(8).abs().clamp(max=1).to(dtype)
+        with unchanged(chances):
+            in_float32(torch.ops.aten.bernoulli_.Tensor, (target, chances), {})
+
+
+def recorded(dtype: torch.dtype) -> None:
+    model, x, held = net(dtype)
+    with unchanged(*held):
+        copied(((x,), {}))
+        record(model, ((x,), {}))
+
+
+def rewritten(dtype: torch.dtype) -> None:
+    source = normal(8).to(dtype)
+    target = torch.zeros(8, dtype=dtype)
+    with unchanged(source, target):
+        COPY(target, source)
 
 
 Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
-    "load/state.py:_restore": ("copy_", buffers),
+    "draws.py:in_float32": ("copy_", drawn),
     "measurement/estimates.py:_signs": ("mul_ sub_ masked_fill_", signs),
     "measurement/measure.py:_leaf": ("requires_grad_", measured),
     "measurement/reference.py:Reference._connected.connect": ("requires_grad_", measured),
@@ -158,9 +176,20 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "numerics/profile.py:_gap": ("sub_", profile),
     "numerics/profile.py:_positive": ("clamp_max_", profile),
     "numerics/profile.py:_steps": ("clamp_min_", profile),
+    "running.py:copied": ("requires_grad_", recorded),
+    "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
+    "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
     "training/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "training/gradients.py:bind_step": ("requires_grad_", trained),
 }
+ON_PURPOSE = {
+    "state/storages.py:_write": "resize_ copy_",
+    "state/storages.py:_words": "set_ set_",
+    "state/tensors.py:TensorState.restore": "copy_ requires_grad_",
+    "state/tensors.py:TensorState._cut_off": "detach_ detach_",
+}
+"""What undoes in the caller's tensors what a run did to them; tests/unit/state is about nothing else."""
+
 CASES = list(dict.fromkeys(case for _, case in IN_PLACE.values()))
 
 
@@ -205,7 +234,7 @@ def in_place_calls() -> dict[str, list[tuple[int, int, str]]]:
 def test_every_in_place_call_is_named_here_with_what_runs_it() -> None:
     """A new one? Make sure that its receiver is a fresh tensor in every dtype and layout, and add it with a case above."""
     found = {place: " ".join(name for *_, name in calls) for place, calls in in_place_calls().items()}
-    assert found == {place: names for place, (names, _) in IN_PLACE.items()}
+    assert found == ON_PURPOSE | {place: names for place, (names, _) in IN_PLACE.items()}
 
 
 def lines_run(case: Case) -> set[tuple[str, int]]:
@@ -233,5 +262,5 @@ def test_the_cases_run_the_calls_that_they_stand_for(case: Case) -> None:
     ran = lines_run(case)
     for place, calls in in_place_calls().items():
         file, _, function = place.partition(":")
-        if IN_PLACE[place][1] is case:
+        if place in IN_PLACE and IN_PLACE[place][1] is case:
             assert {line for line, _, _ in calls if (file, line) not in ran} == set(), function

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from auditor.imitation import imitated
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
 from auditor.simulation.execute import PolicyInterpreter, Running, Setting
@@ -89,7 +90,6 @@ SINGLE: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "half by hand": (lambda x, w: x.half() * 2, (normal(4, 4), normal(4, 4))),
     "half and float": (lambda x, w: x.half() + x.bfloat16(), (normal(4, 4), normal(4, 4))),
     "full like": (lambda x, w: torch.full_like(x @ w, 2.0) + x @ w, (normal(4, 4), normal(4, 4))),
-    "type as": (lambda x, w: x.type_as(x @ w) * 2, (normal(4, 4), normal(4, 4))),
     "max pool": (lambda x, w: F.max_pool1d(F.conv1d(x, w), 2), (normal(2, 3, 6), normal(3, 3, 1))),
     "pad": (lambda x, w: F.pad(x @ w, (1, 1)), (normal(4, 4), normal(4, 4))),
     "split": (lambda x, w: (x @ w).split(2, -1)[0] + x[:, :2], (normal(4, 4), normal(4, 4))),
@@ -110,6 +110,18 @@ def test_single_operations_under_autocast(name: str) -> None:
     truth = recorded_dtypes(capture, capture.bind(nn.Module(), (inputs, {})), torch.float16)
     found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
     assert {node: found[node] for node in truth} == truth
+
+
+def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return x.type_as(x @ w) * 2
+
+    inputs = normal(4, 4), normal(4, 4)
+    with imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+        assert function(*inputs).dtype is torch.float16
+    capture = capture_of(Function(function), *inputs)
+    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
 
 
 def owners_of(capture: Capture) -> set[str]:
