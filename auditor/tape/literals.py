@@ -17,6 +17,7 @@ from ..imitation import Imitation
 from ..records import Batch, Capture
 from ..running import from_the_start, lowered_batch, stored_in
 from .builder import Tape
+from .outlines import Outlines
 from .record import record
 
 Literals = dict[str, dict[int | str, Any]]
@@ -81,10 +82,16 @@ def _in_region(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) ->
 
 
 def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
-    def run() -> Tape:
-        return record(model, batch, handler=Imitation(lenient=True), around=around)[0]
+    """The tape of a low run, at a fraction of its cost where no value is read on the way."""
+    try:
+        tape = _run(Outlines(lenient=True), model, batch, around, seed)
+    except Exception:  # zeros may be singular, or have no gradient
+        return _run(Imitation(lenient=True), model, batch, around, seed)
+    return _run(Imitation(lenient=True), model, batch, around, seed) if tape.reads else tape
 
-    return from_the_start(model, batch, run, seed)
+
+def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
+    return from_the_start(model, batch, lambda: record(model, batch, handler=handler, around=around)[0], seed)
 
 
 def _constants_in(ours: Tape, theirs: Tape) -> Literals:

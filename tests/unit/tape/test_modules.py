@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.replaying import Model, kinds, linear, operations, replayed
 from tests.subjects import capture_of, nodes_by_op, normal, only
@@ -155,21 +156,24 @@ def test_dropout_between_recurrent_layers() -> None:
 
 
 def test_a_thousand_steps_take_no_more_than_three_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
-    model = Counted(4, 4, 2, bidirectional=True)
-    object.__setattr__(model, "runs", runs)
-    replay = fx.Interpreter.run
-    monkeypatch.setattr(fx.Interpreter, "run", lambda self, *args: runs.append("replay") or replay(self, *args))
-    found = capture_of(model, normal(1000, 1, 4))
-    assert len(runs) <= 3
+    """However often the model is called: low runs, for the dtypes in it, take one step each."""
+    steps = []
+
+    class Counting(TorchDispatchMode):
+        """Below whatever records: sees the parts of every step."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            steps.append(func is torch.ops.aten.sigmoid.default or func is torch.ops.aten.sigmoid_.default)
+            return func(*args, **(kwargs or {}))
+
+    model = nn.GRU(4, 4, 2, bidirectional=True)
+    x = normal(1000, 1, 4)
+    with torch.no_grad(), Counting():
+        model(x)
+    once = sum(steps)
+    steps.clear()
+    with Counting():
+        found = capture_of(model, x)
+    assert 0 < sum(steps) <= 3 * once
+    assert found.constants["fp16"][only(found, "zeros").name] == {"dtype": torch.float16}
     assert len(nodes_by_op(found, "gru")) == 1
-
-
-class Counted(nn.GRU):
-    """Counts its forwards."""
-
-    runs: list[str]
-
-    def forward(self, *args: Any) -> Any:
-        self.runs.append("forward")
-        return super().forward(*args)
