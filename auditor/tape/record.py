@@ -26,7 +26,18 @@ from .choices import shape_from
 from .cuts import ends
 from .reads import READING, noticed
 from .source import place_of_call
-from .twins import Drawn, Written, completed, moves, positional, promotes, replaces, twin_of, written_arguments
+from .twins import (
+    Drawn,
+    Written,
+    completed,
+    moves,
+    positional,
+    promotes,
+    replaces,
+    twin_of,
+    writes_nothing,
+    written_arguments,
+)
 from .values import Values
 from .views import ALIAS, View, shares_memory
 
@@ -279,7 +290,7 @@ class _Recorder:
     def _written(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
     ) -> None:
-        if op is _aten.detach_.default:
+        if writes_nothing(op):
             return
         places = written_arguments(op)
         changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]

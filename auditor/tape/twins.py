@@ -27,6 +27,11 @@ _TRUTHS = frozenset(
 _OTHER_NAMES = {"normal_": "normal_functional", "random_": "random"}
 
 
+def writes_nothing(op: Any) -> bool:
+    """Whether the operation leaves entries, shape and memory of its argument alone."""
+    return packet_name(op) in ("detach_", "requires_grad_", "retain_grad", "rename_")
+
+
 def moves(op: Any) -> bool:
     """Whether the operation gives its argument another shape in place."""
     return packet_name(op) in _MOVED
@@ -104,7 +109,9 @@ def twin_of(op: Any) -> Any:
 
 
 def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    return [(a.name, str(a.type)) for a in ours] == [(a.name, str(a.type)) for a in theirs]
+    """Whether arguments are the same; the first may be `self` here and `input` there."""
+    same = [str(a.type) for a in ours] == [str(a.type) for a in theirs]
+    return same and [a.name for a in ours[1:]] == [a.name for a in theirs[1:]]
 
 
 class _Copy:

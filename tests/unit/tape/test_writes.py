@@ -201,6 +201,16 @@ def test_writes(function: Callable[[Tensor], Any]) -> None:
     assert not any(target.endswith("_") for target in operations(found) if "foreach" not in target)
 
 
+def test_writes_without_a_twin() -> None:
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.clone()
+        y[1:].fill_diagonal_(3.0)
+        return y, y[2].polygamma_(1)
+
+    found = replayed(Model(forward), X)
+    assert {"fill_diagonal_", "polygamma_"} <= set(operations(found))
+
+
 def test_an_input_that_is_written() -> None:
     def forward(self: Any, x: Tensor, other: Tensor) -> Tensor:
         x.mul_(2)
