@@ -24,6 +24,8 @@ _FREE = frozenset(
     "view_as_real view_as_complex real imag as_strided".split()
 )
 
+_MAY_COPY = frozenset("reshape flatten ravel reshape_as".split())
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -43,8 +45,22 @@ def costs_of(capture: Capture) -> dict[str, Cost]:
             read = [tensors_of(source.meta.get("val")) for source in node.all_input_nodes]
             tensors = [*(x for group in read for x in group), *tensors_of(node.meta.get("val"))]
             elements = sum(x.numel() for x in tensors if x.is_floating_point())
-            found[node.name] = Cost(_flops(name, node), elements, name in _FREE)
+            found[node.name] = Cost(_flops(name, node), elements, name in _FREE and not _copies(name, node))
     return found
+
+
+def _copies(name: str, node: fx.Node) -> bool:
+    """Whether an operation that gives a tensor another shape has to copy it first, since no strides do."""
+    sources = node.all_input_nodes if name in _MAY_COPY else []
+    source = tensors_of(sources[0].meta.get("val")) if sources else []
+    result = tensors_of(node.meta.get("val"))
+    if not source or not result:
+        return False
+    try:
+        source[0].view(result[0].shape)
+    except RuntimeError:
+        return True
+    return False
 
 
 def seconds(cost: Cost, precision: str, device: str = DEFAULT_DEVICE) -> float:

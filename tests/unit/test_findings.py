@@ -101,7 +101,7 @@ def test_what_the_author_raised_is_not_reported_as_unforeseen() -> None:
     verdicts = {name: {"fp16": UNSAFE, "bf16": UNSAFE} for name in toy.facts}
     facts = gather(toy.capture, Raised(), toy.ranges, verdicts)
     found = confronted(classify(toy.capture, facts, RULES), verdicts)
-    assert codes(found) == [(code, node) for node in ("cast_1", "cos") for code in ("MSR001", "MSR002")]
+    assert codes(found) == [(code, node) for node in ("to_1", "cos") for code in ("MSR001", "MSR002")]
 
 
 def test_one_format_does_not_explain_the_other() -> None:

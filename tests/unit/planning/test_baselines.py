@@ -23,17 +23,20 @@ from tests.subjects import FORMATS, normal, seeded, subject_of
 STRATEGIES = ("autocast", "cast")
 
 
+SEEN: list[tuple[int, torch.dtype, torch.dtype]] = []
+"""What Noting was asked: no attribute of it, since every run leaves those as they were."""
+
+
 class Noting(nn.Module):
     """Notes the dtype in which it is asked, how often, and the shape."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
-        self.seen: list[tuple[int, torch.dtype, torch.dtype]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.lin(x)
-        self.seen.append((len(x), x.dtype, y.dtype))
+        SEEN.append((len(x), x.dtype, y.dtype))
         return y
 
 
@@ -59,9 +62,9 @@ def bench_of(model: nn.Module, *held_out: Tensor, **changes: Any) -> Workbench:
 def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:
     model = seeded(Noting)
     bench = bench_of(model, normal(2, 4), normal(5, 4))
-    model.seen.clear()
+    SEEN.clear()
     found = baselines_of(bench, STRATEGIES, ("bf16",))
-    low = [seen for seen in model.seen if seen[2] is not torch.float32]
+    low = [seen for seen in SEEN if seen[2] is not torch.float32]
     assert low == [
         (2, torch.float32, torch.bfloat16),
         (5, torch.float32, torch.bfloat16),
@@ -82,12 +85,12 @@ def test_the_worst_batch_counts() -> None:
 def test_fp32_runs_once_a_batch_however_many_rounds_there_are() -> None:
     model = seeded(Noting)
     bench = bench_of(model, normal(2, 4), normal(5, 4))
-    model.seen.clear()
+    SEEN.clear()
     baselines_of(bench, STRATEGIES, FORMATS)
     everything = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)
     for _ in range(3):
         assert verify(bench, {"cast_bf16": everything}, lambda _: None)["cast_bf16"].verified
-    full = [rows for rows, _, dtype in model.seen if dtype is torch.float32]
+    full = [rows for rows, _, dtype in SEEN if dtype is torch.float32]
     assert sorted(full) == [2, 2, 3, 5]  # the first check once more with gradients; 3 rows: what rules are tried on
 
 
