@@ -7,7 +7,6 @@ import functools
 import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,34 +16,11 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from .records import Batch
-
 _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
 _CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
 _CLOSED = (*_NUMBERS, *_CODE)
 """What is not looked into: a module's tensors are no output, and the others hold none."""
-
-
-def forward(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
-    """Output tensors of the model, run on copies of its inputs and buffers: some models write into both."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with tensors_only(model):
-        return tensor_outputs(torch.func.functional_call(model, buffers, args, kwargs))
-
-
-@contextmanager
-def tensors_only(model: nn.Module) -> Iterator[None]:
-    """In the body the model returns its output tensors, so that a forward that is a generator runs where it is called."""
-    if isinstance(model, torch.jit.ScriptModule):  # takes no hooks, and returns no generators
-        yield
-        return
-    handle = model.register_forward_hook(lambda _module, _args, output: tensor_outputs(output))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def tensor_outputs(output: Any) -> list[torch.Tensor]:

@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from auditor.capture.concrete import trace_concrete
-from auditor.capture.exported import trace_exported
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal
 from torch.nn.utils.rnn import pack_sequence
 
 import auditor
-from auditor.outputs import forward, tensor_outputs
-from tests.subjects import normal, seeded
+from auditor.outputs import tensor_outputs
+from auditor.running import answer
+from tests.subjects import capture_of, normal, seeded
 
 A, B, C = torch.ones(1), torch.ones(2), torch.ones(3)
 Pair = namedtuple("Pair", "first second")
@@ -209,13 +208,10 @@ WRAPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("trace", [trace_exported, trace_concrete])
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_traces_return_them(wrap: str, trace: Callable[..., Any]) -> None:
-    model, batch = seeded(lambda: Returning(WRAPS[wrap])), ((normal(4, 8),), {})
-    if (wrap, trace) == ("distribution", trace_exported):
-        pytest.skip("its constructor looks at values")
-    assert len(trace(model, batch).outputs) == len(tensor_outputs(forward(model, batch))) == 2
+def test_tapes_return_them(wrap: str) -> None:
+    model, x = seeded(lambda: Returning(WRAPS[wrap])), normal(4, 8)
+    assert len(capture_of(model, x).outputs) == len(answer(model, ((x,), {}))) == 2
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -231,14 +227,13 @@ def test_an_output_that_overflows_is_seen_wherever_it_is(wrap: str) -> None:
 
 def test_a_generator_is_run_once_where_its_parameters_and_buffers_are() -> None:
     model, batch = seeded(Lazy), ((normal(4, 8),), {})
-    expected = list(forward(model, batch))
+    expected = answer(model, batch)
     assert len(expected) == 2
     assert model.calls == 0
-    for trace in (trace_exported, trace_concrete):
-        captured = trace(model, batch)
-        assert {p.kind for p in captured.placeholders} == {"parameter", "buffer", "input"}
-        assert same(captured.graph_module(*captured.bind(model, batch)), expected)
-        assert model.calls == 0
+    captured = capture_of(model, *batch[0])
+    assert {p.kind for p in captured.placeholders} == {"parameter", "buffer", "input"}
+    assert same(captured.graph_module(*captured.bind(model, batch)), expected)
+    assert model.calls == 0
 
 
 def test_nan_in_a_field_is_refused() -> None:
