@@ -29,8 +29,8 @@ def tensor_outputs(output: Any) -> list[torch.Tensor]:
     What torch can flatten comes in torch's order. Else: the items of mappings and sequences; what an iterator gives,
     which uses it up; of any other object its fields (a dataclass), its attributes in the order they were set, and its
     slots; of a distribution only what is public, and the distributions that it is made of. An object that is met again
-    adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets and endless iterators are not
-    looked into.
+    adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets, endless iterators and Hugging
+    Face's key-value caches are not looked into.
     """
     return list(_tensors(output, {}))
 
@@ -40,7 +40,7 @@ def _tensors(value: Any, entered: dict[int, Any]) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
         return
-    if value is None or isinstance(value, _CLOSED) or id(value) in entered:
+    if value is None or isinstance(value, _CLOSED) or id(value) in entered or _is_cache(value):
         return
     entered[id(value)] = value
     known = _flattened(value)
@@ -48,6 +48,11 @@ def _tensors(value: Any, entered: dict[int, Any]) -> Iterator[torch.Tensor]:
         yield from _tensors(part, entered)
     if known is not None:
         del entered[id(value)]
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether it is a key-value cache of Hugging Face's: memory for the next call, far larger than what was asked for."""
+    return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 
 def _flattened(value: Any) -> list[Any] | None:

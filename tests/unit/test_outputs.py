@@ -241,3 +241,11 @@ def test_nan_in_a_field_is_refused() -> None:
     with pytest.raises(auditor.errors.LoadError) as caught:
         auditor.audit(model, (normal(4, 8),), device="cpu")
     assert caught.value.slug == "nan-output"
+
+
+def test_a_key_value_cache_is_memory_for_the_next_call() -> None:
+    cache_utils = pytest.importorskip("transformers.cache_utils")
+    cache = cache_utils.DynamicCache()
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    logits = torch.zeros(1, 3)
+    assert [x is logits for x in tensor_outputs({"logits": logits, "past_key_values": cache})] == [True]
