@@ -83,7 +83,7 @@ def run_alone(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return Alone(unsupported=first_line(error)[:160])
+        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
 
 
 def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
