@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .dispatch import unfused
+from .dispatch import uncompiled, unfused
 from .draws import reseed
 from .imitation import imitated
 from .outputs import tensor_outputs
@@ -39,7 +39,7 @@ def answer(
 
     def run() -> list[torch.Tensor]:
         args, kwargs = copied(batch)
-        with nullcontext() if fused else unfused(), around():
+        with nullcontext() if fused else unfused(), uncompiled(), around():
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     return from_the_start(model, batch, run, seed, gradients)

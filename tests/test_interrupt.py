@@ -13,7 +13,7 @@ import pytest
 MODEL = """
 import torch
 torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(48)))
 def get_inputs(): return torch.randn(4, 16)
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from . import fallback
-from .handler import Busy, Handler, Traced, unfused
+from .handler import Busy, Handler, Traced, uncompiled, unfused
 from .regions import Region, ambient, cast_weight, region_now
 
 try:
@@ -28,6 +28,7 @@ __all__ = [
     "intercepted",
     "region_now",
     "sees_whole",
+    "uncompiled",
     "unfused",
 ]
 

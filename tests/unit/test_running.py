@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -33,3 +34,23 @@ def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
     after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_cond_runs_eagerly_whether_or_not_something_was_compiled(compiled_before: bool) -> None:
+    if compiled_before:
+        torch.compile(torch.sin, backend="eager")(torch.ones(2))
+
+    large = nn.Linear(1024, 1024)  # beyond what is copied at once, so that writes are watched for
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = large
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = torch.cond(x.sum() > 0, lambda y: y.exp(), lambda y: y.tanh(), (x,))
+            return result
+
+    (found,) = answer(Branching().eval(), ((torch.ones(2),), {}))
+    assert torch.equal(found, torch.ones(2).exp())

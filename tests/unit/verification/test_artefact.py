@@ -231,7 +231,7 @@ def test_neither_process_nor_file_is_left_behind(number: int, code: int, root: P
     worker = int((tmp_path / "pid").read_text())
     assert alive(worker)
     parent.send_signal(number)
-    assert parent.wait(timeout=30) == code
+    assert parent.wait(timeout=120) == code
     while (alive(worker) or list(temporary.iterdir())) and time.monotonic() < until:
         time.sleep(0.1)
     assert not alive(worker)
