@@ -155,15 +155,14 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def value(node: fx.Node) -> Any:
-    """The fake or recorded value tracing left on the node (a tensor, or a tuple of them), None if there is none."""
-    meta = node.meta.get("val")
-    return node.meta.get("tensor_meta") if meta is None else meta
+    """Shape and dtype of what the node gave when it was recorded: a tensor without entries, or a tuple of them; None if none."""
+    return node.meta.get("val")
 
 
 def shape(node: Any) -> tuple[int, ...]:
     """Shape of the node's (first) tensor output.
 
-    Raises: ValueError where tracing recorded no static shape; formulas on shapes then do not apply.
+    Raises: ValueError where no shape was recorded; formulas on shapes then do not apply.
     """
     held = value(node) if isinstance(node, fx.Node) else None
     held = held[0] if isinstance(held, (tuple, list)) and held else held

@@ -1,7 +1,7 @@
 """Which nodes the author keeps in FP32: those that compute on a value cast up, until it is cast back.
 
 In the graph of an FP32 model a cast up and a cast back look the same, both go from float32 to float32. What tells them
-apart is the trace of the same model in a low format: there a cast back goes to that format, a cast up does not.
+apart is a run of the same model in a low format: there a cast back goes to that format, a cast up does not.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def autocast_on(capture: Capture, name: str) -> bool:
 
 
 def _followers(capture: Capture) -> frozenset[str] | None:
-    """Nodes with a literal that changes with the model's format; None where no low trace could be made."""
+    """Nodes with a literal that changes with the model's format; None where no low run could be made."""
     if not capture.constants:
         return None
     return frozenset(name for nodes in capture.constants.values() for name in nodes)

@@ -157,7 +157,7 @@ def headroom_bits(max_abs: float | None, dtype: torch.dtype) -> float | None:
 
 
 def numel(node: fx.Node) -> int | None:
-    """Elements of the node's (first) output, None where tracing kept no static shape."""
+    """Elements of the node's (first) output, None where its shape is not known."""
     try:
         return math.prod(shape(node))
     except ValueError:

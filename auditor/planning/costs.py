@@ -37,7 +37,7 @@ class Cost:
 
 
 def costs_of(capture: Capture) -> dict[str, Cost]:
-    """{node: Cost} from the shapes recorded while tracing."""
+    """{node: Cost} from the shapes that were recorded."""
     found = {}
     for node in capture.graph_module.graph.nodes:
         if node.op == "call_function":
