@@ -18,6 +18,11 @@ def get_inputs(): return torch.randn(4, 16)
 """
 
 
+def heard() -> None:
+    """What a shell runs in the background inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupted_at(stage: str, folder: Path, root: Path) -> subprocess.Popen[str]:
     """An audit that got SIGINT when it announced the stage, run to its end."""
     environment = {
@@ -27,7 +32,13 @@ def interrupted_at(stage: str, folder: Path, root: Path) -> subprocess.Popen[str
     }
     command = [sys.executable, "-m", "auditor", "model.py", "--out", "out", "--formats", "bf16", "--strategies", "cast"]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=heard,
     )
     assert process.stderr is not None
     for line in process.stderr:

@@ -210,6 +210,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def heard() -> None:
+    """What a shell runs in the background inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize(
     ("number", "code"),
@@ -224,7 +229,8 @@ def test_neither_process_nor_file_is_left_behind(number: int, code: int, root: P
     file.write_text(emit(origin, LAYERS, {"cast_bf16": plan("cast_bf16")}, None, tmp_path))
     temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(temporary)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], env=environment, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", PARENT, str(file)]
+    parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=heard)
     until = time.monotonic() + 120
     while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
         time.sleep(0.1)
