@@ -242,7 +242,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
     if audit.environment.execution != "native":
         limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
     if audit.capture_method == "path":
-        limits.append("The model branches on values: only the path these inputs take was audited.")
+        limits.append("Python reads values in this model: what was audited is the path that these inputs take.")
     untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
