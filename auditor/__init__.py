@@ -9,10 +9,10 @@ __version__ = "0.1.0"
 
 _API = {
     "audit": "api",
-    "Audit": "result",
+    "Audit": "records",
     "apply": "patch.live",
     "imitated": "imitation",
-    "load_plan": "patch.document",
+    "load_plan": "document.load",
     "snippet": "snippets",
 }
 __all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load_plan", "snippet"]

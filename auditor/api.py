@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from .errors import AuditorError
+from .flow import run
 from .load import from_object
-from .pipeline import run
-from .planning.choose import Distance
+from .plan.choose import Distance
 from .records import Progress
+from .records.audit import Audit
 from .resources import resource_dir
-from .result import Audit
 from .rulebook import load_rules
 from .training.objective import training_subject
 

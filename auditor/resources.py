@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .errors import AuditorError
 
@@ -23,3 +26,9 @@ def resource_dir(name: str) -> Path:
         "checkout",
         slug="resource-missing",
     )
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Facts about torch and devices, each file with its source: the contents of `auditor/<name>.toml`."""
+    return tomllib.loads((_PACKAGE / f"{name}.toml").read_text(encoding="utf-8"))

@@ -12,8 +12,8 @@ import torch
 
 import auditor
 from auditor.load import from_object, in_eval
-from auditor.measurement.attribute import attribute
-from auditor.measurement.measure import Measurement, measure
+from auditor.measure.attribute import attribute
+from auditor.measure.measure import Measurement, measure
 from auditor.records import Capture
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from auditor.load import from_object, in_eval
-from auditor.measurement import estimates, measure, reference
-from auditor.measurement.attribute import attribute
+from auditor.measure import estimates, measure, reference
+from auditor.measure.attribute import attribute
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, build

@@ -8,8 +8,8 @@ import math
 import statistics
 
 from auditor.load import from_object, in_eval
-from auditor.measurement.attribute import attribute
-from auditor.measurement.measure import Measurement, measure
+from auditor.measure.attribute import attribute
+from auditor.measure.measure import Measurement, measure
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import gpt

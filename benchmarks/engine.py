@@ -13,7 +13,7 @@ from torch import nn
 
 from auditor.imitation import imitated
 from auditor.load import from_object, in_eval
-from auditor.running import answer
+from auditor.runs.answer import answer
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, Built, build, gpt, vit

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from auditor.formats.rounding import round_to
 from auditor.imitation import imitated
-from auditor.numerics.rounding import round_to
 from auditor.patch.runtime import DTYPES, apply_plan
 from auditor.records import Objective, Subject
 

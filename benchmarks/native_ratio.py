@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from auditor.measurement.measure import measure
+from auditor.measure.measure import measure
 from auditor.records import Batch, NodeError, Subject
 from auditor.tape import capture
 from benchmarks import subjects  # noqa: F401  (timm and transformers import through its torchvision)

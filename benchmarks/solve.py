@@ -7,11 +7,11 @@ import json
 import random
 
 from auditor.load import from_object, in_eval
-from auditor.planning.costs import costs_of
-from auditor.planning.problem import Problem
-from auditor.planning.solve import candidates
+from auditor.plan.costs import costs_of
+from auditor.plan.problem import Problem
+from auditor.plan.solve import candidates
 from auditor.records import Capture, Contribution, Verdict
-from auditor.simulation.strategies import STRATEGIES
+from auditor.replay.strategies import STRATEGIES
 from auditor.tape import capture
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit

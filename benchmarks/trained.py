@@ -7,13 +7,13 @@ import json
 import sys
 from dataclasses import replace
 
+from auditor.flow import run
 from auditor.load import from_object
-from auditor.pipeline import run
 from auditor.records import Plan
+from auditor.records.audit import Audit
+from auditor.replay.strategies import scoped
 from auditor.resources import resource_dir
-from auditor.result import Audit
 from auditor.rulebook import load_rules
-from auditor.simulation.strategies import scoped
 from benchmarks.harness import Row, in_process_of_its_own, report
 from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
 from benchmarks.trained_models import TRAINED

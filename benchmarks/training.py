@@ -13,12 +13,12 @@ from torch import nn
 
 import auditor
 from auditor.patch.live import plan_table
-from auditor.simulation.strategies import plain
+from auditor.records.training import LossScale, ParameterGradients
+from auditor.replay.strategies import plain
 from auditor.training.gradients import Step, bind_step, capture_step, run_step
 from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training, step_batches
 from auditor.training.own import Lowering, settle
-from auditor.training.records import LossScale, ParameterGradients
 from auditor.training.spreads import merged, spread_of
 from auditor.training.trials import trial
 from auditor.training.updates import lost_by_adam, lost_by_sgd, ratios_of

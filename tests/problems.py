@@ -10,11 +10,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from auditor.planning.costs import Cost
-from auditor.planning.problem import Problem
-from auditor.planning.solve import Candidate, evaluate
+from auditor.plan.costs import Cost
+from auditor.plan.problem import Problem
+from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.simulation.strategies import readers_of
+from auditor.replay.strategies import readers_of
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)

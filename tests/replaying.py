@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.outputs import tensor_outputs
 from auditor.records import Batch, Capture, Subject
-from auditor.running import answer
+from auditor.runs.answer import answer
+from auditor.runs.outputs import tensor_outputs
 from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.measurement.measure import Measurement, measure
+from auditor.measure.measure import Measurement, measure
 from auditor.records import Capture, Node, Subject
 from auditor.tape import capture
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.numerics.metrics import output_error
-from auditor.running import answer, as_on
+from auditor.formats.metrics import output_error
+from auditor.runs.answer import answer, as_on
 from tests.replaying import Model, linear
 from tests.subjects import normal
 

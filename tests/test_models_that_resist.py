@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from auditor import apply
 from auditor.api import audit as audit_model
 from auditor.errors import LoadError
-from auditor.numerics.metrics import output_error
+from auditor.formats.metrics import output_error
 from auditor.records import NodeReport
-from auditor.result import Audit
+from auditor.records.audit import Audit
 from tests.resisting import MODELS, Call
 
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")

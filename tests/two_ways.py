@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.outputs import tensor_outputs
+from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
 from auditor.records import Batch, Capture
-from auditor.simulation.execute import PolicyInterpreter
-from auditor.simulation.nesting import agreed, boundaries
-from auditor.simulation.strategies import running
-from auditor.verification import run_patched
+from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.nesting import agreed, boundaries
+from auditor.replay.strategies import running
+from auditor.runs.outputs import tensor_outputs
+from auditor.verify import run_patched
 from tests.problems import owners_of, tied_owners
 
 Labels = dict[str, str]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from .graph import arguments_with_defaults, op_of, packet, shape, source
+from ..ops.graph import arguments_with_defaults, op_of, packet, shape, source
 
 Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]

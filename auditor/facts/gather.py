@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
+from ..ops.autocast import treatment
+from ..ops.graph import dtype, op_of, operation, readers, source
 from ..records import Capture, NodeRange, Verdict
-from ..simulation.policy import treatment
 from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
-from .graph import dtype, op_of, operation, readers, source
 from .literals import as_one, beyond, formats_where, lost
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from ..numerics.formats import FORMATS
-from ..numerics.rounding import round_to
+from ..formats.rounding import round_to
+from ..formats.table import FORMATS
 
 LOW = tuple(name for name in FORMATS if name != "fp32")
 

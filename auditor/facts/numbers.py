@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from ..ops.graph import CASTS, PRODUCTS, arguments, dtype, is_transparent, op_of, packet, source
 from ..records import Capture, NodeRange
-from .graph import CASTS, PRODUCTS, arguments, dtype, is_transparent, op_of, packet, source
 from .values import nearest_range
 
 _SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})

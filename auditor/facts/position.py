@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from ..ops.graph import is_transparent, packet
 from ..records import Capture
-from .graph import is_transparent, packet
 
 LAYERS = frozenset(
     f"aten.{name}"

@@ -11,9 +11,9 @@ import re
 import torch
 from torch import fx
 
+from ..ops.autocast import treatment
+from ..ops.graph import CASTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
 from ..records import Capture
-from ..simulation.policy import treatment
-from .graph import CASTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
 
 _RAISES = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")
 _LOWERS = re.compile(r"\.type_as\(|\.to\((?!(?:dtype=)?torch\.)")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..ops.graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
 from ..records import Capture, NodeRange
-from .graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
 
 _GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
 _SCALINGS = frozenset({"aten.div", "aten.mul"})

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ..dispatch import Region, cast_weight
-from ..draws import in_float32, may_draw
-from ..fxnodes import mutates, packet_name
-from ..numerics.formats import LOW_DTYPES
-from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
-from ..simulation.execute import autocast_arguments
-from ..simulation.policy import only_fp16, treatment
+from ..formats.table import LOW_DTYPES
+from ..ops.autocast import only_fp16, treatment
+from ..ops.kernels import UnsupportedInFormat, is_tensor_core, run_op
+from ..ops.nodes import mutates, packet_name
+from ..replay.execute import autocast_arguments
+from ..state.draws import in_float32, may_draw
 from ..trees import over_tensors
 
 _RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())

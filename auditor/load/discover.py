@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from ..draws import reseed
 from ..errors import LoadError
 from ..records import Origin
+from ..state.draws import reseed
 from .sandbox import call
 from .target import Target
 

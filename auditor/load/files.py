@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..draws import reseed
 from ..errors import LoadError
 from ..records import Batch
+from ..state.draws import reseed
 from .inputs import Inputs, as_batches, bind_named, named_inputs
 from .synthesis import vocabulary
 from .target import import_target, parse

@@ -13,9 +13,9 @@ from unittest import mock
 
 from torch import nn
 
-from ..draws import reseed
 from ..errors import LoadError
 from ..records import Origin
+from ..state.draws import reseed
 from .discover import Found
 from .sandbox import blame, call
 from .target import Target

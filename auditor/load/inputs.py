@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..draws import reseed
 from ..errors import LoadError
 from ..records import Batch
+from ..state.draws import reseed
 from .sandbox import call
 from .synthesis import synthesise
 from .typical import typical

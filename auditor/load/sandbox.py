@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from ..dispatch.regions import written_as_meant
-from ..draws import reseed
 from ..errors import LoadError
+from ..state.draws import reseed
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..draws import reseed
 from ..errors import LoadError
 from ..records import Batch, Origin, Subject
-from ..running import answer
+from ..runs.answer import answer
+from ..state.draws import reseed
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, user_code

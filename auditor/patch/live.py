@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from ..document.load import checked, load_plan, plan_problem
 from ..errors import PlanError
 from ..records import Plan
-from .document import checked, load_plan, plan_problem
 from .runtime import apply_plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..records import NodeReport, Plan
-from ..result import Audit
+from ..records.audit import Audit
 from .words import STRATEGIES, label, power, ratio
 
 WIDTH, HEIGHT = 1080, 330

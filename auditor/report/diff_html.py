@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..compare import Comparison
+from ..document.compare import Comparison
 from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .templates import environment
 

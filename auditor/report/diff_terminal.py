@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..compare import Comparison
-from ..readback import Known
+from ..document.compare import Comparison
+from ..document.readback import Known
 from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .page import Page, columns, shorten
 from .prose import sentence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..compare import Comparison, VerdictChange
-from ..readback import Figures, Known
+from ..document.compare import Comparison, VerdictChange
+from ..document.readback import Figures, Known
 from .view import pattern
 from .words import SEVERITIES, count, ratio
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
 from ..records import NodeRange
-from ..result import Audit
+from ..records.audit import Audit
 from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, scale
 from .words import label, percent, power
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..records import Finding, NodeReport
-from ..result import Audit
+from ..records.audit import Audit
 from .use import keep_by_hand
 from .view import pattern, precision_of
 from .words import SEVERITIES, label, magnitude, percent, ratio

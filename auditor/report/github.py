@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..result import Audit
+from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .paths import Place, places
 from .prose import sentence, summary

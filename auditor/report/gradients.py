@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..numerics.formats import FORMATS
-from ..training.records import Spread, Training
+from ..formats.table import FORMATS
+from ..records.training import Spread, Training
 from ..training.spreads import flushed, merged, significant, subnormal
 from .charts import LEFT, RIGHT, WIDTH, Tick, scale
 from .exponents import Band

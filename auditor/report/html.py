@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..numerics.formats import FORMATS
-from ..result import Audit
+from ..formats.table import FORMATS
+from ..records.audit import Audit
 from .charts import FRAME, depth_chart, tradeoff
 from .exponents import bars, exponent_map, narrowest, weight_map
 from .findings import ranked

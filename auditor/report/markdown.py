@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ..result import Audit
+from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import Island, PlanView, view

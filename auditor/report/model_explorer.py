@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..records import NodeReport
-from ..result import Audit
+from ..records.audit import Audit
 from .view import precision_of
 from .words import compact, label, magnitude, op, printable
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ..result import Audit
+from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import PlanView, view

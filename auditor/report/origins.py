@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..records import FlaggedRegion, NodeError, NodeReport
-from ..result import Audit
+from ..records.audit import Audit
 from .view import pattern
 from .words import label
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ..records import Finding, Node
-from ..result import Audit
+from ..records.audit import Audit
 
 
 @dataclass(frozen=True)

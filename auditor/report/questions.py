@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
 from ..records import NodeReport
-from ..result import Audit
+from ..records.audit import Audit
 from .exponents import narrowest
 from .origins import origins
 from .training import training_answers

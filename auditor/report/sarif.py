@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..records import Finding
-from ..result import Audit
+from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .paths import Place, places
 from .prose import sentence, summary

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
 from ..records import NodeRange, NodeReport
-from ..result import Audit
+from ..records.audit import Audit
 from .view import precision_of
 from .words import VERDICTS, label
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..result import Audit
+from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .page import Page, columns, shorten
 from .prose import sentence

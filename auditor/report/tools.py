@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..result import Audit
+from ..records.audit import Audit
 from ..snippets import TOOLS, snippets
 
 

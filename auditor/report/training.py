@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..numerics.formats import FORMATS
-from ..result import Audit
-from ..training.records import BackwardNode, ModuleGradients, Training
+from ..formats.table import FORMATS
+from ..records.audit import Audit
+from ..records.training import BackwardNode, ModuleGradients, Training
 from ..training.spreads import flushed, subnormal
 from ..training.window import scaler_code
 from .gradients import GradientChart, WindowChart, gradient_chart, window_chart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..result import Audit
+from ..records.audit import Audit
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..load.subject import RANDOM_WEIGHTS, SYNTHETIC_INPUTS
 from ..records import Baseline, Plan
-from ..result import Audit
+from ..records.audit import Audit
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
 
 

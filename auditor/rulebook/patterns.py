@@ -9,8 +9,8 @@ from functools import lru_cache
 import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
-from ..facts.graph import ASSERTIONS, is_transparent, packet
 from ..facts.table import NodeFacts
+from ..ops.graph import ASSERTIONS, is_transparent, packet
 from ..records import Capture
 from .conditions import evaluate
 from .rule import Chain, ChainNode, Match

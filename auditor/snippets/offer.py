@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
+from ..document.load import checked, load_plan
 from ..errors import PlanError
-from ..patch.document import checked, load_plan
 
 Groups = tuple[tuple[str, ...], ...]
 """Names that are one thing, a parameter or a module."""

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import tensors_of
+from ..ops.nodes import tensors_of
 from ..records import Batch, Placeholder
 
 if TYPE_CHECKING:

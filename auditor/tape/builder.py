@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..dispatch import Region
-from ..fxnodes import op_name, packet_name, tensors_of
+from ..ops.nodes import op_name, packet_name, tensors_of
 from ..records import Call
 from ..trees import over_tensors
 from .cuts import carry

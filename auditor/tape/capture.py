@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError
-from ..fxnodes import packet_name, target_of
-from ..numerics.metrics import output_error
-from ..outputs import tensor_outputs
+from ..formats.metrics import output_error
+from ..ops.nodes import packet_name, target_of
 from ..records import Batch, Capture, Subject
-from ..running import from_the_start
+from ..runs.answer import from_the_start
+from ..runs.outputs import tensor_outputs
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..fxnodes import packet_name
+from ..ops.nodes import packet_name
 
 _COUNTING = frozenset("nonzero_numpy argwhere to_sparse to_sparse_csr to_sparse_csc".split())
 """Operations that count entries, and bear no tag that says so."""

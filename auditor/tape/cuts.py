@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..fxnodes import tensors_of
+from ..ops.nodes import tensors_of
 
 _KEY = "gradient"
 

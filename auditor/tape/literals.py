@@ -12,10 +12,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..dispatch import Region
-from ..fxnodes import op_name
 from ..imitation import Imitation
+from ..ops.nodes import op_name
 from ..records import Batch, Capture
-from ..running import from_the_start, lowered_batch, stored_in
+from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
 from .outlines import Outlines
 from .record import record

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..dispatch import Region
-from ..fxnodes import packet_name
 from ..imitation import Imitation
-from ..numerics.kernels import is_tensor_core
+from ..ops.kernels import is_tensor_core
+from ..ops.nodes import packet_name
 from ..trees import over_tensors
 
 _RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..fxnodes import op_name, tensors_of
+from ..ops.nodes import op_name, tensors_of
 from ..records import Batch
-from ..running import from_the_start
+from ..runs.answer import from_the_start
 from .builder import Tape
 from .record import record
 

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
-from ..draws import Draw, draw_of, drew, may_draw
-from ..fxnodes import mutates, packet_name, tensors_of
-from ..outputs import tensor_outputs
+from ..ops.nodes import mutates, packet_name, tensors_of
 from ..records import Batch
+from ..runs.outputs import tensor_outputs
+from ..state.draws import Draw, draw_of, drew, may_draw
 from ..trees import over_tensors
 from .binding import named_inputs
 from .builder import Builder, Mark, Observe, Tape

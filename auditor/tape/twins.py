@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..draws import Draw
-from ..fxnodes import overload_of, packet_name
+from ..ops.nodes import overload_of, packet_name
+from ..state.draws import Draw
 
 _MOVED = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
 """Operations that change a tensor's shape or strides in place and leave its entries alone."""

@@ -10,19 +10,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .views import (
-    ALIAS,
-    Constant,
-    Emit,
-    Geometry,
-    View,
-    address,
-    found,
-    geometry_of,
-    overwritten,
-    read,
-    scattered,
-)
+from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scattered
 
 _aten = torch.ops.aten
 _MANY = 1000

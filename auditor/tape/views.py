@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..fxnodes import packet_name
+from ..ops.nodes import packet_name
 
 Emit = Callable[..., fx.Node]
 """emit(target, args, kwargs, val) -> node: puts an operation on the tape. val: a tensor of the result's shape."""

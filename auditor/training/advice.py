@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
 from ..records import Capture
-from .records import Advice, Training
+from ..records.training import Advice, Training
 from .spreads import merged
 
 DOMINANT = 0.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..fxnodes import packet_name
+from ..ops.nodes import packet_name
 from ..records import Capture
 from .backward import Handed
 from .gradients import Step

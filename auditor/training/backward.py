@@ -11,12 +11,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..fxnodes import packet_name, target_of, tensors_of
-from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, lowered, run_op
-from ..simulation.execute import DTYPES, with_literals
+from ..formats.table import FORMATS
+from ..ops.kernels import UnsupportedInFormat, lowered, run_op
+from ..ops.nodes import packet_name, target_of, tensors_of
+from ..records.training import BackwardError
+from ..replay.execute import DTYPES, with_literals
 from .gradients import Step
-from .records import BackwardError
 
 Leaves = list[torch.Tensor | None]
 

@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
 from ..records import Batch, Objective, Subject
+from ..records.training import BatchSize, Spread
 from .gradients import LOSS, Step, bind_step, capture_step, run_step
 from .lowstep import gradient_error
 from .objective import step_batches
 from .own import Lowering, own_step, settle
-from .records import BatchSize, Spread
 from .spreads import flushed, largest_scale, merged, significant, spread_of
 
 HALVINGS, PARTS = 2, 2

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..fxnodes import tensors_of
+from ..ops.nodes import tensors_of
 from ..records import Batch, Call, Capture, Subject
 from ..tape import capture
 from .objective import TrainingStep, step_batches

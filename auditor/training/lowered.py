@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..records import Capture
-from ..simulation.resolve import resolve
-from ..simulation.strategies import running
-from .records import ModuleGradients, ParameterGradients, Spread
+from ..records.training import ModuleGradients, ParameterGradients, Spread
+from ..replay.resolve import resolve
+from ..replay.strategies import running
 from .spreads import merged, significant
 
 Weights = Mapping[str, tuple[Spread, dict[int, int]]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..judge.verdicts import Judgement
 from ..records import Capture, Verdict
-from ..verdicts import Judgement
+from ..records.training import BackwardError, BackwardNode
 from .attribution import Moved, attribute_gradients, jumps, rerun
 from .backward import Handed, backward_errors, reason_of
 from .gradients import Step, bind_step, run_step
 from .places import places_of
-from .records import BackwardError, BackwardNode
 from .replay import spoilt
 
 

@@ -13,15 +13,15 @@ from torch import fx, nn
 
 from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
-from ..fxnodes import tensors_of
+from ..formats.table import LOW_DTYPES
 from ..imitation import Imitation, imitated
-from ..numerics.formats import LOW_DTYPES
+from ..ops.nodes import tensors_of
 from ..patch.live import plan_table
 from ..patch.temporary import patched
 from ..records import Plan
-from ..running import copied, from_the_start
-from ..simulation.execute import DTYPES
-from ..simulation.strategies import plain, scoped
+from ..replay.execute import DTYPES
+from ..replay.strategies import plain, scoped
+from ..runs.answer import copied, from_the_start
 from ..tape.capture import assembled
 from ..tape.record import Plain, record
 from ..tape.twins import Drawn

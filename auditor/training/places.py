@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fxnodes import packet_name, target_of
+from ..ops.nodes import packet_name, target_of
 from ..records import Capture
 
 Place = tuple[str, str, str | None, int]

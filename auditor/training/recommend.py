@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..numerics.formats import FORMATS
-from .records import LossScale
+from ..formats.table import FORMATS
+from ..records.training import LossScale
 from .window import scaler_code
 
 TOLERATED = 0.1

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..fxnodes import target_of, tensors_of
-from ..numerics.kernels import lowered, raised, run_op
-from ..simulation.execute import DTYPES, PolicyInterpreter, with_literals
-from ..simulation.strategies import plain, running
+from ..ops.kernels import lowered, raised, run_op
+from ..ops.nodes import target_of, tensors_of
+from ..replay.execute import DTYPES, PolicyInterpreter, with_literals
+from ..replay.strategies import plain, running
 from .gradients import Step
 from .lowstep import LowStep, failed, unscaled
 

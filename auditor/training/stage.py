@@ -9,9 +9,10 @@ import torch
 
 from ..dispatch import sees_whole
 from ..errors import CaptureError, LoadError
-from ..measurement.calibrate import usable_batches
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
+from ..measure.calibrate import usable_batches
 from ..records import Capture, Plan, Subject
+from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
 from .advice import advice_of
 from .batches import batch_sizes
 from .gradients import Step, bind_step, capture_step, run_step
@@ -21,7 +22,6 @@ from .nodes import backward_nodes
 from .objective import in_training, step_batches
 from .own import Lowering, own_step, settle
 from .recommend import recommend
-from .records import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
 from .spreads import flushed, merged, spread_of
 from .trials import trials_of
 from .updates import outlook, ratios_of

@@ -6,10 +6,10 @@ from collections import Counter
 
 import torch
 
-from ..numerics.formats import FORMATS
+from ..formats.table import FORMATS
+from ..records.training import LossScale, Trial
 from .gradients import Step
 from .own import Lowering, own_step
-from .records import LossScale, Trial
 from .spreads import flushed, merged, significant, significant_entries, spread_of
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from ..numerics.formats import FORMATS
-from .records import ParameterGradients
+from ..formats.table import FORMATS
+from ..records.training import ParameterGradients
 from .spreads import exponent_counts
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)

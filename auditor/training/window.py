@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..numerics.formats import FORMATS
-from .records import LossScale, Spread
+from ..formats.table import FORMATS
+from ..records.training import LossScale, Spread
 from .spreads import flushed, largest_scale, merged, subnormal
 
 ALLOWED = 0.01

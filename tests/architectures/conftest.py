@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
 from auditor.records import Capture
-from auditor.result import Audit
+from auditor.records.audit import Audit
 from auditor.tape import capture
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
@@ -51,6 +51,6 @@ def audited(request: pytest.FixtureRequest) -> Audited:
         return captures[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("auditor.pipeline"), "capture", recorded)
+        patch.setattr(importlib.import_module("auditor.flow"), "capture", recorded)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
     return Audited(request.param, subject, audit, captures[0], before)

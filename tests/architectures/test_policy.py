@@ -7,9 +7,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from auditor.simulation.execute import PolicyInterpreter
-from auditor.simulation.resolve import resolve
-from auditor.simulation.strategies import plain, running
+from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.resolve import resolve
+from auditor.replay.strategies import plain, running
 from tests.architectures.conftest import Audited
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}

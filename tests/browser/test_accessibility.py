@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.compare import compare
-from auditor.readback import record
+from auditor.document.compare import compare
+from auditor.document.readback import record
 from auditor.report import diff_html, html
 from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import make_audit

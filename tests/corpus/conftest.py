@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 import auditor
-from auditor.result import Audit
+from auditor.records.audit import Audit
 from tests.corpus.case import Case
 
 

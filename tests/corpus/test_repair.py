@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor, nn
 
 import auditor
-from auditor.result import Audit
-from auditor.verification import run_patched
+from auditor.records.audit import Audit
+from auditor.verify import run_patched
 from tests.corpus.case import Case
 from tests.corpus.catalogue import INFERENCE, plainly
 from tests.corpus.conftest import Audited

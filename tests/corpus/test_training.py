@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import auditor
+from auditor.records.audit import Audit
 from auditor.report.view import precision_of
-from auditor.result import Audit
 from tests.corpus.case import Build, Case
 from tests.corpus.catalogue import CASES
 from tests.corpus.test_verdicts import is_culprit

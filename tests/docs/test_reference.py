@@ -9,8 +9,7 @@ import re
 import pytest
 
 import auditor
-from auditor import cli
-from auditor.commands import options
+from auditor.cli import options, program
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +23,14 @@ def api(root):
 
 
 def test_every_option_of_every_verb_is_described(command_line):
-    parsers = [make() for make, _ in cli.VERBS.values()]
+    parsers = [make() for make, _ in program.VERBS.values()]
     options = {name for made in parsers for action in made._actions for name in action.option_strings}
     written = set(re.findall(r"`(--?[a-z][a-z-]*)", command_line))
     assert options - {"-h", "--help"} == written
 
 
 def test_every_verb_is_described_and_shown_in_the_help(command_line):
-    for verb in set(cli.VERBS) - {"audit"}:
+    for verb in set(program.VERBS) - {"audit"}:
         assert re.search(rf"^\| `{verb}\b", command_line, re.MULTILINE), verb
         assert verb in options.EPILOG
 
@@ -47,7 +46,7 @@ def test_every_public_name_argument_and_field_is_described(api):
 
 
 def test_choices_are_those_of_the_parser(command_line):
-    made = cli.VERBS["audit"][0]()
+    made = program.VERBS["audit"][0]()
     for action in made._actions:
         for choice in action.choices or ():
             assert f"`{choice}`" in command_line, choice

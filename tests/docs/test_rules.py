@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from auditor.classify import classify
 from auditor.facts import FACTS
+from auditor.judge.classify import classify
 from auditor.rulebook import load_rules, reference
 from tests.capturing import captured
 from tests.rules.examples import example

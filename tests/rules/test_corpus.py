@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.classify import classify
 from auditor.facts import gather
-from auditor.facts.graph import operation
+from auditor.judge.classify import classify
+from auditor.ops.graph import operation
 from auditor.records import Finding
 from auditor.rulebook import load_rules
 from tests.capturing import captured

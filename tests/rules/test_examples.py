@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from auditor.classify import classify
 from auditor.config import selection
-from auditor.findings import silenced
+from auditor.judge.classify import classify
+from auditor.judge.findings import silenced
 from auditor.load import from_object
 from auditor.records import Finding
 from auditor.rulebook import Rule, load_rules

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.load import from_object
-from auditor.measurement.measure import measure
+from auditor.measure.measure import measure
 from auditor.records import Finding
 from auditor.rulebook import load_rules
 from tests.capturing import captured

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.classify import classify
 from auditor.facts import gather
-from auditor.findings import confronted
+from auditor.judge.classify import classify
+from auditor.judge.findings import confronted
+from auditor.judge.verdicts import judge
 from auditor.load import from_object, in_eval, load
-from auditor.measurement.calibrate import calibrate
+from auditor.measure.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook import Rule, load_rules
 from auditor.tape import capture
-from auditor.verdicts import judge
 from tests.architectures import zoo
 from tests.corpus.catalogue import CASES
 from tests.corpus.traps import TRAPS

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.draws import in_float32
-from auditor.measurement.estimates import _signs, estimate
-from auditor.measurement.measure import measure
-from auditor.measurement.testrun import _gaps
-from auditor.numerics.formats import FORMATS
-from auditor.numerics.inner import inner_products
-from auditor.numerics.profile import Profile, range_of
-from auditor.running import copied
+from auditor.formats.profile import Profile, range_of
+from auditor.formats.table import FORMATS
+from auditor.measure.estimates import _signs, estimate
+from auditor.measure.inner import inner_products
+from auditor.measure.measure import measure
+from auditor.measure.testrun import _gaps
+from auditor.runs.answer import copied
+from auditor.state.draws import in_float32
 from auditor.tape.record import record
 from auditor.tape.twins import COPY
 from auditor.training.backward import backward_errors
@@ -166,16 +166,16 @@ Case = Callable[[torch.dtype], None]
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
     "draws.py:in_float32": ("copy_", drawn),
-    "measurement/estimates.py:_signs": ("mul_ sub_ masked_fill_", signs),
-    "measurement/measure.py:_leaf": ("requires_grad_", measured),
-    "measurement/reference.py:Reference._connected.connect": ("requires_grad_", measured),
-    "measurement/testrun.py:_gaps": ("nan_to_num_", gaps),
-    "numerics/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
-    "numerics/profile.py:Profile.deviation": ("copy_ nan_to_num_ nan_to_num_", profile),
-    "numerics/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
-    "numerics/profile.py:_gap": ("sub_", profile),
-    "numerics/profile.py:_positive": ("clamp_max_", profile),
-    "numerics/profile.py:_steps": ("clamp_min_", profile),
+    "measure/estimates.py:_signs": ("mul_ sub_ masked_fill_", signs),
+    "measure/measure.py:_leaf": ("requires_grad_", measured),
+    "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
+    "measure/testrun.py:_gaps": ("nan_to_num_", gaps),
+    "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
+    "formats/profile.py:Profile.deviation": ("copy_ nan_to_num_ nan_to_num_", profile),
+    "formats/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
+    "formats/profile.py:_gap": ("sub_", profile),
+    "formats/profile.py:_positive": ("clamp_max_", profile),
+    "formats/profile.py:_steps": ("clamp_min_", profile),
     "running.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),

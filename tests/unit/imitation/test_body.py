@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import MeasureError
-from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.ops.kernels import UnsupportedInFormat
 from auditor.tape.record import record
 from tests.subjects import normal, seeded
 

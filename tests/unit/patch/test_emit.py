@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.numerics.metrics import output_error
+from auditor.formats.metrics import output_error
 from auditor.patch.emit import emit
 from auditor.patch.live import plan_table
 from auditor.patch.runtime import apply_plan
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verification import Answers, run_patched, verify_emitted
+from auditor.verify import Answers, run_patched, verify_emitted
 
 MODEL = """
 import torch

@@ -24,7 +24,7 @@ from auditor.records import (
     Verdict,
     Verification,
 )
-from auditor.result import Audit, Environment
+from auditor.records.audit import Audit, Environment
 
 HOSTILE = "</script><script>alert(1)</script>\"'`|\n::error::pwned%<img src=x onerror=alert(2)>\x1b[31m"
 ADVICE = """

@@ -19,7 +19,7 @@ from torch import nn
 import auditor
 from auditor import cli
 from auditor.errors import AuditorError, PlanError
-from auditor.result import Audit
+from auditor.records.audit import Audit
 from auditor.snippets import TOOLS, snippet, snippets
 from auditor.snippets.huggingface import patterns
 from auditor.snippets.offer import offer_of

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
-from auditor.outputs import tensor_outputs
 from auditor.records import Batch, Capture
+from auditor.runs.outputs import tensor_outputs
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from auditor.fxnodes import op_name
+from auditor.ops.nodes import op_name
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 

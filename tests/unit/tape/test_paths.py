@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measurement.calibrate import usable
+from auditor.measure.calibrate import usable
 from auditor.records import Subject
 from auditor.tape import capture
 from tests.capturing import Function

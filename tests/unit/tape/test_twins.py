@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.draws import draw_of
-from auditor.fxnodes import mutates, packet_name
+from auditor.ops.nodes import mutates, packet_name
+from auditor.state.draws import draw_of
 from auditor.tape.twins import (
     Drawn,
     Written,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.result import Audit
+from auditor.records.audit import Audit
 
 
 class Net(nn.Module):

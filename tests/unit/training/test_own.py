@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.imitation import imitated
 from auditor.records import Plan, ScopeChoice
-from auditor.result import Audit
+from auditor.records.audit import Audit
 from auditor.training.gradients import Step, bind_step, capture_step, run_step
 from auditor.training.lowered import low_names
 from auditor.training.lowstep import gradient_error

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from auditor.records.training import LossScale
 from auditor.training.recommend import recommend
-from auditor.training.records import LossScale
 from auditor.training.spreads import spread_of
 from auditor.training.window import loss_scale
 

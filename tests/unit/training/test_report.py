@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import auditor
+from auditor.records.audit import Audit
+from auditor.records.training import Training
 from auditor.report import html, markdown, terminal
 from auditor.report.training import loop_code, training_answers, training_view
-from auditor.result import Audit
-from auditor.training.records import Training
 from auditor.training.spreads import spread_of
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.numerics.formats import FORMATS
+from auditor.formats.table import FORMATS
 from auditor.training.spreads import (
     flushed,
     largest_scale,

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from auditor.api import audit
+from auditor.document.training import training_document
 from auditor.errors import AuditorError
-from auditor.numerics.formats import FORMATS
-from auditor.training.document import training_document
+from auditor.formats.table import FORMATS
 from auditor.training.objective import training_subject
 from auditor.training.spreads import flushed, spread_of
 from auditor.training.stage import conclude, prepare

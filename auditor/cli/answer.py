@@ -1,0 +1,56 @@
+"""What an audit on the command line answers with: the text on stdout, the list of files, the summary of a job."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import AuditorError
+
+if TYPE_CHECKING:
+    from ..records.audit import Audit
+
+REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
+
+
+def extra(audit: Audit, wanted: bool) -> dict[str, str]:
+    """Further files beside the four, by their path: what `--model-explorer` asks for."""
+    if not wanted:
+        return {}
+    from ..report import model_explorer
+
+    return {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()}
+
+
+def rendered(audit: Audit, form: str) -> str:
+    """The audit as `--format` asks for it; colour and width follow stdout."""
+    if form == "json":
+        return json.dumps(audit.to_json(), indent=2) + "\n"
+    options = importlib.import_module("auditor.report.page").looks() if form == "text" else {}
+    text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit, **options)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def append_summary(audit: Audit) -> None:
+    """The Markdown summary on the page of the job, where GitHub runs this and names a file for it.
+
+    Raises: AuditorError(slug="bad-output").
+    """
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not file:
+        return
+    try:
+        with Path(file).open("a", encoding="utf-8") as page:
+            page.write(rendered(audit, "md"))
+    except OSError as error:
+        raise AuditorError(f"GITHUB_STEP_SUMMARY names {file}: {error.strerror}", slug="bad-output") from error
+
+
+def listing(files: Iterable[Path]) -> str:
+    """One line per file that was written."""
+    labels = {"": "Explorer", ".html": "Report", ".json": "Plan", ".py": "Patched", ".sarif": "SARIF"}
+    return "\n".join(f"{labels.get(file.suffix, 'File'):<8} {file}" for file in files)

@@ -1,0 +1,138 @@
+"""The verb `audit`, which needs no name: loads the model, runs the stages, writes the files, prints what was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import config
+from ..errors import LoadError
+from . import answer, publish, verbs
+from .progress import reporter
+
+if TYPE_CHECKING:
+    from ..document.readback import Record
+    from ..records import Finding, Subject
+    from ..records.audit import Audit
+
+LEVELS = ("info", "warning", "error")
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Audit a model. Raises: AuditorError."""
+    with reporter(args.quiet or args.dry_run) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if not args.debug:
+            warnings.simplefilter("ignore")
+        progress("load", args.target, 0, 0)
+        known = _baseline(args.baseline)
+        subject, directory = _loaded(args)
+        if not args.dry_run:
+            found = _run(args, subject, progress)
+            progress("write", str(directory), 0, 0)
+            files = publish.write(found, directory, answer.extra(found, args.model_explorer))
+    if args.dry_run:
+        return _dry_run(args, subject, directory)
+    fresh = _fresh(found, known)
+    if args.format == "github":
+        print(answer.rendered(replace(found, findings=fresh), args.format), end="")
+        answer.append_summary(found)
+    else:
+        print(answer.rendered(found, args.format), end="")
+    if args.format == "text":
+        print(answer.listing(files))
+        if known is not None:
+            print(f"Baseline {len(found.findings) - len(fresh)} findings known, {len(fresh)} new")
+    return _exit_code((finding.severity for finding in fresh), args.fail_on)
+
+
+def _baseline(file: Path | None) -> Record | None:
+    """Read before the audit begins, so that a wrong path costs no time."""
+    if file is None:
+        return None
+    from ..document.readback import read
+
+    return read(file)
+
+
+def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
+    """The findings that the baseline does not hold; all of them where there is none."""
+    if known is None:
+        return audit.findings
+    from ..document.compare import fresh
+
+    return fresh(known.findings, audit.findings)
+
+
+def _dry_run(args: argparse.Namespace, subject: Subject, directory: Path) -> int:
+    import torch
+
+    from .dryrun import described
+
+    cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
+    options = {"formats": args.formats, "strategies": args.strategies, "max_error": args.max_error}
+    print(described(subject, directory, cuda=cuda, **options), end="")
+    return 0
+
+
+def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
+    """The model, and where the files go; torch is first imported here."""
+    if args.out:
+        publish.check_directory(args.out)
+    _require_device(args.device)
+    subject = _subject(args)
+    directory = args.out or publish.default_directory(subject.name)
+    publish.check_directory(directory)
+    for warning in subject.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return subject, directory
+
+
+def _run(args: argparse.Namespace, subject: Subject, progress: Callable[[str, str, int, int], None]) -> Audit:
+    from ..flow import run
+
+    return run(
+        subject,
+        formats=args.formats,
+        max_error=args.max_error,
+        device=args.device,
+        strategies=args.strategies,
+        mode=args.mode,
+        rules=verbs.rulebook(args.rules),
+        selection=config.selection(Path.cwd()),
+        seed=args.seed,
+        progress=progress,
+        target=args.gpu,
+        command=args.command,
+    )
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    from ..load import load
+    from ..training.discovery import load_training
+
+    if args.mode == "training":
+        return load_training(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed, loss=args.loss)
+    if args.loss:
+        raise LoadError("--loss is for training: add --mode training, or leave it out", "bad-option")
+    return load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LoadError(
+            "--device cuda was asked for, but torch sees no CUDA device: use --device cpu or auto", "no-cuda"
+        )
+
+
+def _exit_code(severities: Iterable[str], fail_on: str) -> int:
+    if fail_on == "never":
+        return 0
+    return int(any(LEVELS.index(severity) >= LEVELS.index(fail_on) for severity in severities))

@@ -1,0 +1,97 @@
+"""The options of an audit on the command line, with their defaults from `[tool.auditor]`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import config
+from ..resources import table
+from . import verbs
+
+EPILOG = """\
+TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
+or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
+other verbs: explain CODE | rules | apply PLAN TARGET | snippet PLAN | diff A B | completion SHELL (each with --help)
+exit code: 0 clean, 1 findings at or above --fail-on, 2 error
+"""
+
+
+def audit_parser() -> argparse.ArgumentParser:
+    parser = verbs.parser(
+        "audit",
+        "Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="the file or module that holds the model")
+    add("--inputs", metavar="I", help="f.py:func, x.pt, x.safetensors, x.npz, or 'x:float32[1,3,224,224]'")
+    add("--weights", metavar="F", help="checkpoint: .safetensors, its .index.json, or a torch file of tensors")
+    add("--formats", metavar="LIST", type=_choices("fp16", "bf16"), default="fp16,bf16", help="default: %(default)s")
+    add(
+        "--strategies",
+        metavar="LIST",
+        type=_choices("autocast", "cast"),
+        default="autocast,cast",
+        help="default: %(default)s",
+    )
+    add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add(
+        "--target",
+        dest="gpu",
+        metavar="GPU",
+        choices=list(table("plan/devices")),
+        default="A100",
+        help="times are predicted for it: %(choices)s; default %(default)s",
+    )
+    add("--mode", choices=("inference", "training"), default="inference", help="default: %(default)s")
+    add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
+    add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
+    add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
+    add("--format", choices=("text", "json", "sarif", "github", "md"), default="text", help="what stdout gets")
+    add(
+        "--baseline",
+        metavar="PLAN",
+        type=Path,
+        help="plan.json of an earlier audit: what it found does not fail this one",
+    )
+    add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
+    add(
+        "--model-explorer",
+        action="store_true",
+        help="also write the graph and its measures for Google's Model Explorer",
+    )
+    add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
+    add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
+    add("-q", "--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def configured(parser: argparse.ArgumentParser) -> list[str]:
+    """`[tool.auditor]` as options that come before the user's own, so that argparse checks them and the user's win."""
+    actions = [action for action in parser._actions if action.option_strings and action.nargs != 0]
+    options = {action.option_strings[-1].removeprefix("--").replace("-", "_") for action in actions}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in config.read(Path.cwd(), options).items()]
+
+
+def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        if not names or set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _budget(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value

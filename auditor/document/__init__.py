@@ -1,0 +1,1 @@
+"""plan.json: written, read back, checked and compared."""

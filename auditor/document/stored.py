@@ -1,0 +1,59 @@
+"""A plan.json from an earlier audit and a model loaded today become a `patched_model.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..patch.emit import emit
+from ..patch.live import apply, select
+from ..records import Plan, ScopeChoice, Subject
+from .load import load_plan
+
+NUMBERS = ("predicted_error", "low_precision_flops", "predicted_speedup")
+
+
+def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, Plan], str]:
+    """The document, its plans as records, and the name of the one to use: `name`, or the recommended one.
+
+    What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
+    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan").
+    """
+    document = load_plan(file)
+    select(document, name)
+    plans = {key: _record(key, item) for key, item in document["plans"].items()}
+    return document, plans, name or str(document["recommended"])
+
+
+def patched_source(
+    subject: Subject, document: Mapping[str, Any], plans: Mapping[str, Plan], chosen: str, directory: Path
+) -> str:
+    """The text of `patched_model.py` for `subject`, to be saved in `directory`. `subject.model` is used up.
+
+    Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
+    """
+    for name in plans:
+        apply(subject.model, document, name)
+    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    return emit(subject.origin, parameters, plans, chosen, directory)
+
+
+def _record(name: str, item: Mapping[str, Any]) -> Plan:
+    scopes = {
+        path: ScopeChoice(
+            choice["precision"],
+            tuple(map(str, choice.get("because", []))),
+            choice.get("output", "cast"),
+            _number(choice.get("cost")),
+        )
+        for path, choice in item["scopes"].items()
+    }
+    numbers = {key: _number(item.get(key)) for key in NUMBERS}
+    return Plan(name=name, strategy=item["strategy"], format=item["format"], scopes=scopes, **numbers)
+
+
+def _number(value: Any) -> Any:
+    """A finite number, else None: JSON as Python reads it also has NaN and Infinity."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

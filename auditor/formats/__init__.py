@@ -1,0 +1,1 @@
+"""Number formats, rounding to them, and the error and magnitudes of tensors."""

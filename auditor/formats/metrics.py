@@ -1,0 +1,143 @@
+"""Error metrics between a reference and a candidate; everything is computed in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import MeasureError
+from .table import Format
+
+
+def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    """Relative L2 error of `candidate` against `reference`.
+
+    Shapes: both [*], equal. Dtypes: any float; computed in float64. Units: 1 (ratio).
+    Formula: ||c - r|| / ||r||. Edge: r == 0 -> 0.0 if c == 0 else inf; empty -> 0.0; NaN or Inf in c alone -> inf.
+    Raises: MeasureError(slug="shape-mismatch").
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 1.2.
+    """
+    return output_error([reference], [candidate])
+
+
+def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    """Relative L2 error over all floating tensors together; at least the share of discrete entries that differ.
+
+    Entries where the reference itself is infinite must be equal, or the error is inf; where it is NaN they are left out.
+    """
+    squares, norm, flipped = 0.0, 0.0, 0.0
+    for r, c in _paired(reference, candidate):
+        if not (r.is_floating_point() or r.is_complex()):
+            flipped = max(flipped, disagreement(r, c))
+            continue
+        r64, c64 = _as_float64(r), _as_float64(c)
+        square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
+        if not math.isfinite(square) or not math.isfinite(size):
+            square, size = _finite_part(r64, c64)
+        squares, norm = squares + square, norm + size
+    if not math.isfinite(squares):
+        return math.inf
+    error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
+    return max(error, flipped)
+
+
+def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """Squared error and squared size over the entries where the reference is finite; error inf where it must be."""
+    finite = torch.isfinite(r)
+    infinite = torch.isinf(r)
+    zero = torch.zeros_like(r)
+    kept = torch.where(finite, r, zero)
+    square = float(torch.where(finite, c - kept, zero).square().sum())
+    if not math.isfinite(square) or not torch.equal(torch.where(infinite, r, zero), torch.where(infinite, c, zero)):
+        square = math.inf
+    return square, float(kept.square().sum())
+
+
+def worst_output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    """Largest `output_error` of any one tensor."""
+    return max((output_error([r], [c]) for r, c in _paired(reference, candidate)), default=0.0)
+
+
+def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    """Share of entries of a discrete tensor (indices, masks) that differ. Empty -> 0.0."""
+    if reference.numel() == 0:
+        return 0.0
+    return float((reference != candidate).double().mean())
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What became of the reference's finite, non-zero entries: counts for overflow and nan, shares for the rest."""
+
+    overflow: int
+    nan: int
+    underflow: float
+    subnormal: float
+
+
+def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Damage:
+    """Count entries that turned Inf or NaN, and the shares that were flushed to zero or left subnormal.
+
+    Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
+    """
+    r, c = reference.detach(), candidate.detach()
+    finite = torch.isfinite(r)
+    nonzero = finite & (r != 0)
+    total = max(int(nonzero.sum()), 1)
+    magnitude = c.float().abs()
+    subnormal = nonzero & (magnitude > 0) & (magnitude < fmt.smallest_normal)
+    return Damage(
+        overflow=int((finite & torch.isinf(c)).sum()),
+        nan=int((finite & torch.isnan(c)).sum()),
+        underflow=float((nonzero & (magnitude == 0)).sum()) / total,
+        subnormal=float(subnormal.sum()) / total,
+    )
+
+
+def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
+    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0."""
+    r, c = _as_float64(reference), _as_float64(candidate)
+    if r.numel() == 0:
+        return 0.0
+    exponent = torch.frexp(r.abs().clamp_min(fmt.smallest_normal))[1] - 1
+    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(torch.where(torch.isfinite(r), ulps, torch.zeros_like(ulps)).max())
+
+
+def sqnr_db(relative_error: float) -> float:
+    """Signal to quantisation noise ratio, 20 log10(1 / relative_error), in dB; inf for an exact result."""
+    if relative_error == 0:
+        return math.inf
+    return -20 * math.log10(relative_error) if math.isfinite(relative_error) else -math.inf
+
+
+def _paired(
+    reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if len(reference) != len(candidate):
+        raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
+    pairs = [(_dense(r), _dense(c)) for r, c in zip(reference, candidate, strict=True)]
+    for r, c in pairs:
+        if r.shape != c.shape:
+            raise MeasureError(
+                f"An output of shape {tuple(r.shape)} was compared with one of shape {tuple(c.shape)}; "
+                "the model's output shape depends on its precision.",
+                slug="shape-mismatch",
+            )
+    return pairs
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor with its zeros, a nested one padded with zeros; others as they are."""
+    if x.is_nested:
+        padded: torch.Tensor = torch.nested.to_padded_tensor(x.detach(), 0.0)
+        return padded
+    return x if x.layout is torch.strided else x.detach().to_dense()
+
+
+def _as_float64(x: torch.Tensor) -> torch.Tensor:
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return x.detach().double()

@@ -1,0 +1,89 @@
+"""Rules confronted with the measurement, and with what the user silences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from ..config import Ignore, Selection
+from ..records import Finding, Verdict
+from ..rulebook import Rule
+
+MEASURED = frozenset({"MSR001", "MSR002"})
+"""Rules that report the measurement itself, where no other rule accounts for it."""
+UNUSED_IGNORE = "CFG001"
+
+
+def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]) -> tuple[Finding, ...]:
+    """Findings with `agrees` filled in; where rule and measurement differ, the measurement wins.
+
+    A warning or error that the measurement does not bear out becomes info. A finding of the measurement alone stays
+    only where no warning or error, on the same node or its module, covers its formats.
+    """
+    compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
+    causes = [finding for finding in compared if _is_cause(finding)]
+    nodes = {(finding.node, fmt) for finding in causes for fmt in finding.formats}
+    owners = {(finding.owner, fmt) for finding in causes for fmt in finding.formats if finding.owner}
+    return tuple(
+        finding
+        for finding in compared
+        if finding.rule not in MEASURED
+        or any((finding.node, fmt) not in nodes and (finding.owner, fmt) not in owners for fmt in finding.formats)
+    )
+
+
+def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+    """The findings that a selection lets through, and behind them one for each of its ignores that matches none."""
+    chosen = [finding for finding in findings if _selected(finding.rule, selection)]
+    unused = [ignore for ignore in selection.ignores if not any(_ignores(ignore, finding) for finding in chosen)]
+    rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
+    stale = [_unused(rule, ignore) for ignore in unused] if rule and _selected(UNUSED_IGNORE, selection) else []
+    return tuple(
+        finding for finding in [*chosen, *stale] if not any(_ignores(ignore, finding) for ignore in selection.ignores)
+    )
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.rule not in MEASURED and finding.severity != "info" and finding.measurable
+
+
+def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
+    measured = [verdicts[name].verdict for name in finding.formats if name in verdicts]
+    measured = [verdict for verdict in measured if verdict != "untested"]
+    if not measured or not finding.measurable:
+        return finding
+    agrees = any(verdict in ("unsafe", "sensitive") for verdict in measured)
+    if agrees or finding.severity == "info":
+        return replace(finding, agrees=agrees)
+    return replace(finding, agrees=False, severity="info")
+
+
+def _selected(code: str, selection: Selection) -> bool:
+    return not selection.select or any(code.startswith(prefix) for prefix in selection.select)
+
+
+def _ignores(ignore: Ignore, finding: Finding) -> bool:
+    return finding.rule.startswith(ignore.code) and fnmatchcase(finding.owner, ignore.module)
+
+
+def _unused(rule: Rule, ignore: Ignore) -> Finding:
+    where = "" if ignore.module == "*" else f" in {ignore.module!r}"
+    return Finding(
+        rule=rule.code,
+        name=rule.name,
+        node="",
+        owner="",
+        op="auditor.ignore",
+        source=ignore.source,
+        severity=rule.severity,
+        confidence=rule.confidence,
+        formats=rule.formats,
+        message=f"{rule.message}: {ignore.code}{where}",
+        why=rule.why,
+        advice=rule.advice,
+        evidence={"module": ignore.module, "code": ignore.code, "reason": ignore.reason},
+        references=rule.references,
+        declared=rule.severity,
+        measurable=rule.measurable,
+    )

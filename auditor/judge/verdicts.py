@@ -1,0 +1,123 @@
+"""Verdict of every node in every format, from its errors, its contribution and whether it ever runs low."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..formats.table import FORMATS
+from ..measure.calibrate import Calibration
+from ..records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
+from ..replay.resolve import Resolution, resolve
+from ..replay.strategies import STRATEGIES, plain, running
+
+SENSITIVE_SHARE = 0.25
+"""Share of the error budget that one node alone may take before it is called sensitive."""
+
+
+def verdict_of(
+    node: Node,
+    error: NodeError | None,
+    contribution: Contribution | None,
+    span: NodeRange | None,
+    exposed: tuple[str, ...],
+    fmt: str,
+    max_error: float,
+) -> Verdict:
+    """unsafe: alone it breaks the budget, turns finite outputs non-finite, flips discrete results, or cannot run.
+
+    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold.
+    """
+    if error is None or contribution is None:
+        return Verdict("untested", "it was not reached while measuring")
+    if node.dtype in ("float64", "complex128"):
+        return Verdict("untested", f"it computes in {node.dtype}, which no format here replaces")
+    if error.cause == "nested":
+        return Verdict("untested", "it works on nested tensors, whose entries are not compared")
+    if not exposed:
+        return Verdict("safe", "the author keeps it in FP32 under both strategies")
+    if error.unsupported:
+        return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+    if not contribution.isolated <= max_error:
+        return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
+    if not contribution.isolated <= SENSITIVE_SHARE * max_error:
+        share = contribution.isolated / max_error
+        return Verdict("sensitive", f"alone it takes {share:.0%} of the error budget", _limit(error))
+    return Verdict("safe", _safe_reason(error, contribution))
+
+
+def _unsafe_reason(
+    error: NodeError, contribution: Contribution, span: NodeRange | None, fmt: str, max_error: float
+) -> str:
+    effect = (
+        "the outputs turn non-finite"
+        if not math.isfinite(contribution.isolated)
+        else f"alone it moves the outputs by {contribution.isolated:.2g}, over the budget of {max_error:.2g}"
+    )
+    if error.overflow and span is not None:
+        largest = FORMATS[fmt].largest
+        magnitude = (
+            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+        )
+        return f"overflow: {magnitude}; {effect}"
+    if error.disagreement:
+        return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
+    return f"{error.cause}: {effect}" if error.cause else effect
+
+
+def _safe_reason(error: NodeError, contribution: Contribution) -> str:
+    if error.overflow or error.nan:
+        return "it turns non-finite, but the outputs absorb it (re-run)"
+    if error.underflow > 0.5:
+        return f"{error.underflow:.0%} of it underflows, without effect on the outputs"
+    return f"alone it moves the outputs by {contribution.isolated:.2g}"
+
+
+def _limit(error: NodeError) -> str | None:
+    if error.cause in ("overflow", "nan", "underflow"):
+        return "range"
+    return "precision" if error.cause in ("rounding", "cancellation", "discrete") else None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it low}}."""
+
+    verdicts: Mapping[str, Mapping[str, Verdict]]
+    exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+def judge(
+    capture: Capture,
+    found: Calibration,
+    formats: Sequence[str],
+    max_error: float,
+) -> Judgement:
+    """The verdict of every node in every format."""
+    verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
+    exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
+    for fmt in formats:
+        plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in STRATEGIES}
+        for name, node in capture.nodes.items():
+            strategies = _exposed(name, plainly)
+            exposed[name][fmt] = strategies
+            verdicts[name][fmt] = verdict_of(
+                node,
+                found.errors.get(name, {}).get(fmt),
+                found.contributions.get(name, {}).get(fmt),
+                found.ranges.get(name),
+                strategies,
+                fmt,
+                max_error,
+            )
+    return Judgement(verdicts, exposed)
+
+
+def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
+    return resolve(capture, running(capture, strategy, plain(fmt), fmt))
+
+
+def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
+    """Strategies under which the node, or something its kernel reads, is low."""
+    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(name))

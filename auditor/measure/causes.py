@@ -1,0 +1,37 @@
+"""What went wrong in one node in one format, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..formats.metrics import Damage
+from ..formats.profile import Profile
+from ..formats.table import Format
+
+_SUBTRACTIONS = frozenset({"sub", "rsub", "add", "sum", "mean", "var"})
+
+
+def cause_of(
+    op: str, hurt: Damage, error: float, fmt: Format, result: Profile, inputs: Sequence[Profile]
+) -> str | None:
+    """overflow | nan | underflow | cancellation | rounding | None for an exact result.
+
+    cancellation: an addition or subtraction whose result is so much smaller than its operands that their rounding
+    weighs at least eight times what it would in the result. Source: Higham, section 1.7.
+    """
+    if hurt.overflow:
+        return "overflow"
+    if hurt.nan:
+        return "nan"
+    if error == 0:
+        return None
+    if hurt.underflow >= 0.01 and error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
+        return "underflow"
+    if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
+        return "cancellation"
+    return "rounding"
+
+
+def _shrinks(result: Profile, inputs: Sequence[Profile]) -> bool:
+    largest = max((profile.rms for profile in inputs), default=0.0)
+    return largest > 8 * result.rms

@@ -1,0 +1,86 @@
+"""Operations run under autograd, those included that it cannot differentiate, or not by each of their arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..ops.nodes import overload_of, packet_name, settled, tensors_of
+
+_REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
+DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes in which tensors have gradients that can be computed with; there is no arithmetic in FP8."""
+
+_LATE = frozenset("igamma igammac special_gammainc special_gammaincc zeta special_zeta".split())
+"""Operations that autograd takes in and refuses on the way back."""
+
+_SHAPES = re.compile(r"(zeros|ones|empty|full|rand|randn|randint)_like|new_\w+|bernoulli|sym_\w+")
+"""Operations that ask for no more than the shape of their argument, or draw from it."""
+
+
+def differentiated(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
+) -> tuple[Any, list[torch.Tensor]]:
+    """The result, and the tensors among the arguments whose errors reach it on a way that autograd does not follow.
+
+    Examples: the class weights of a loss, a floor division, an operation of the user's own without a derivative.
+    careful: every operation's way back is tried at once; without it, that of operations which are not torch's own.
+    """
+    lost: list[torch.Tensor] = []
+    while True:
+        try:
+            result = settled(target, target(*args, **kwargs))
+            break
+        except RuntimeError as error:
+            refused = _REFUSED.search(str(error))
+            found = _named(target, args, kwargs, refused[1]) if refused is not None else None
+            if found is None:
+                raise
+            lost.append(found)
+            args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
+    tried = careful or _is_foreign(target)
+    if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
+        return result, lost
+    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+
+
+def _is_foreign(target: Callable[..., Any]) -> bool:
+    """Whether the operation comes from elsewhere than torch: only a try tells whether it has a derivative."""
+    return getattr(overload_of(target), "namespace", "aten") not in ("aten", "prims", "_c10d_functional")
+
+
+def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd comes from the result back to the arguments without raising."""
+    ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    connected = [x.sum() for x in tensors_of(result) if x.requires_grad]
+    if not ends or not connected:
+        return True
+    try:
+        torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return False
+    return True
+
+
+def _named(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.Tensor | None:
+    """The argument of that name, if autograd still follows it."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    names = [argument.name for argument in target._schema.arguments]
+    value = dict(zip(names, args, strict=False), **kwargs).get(name)
+    return value if isinstance(value, torch.Tensor) and value.requires_grad else None
+
+
+def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
+    """Whether autograd knows the operation, or there is nothing to know."""
+    name = packet_name(target)
+    if name in _LATE or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
+        return False
+    return _SHAPES.fullmatch(name) is not None or any(x.requires_grad for x in tensors_of(result))

@@ -1,0 +1,233 @@
+"""||J d||, the effect of a node's error d on the outputs, for all nodes at once from a few vector-Jacobian products."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+
+from ..ops.kernels import is_tensor_core
+from ..ops.nodes import target_of, viewed
+from ..records import Contribution
+from ..replay.execute import DTYPES
+from .derivatives import DIFFERENTIABLE
+from .inner import inner_products
+from .measure import Measurement
+from .sums import Sums, by_level
+
+MAX_PROBES = 8
+LIGHT = 1 << 24
+"""Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made."""
+
+FEW_PROBES = {1: 4, 2: 3, 3: 3}
+"""{samples in the batch: passes of larger models at most}; 2 with more samples."""
+
+ENOUGH = 0.1
+"""Relative standard error of half of the estimates at which larger models need no other pass."""
+
+
+@dataclass
+class Estimates:
+    """What the passes found, per value, format and kind of error.
+
+    A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
+    passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
+    that no reader has.
+    """
+
+    measurement: Measurement
+    outputs_norm: float
+    probe: int = 0
+    sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
+    passes: dict[str, set[int]] = field(default_factory=dict)
+    returned: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def contribution(self, name: str, fmt: str) -> Contribution:
+        """Relative L2 of the outputs, unit 1."""
+        isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
+        trace = self.measurement.traces.get(name, {}).get(fmt)
+        if trace is not None and trace.by_inputs:
+            read = self.measurement.readings[name]
+            keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
+            isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
+        return Contribution(isolated, own, cast)
+
+    def scatter(self) -> float:
+        """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
+        found = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
+        return statistics.median(found) if found else math.nan
+
+    def _relative(self, name: str, fmt: str, kind: str) -> float:
+        found = self.sums.get((name, fmt, kind))
+        if found is None or not self.outputs_norm:
+            return 0.0
+        return math.sqrt(found.square() / len(self.passes[name])) / self.outputs_norm
+
+
+def reading(product: str, source: str) -> str:
+    """Under which name a product's own reading of a shared value is kept."""
+    return f"{product} reads {source}"
+
+
+def estimate(measurement: Measurement, seed: int) -> Estimates:
+    """One backward pass per probe, a hook on every value.
+
+    For a random sign vector v on the outputs, E<v, J d>^2 = ||J d||^2, and a backward pass gives <v, J d> = <J^T v, d>
+    for all nodes at once; with a batch, one independent estimate per sample.
+    Source: Hutchinson, A stochastic estimator of the trace (1989).
+    """
+    outputs = [x for x in measurement.outputs if x.is_floating_point() and x.requires_grad]
+    norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
+    batch = _batch_size(outputs)
+    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
+    light = elements < LIGHT
+    probes = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
+    estimates = Estimates(measurement, norm)
+    views = _lone_views(measurement)
+    handles = _hooked(estimates, batch, views)
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        for probe in range(probes):
+            if probe and not light and estimates.scatter() <= ENOUGH:
+                break
+            weights = [_signs(x, generator) for x in outputs]
+            estimates.probe = probe
+            estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
+            ends = _cheap_ends(measurement) if probe and not light else None
+            # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
+            total = torch.stack([(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]).sum()
+            torch.autograd.backward(total, retain_graph=probe < probes - 1, inputs=ends)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for anchor in measurement.anchors:
+            anchor.grad = None
+    for name, source in views.items():
+        estimates.passes[name] = estimates.passes.get(source, set())
+        for fmt in measurement.formats:
+            if (source, fmt, "cast") in estimates.sums:
+                same = estimates.sums[source, fmt, "cast"]
+                estimates.sums |= {(name, fmt, "cast"): same, (name, fmt, "isolated"): same}
+    return estimates
+
+
+def _signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random signs; zero at masked entries, which hold infinities on purpose: nothing can move them."""
+    signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x).mul_(2).sub_(1)
+    return signs.masked_fill_(~torch.isfinite(x.detach()), 0.0)
+
+
+def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[torch.utils.hooks.RemovableHandle]:
+    measurement, handles = estimates.measurement, []
+    sampled = _sampled(measurement, batch)
+
+    def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
+        if leaf.dtype in DIFFERENTIABLE and leaf.requires_grad and leaf.layout is torch.strided and not leaf.is_nested:
+            handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
+            if leaf.is_leaf:
+                handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
+
+    for name, leaves in measurement.live.items():
+        for index, leaf in enumerate(leaves if name not in views else ()):
+            hook(name, leaf, index, batch if name in sampled else None)
+    for product, values in measurement.readings.items():
+        for source, shared in values.items():
+            if shared is not None:
+                hook(reading(product, source), shared, 0, batch if source in sampled else None)
+    return handles
+
+
+def _dropped(leaf: torch.Tensor) -> None:
+    leaf.grad = None
+
+
+def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
+    """Where a backward pass may end, but for the weights of products: their gradients cost as much as all the others.
+
+    A weight has many entries, rounded independently of each other, so one pass tells enough of it. None: everywhere.
+    """
+    found = []
+    for node in measurement.capture.graph_module.graph.nodes:
+        multiplied = any(is_tensor_core(target_of(user)) for user in node.users if user.op == "call_function")
+        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in measurement.weights):
+            found += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
+    return [*found, *measurement.anchors] or None
+
+
+def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
+    """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
+    inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
+    found = {name for name in inputs if any(x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))}
+    for node in measurement.capture.graph_module.graph.nodes:
+        if any(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return found
+
+
+def _lone_views(measurement: Measurement) -> dict[str, str]:
+    """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
+    found: dict[str, str] = {}
+    for node in measurement.capture.graph_module.graph.nodes:
+        source = viewed(node)
+        if (
+            source is not None
+            and len(source.users) == 1
+            and not any(x.numel() for x in measurement.live[source.name][1:])
+        ):
+            found[node.name] = found.get(source.name, source.name)
+    return found
+
+
+class _Hook:
+    """Turns the gradient at one value into squared inner products with its errors."""
+
+    def __init__(self, estimates: Estimates, name: str, leaf: torch.Tensor, index: int, batch: int | None) -> None:
+        self.estimates, self.name, self.index = estimates, name, index
+        self.live, self.key = leaf.detach(), id(leaf)
+        self.traces = estimates.measurement.traces.get(name, {})
+        self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # an output of a several-output operation that nothing reads
+            return
+        with torch.no_grad():
+            gradient = gradient.detach()
+            self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
+            if gradient.numel():
+                for fmt in self.estimates.measurement.formats:
+                    self._add(fmt, gradient)
+
+    def _add(self, fmt: str, gradient: torch.Tensor) -> None:
+        trace = self.traces.get(fmt)
+        isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
+        returned = self.estimates.returned.get(self.key)
+        if returned is not None:  # an output stays as it is where its low readers round it
+            self._sum(fmt, ("cast",), self._by_rounding(gradient - returned, fmt))
+        rounded = {"cast": returned is None, "isolated": isolated is None, "own": own is None}
+        kinds = tuple(kind for kind, wanted in rounded.items() if wanted)
+        if kinds:
+            self._sum(fmt, kinds, self._by_rounding(gradient, fmt))
+        for kind, gaps in (("isolated", isolated), ("own", own)):
+            gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
+            if gap is not None and gap.shape == gradient.shape:
+                self._sum(fmt, (kind,), inner_products(gradient, gap, self.samples))
+
+    def _by_rounding(self, gradient: torch.Tensor, fmt: str) -> torch.Tensor:
+        return inner_products(gradient, self.live, self.samples, DTYPES[fmt])
+
+    def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
+        squares, counts = by_level(inner)
+        for kind in kinds:
+            self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(squares, counts)
+
+
+def _batch_size(outputs: list[torch.Tensor]) -> int | None:
+    sizes = {x.shape[0] if x.dim() else None for x in outputs}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """`x` with zeros where it is not finite."""
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,184 @@
+"""Flagged nodes that lie together, run low together: does a region do more harm than its nodes explain?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import torch
+from torch import fx
+
+from ..errors import first_line
+from ..formats.metrics import output_error
+from ..ops.kernels import raised, run_op
+from ..ops.nodes import settled, target_of, tensors_of, viewed
+from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
+from ..replay.execute import DTYPES, with_literals
+from .calibrate import Calibration
+from .rounded import Rounder, rounder
+
+MAX_REGIONS = 4
+"""Regions run per format, those first that take most of the budget; each costs a forward."""
+
+Verdicts = Mapping[str, Mapping[str, Verdict]]
+
+
+def run_regions(
+    capture: Capture,
+    model: torch.nn.Module,
+    batch: Batch,
+    found: Calibration,
+    verdicts: Verdicts,
+    formats: Sequence[str],
+) -> tuple[FlaggedRegion, ...]:
+    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
+    regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
+    if not regions:
+        return ()
+    flat = [value.detach() if isinstance(value, torch.Tensor) else value for value in capture.bind(model, batch)]
+    leaving = {node for region in regions for node in region.leaving}
+    reference = _Values(capture, leaving)
+    with torch.no_grad():
+        reference.run(*flat)
+        return tuple(_tested(region, capture, flat, reference.values) for region in regions)
+
+
+@dataclass(frozen=True)
+class _Region:
+    fmt: str
+    nodes: tuple[fx.Node, ...]
+    explained: float
+
+    @property
+    def leaving(self) -> tuple[fx.Node, ...]:
+        """Nodes whose results are read outside."""
+        inside = set(self.nodes)
+        return tuple(node for node in self.nodes if any(user not in inside for user in node.users))
+
+
+def _chosen(capture: Capture, found: Calibration, verdicts: Verdicts, fmt: str) -> list[_Region]:
+    flagged = {
+        name
+        for name, errors in found.errors.items()
+        if verdicts[name][fmt].verdict in ("sensitive", "unsafe") and errors[fmt].unsupported is None
+    }
+    regions = [
+        _Region(fmt, nodes, _explained(nodes, found.contributions, fmt)) for nodes in _connected(capture, flagged)
+    ]
+    return sorted(regions, key=lambda region: -region.explained)[:MAX_REGIONS]
+
+
+def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
+    """Sets of two flagged nodes or more that read each other, with the views between them, in execution order."""
+    nodes = list(capture.graph_module.graph.nodes)
+    together = nx.Graph()
+    for node in nodes:
+        if node.name not in flagged:
+            continue
+        for source in node.all_input_nodes:
+            path = [node, source]
+            while path[-1].name not in flagged and (earlier := viewed(path[-1])) is not None:
+                path.append(earlier)
+            if path[-1].name in flagged:
+                nx.add_path(together, path)
+    for members in nx.connected_components(together):
+        yield tuple(node for node in nodes if node in members)
+
+
+def _explained(nodes: Sequence[fx.Node], contributions: Mapping[str, Mapping[str, Contribution]], fmt: str) -> float:
+    """What first-order answers add up to in quadrature: each node's own error, and the rounding of what enters."""
+    inside = set(nodes)
+    entering = {source for node in nodes for source in node.all_input_nodes} - inside
+    own = [contributions[node.name][fmt].own for node in nodes if node.name in contributions]
+    cast = [contributions[node.name][fmt].cast for node in entering if node.name in contributions]
+    return math.hypot(*own, *cast)
+
+
+def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any]) -> FlaggedRegion:
+    names = tuple(node.name for node in region.nodes if node.name in capture.nodes)
+    low = _RegionLow(capture, region)
+    try:
+        low.run(*flat)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        return FlaggedRegion(region.fmt, names, _shared(capture, names), None, None, region.explained, reason)
+    outputs = [leaf for name in capture.outputs for leaf in reference[_named(capture, name)]]
+    changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]
+    local = max(_error(reference[node], low.values[node]) for node in region.leaving)
+    return FlaggedRegion(
+        region.fmt, names, _shared(capture, names), local, _error(outputs, changed), region.explained, None
+    )
+
+
+def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor]) -> float:
+    if [x.shape for x in reference] != [x.shape for x in candidate]:
+        return math.inf
+    return output_error(reference, candidate)
+
+
+def _named(capture: Capture, name: str) -> fx.Node:
+    node: fx.Node = next(node for node in capture.graph_module.graph.nodes if node.name == name)
+    return node
+
+
+def _shared(capture: Capture, names: Sequence[str]) -> str:
+    """The deepest module that holds all of them."""
+    paths = [capture.nodes[name].owner.split(".") for name in names]
+    shared = []
+    for steps in zip(*paths, strict=False):
+        if len(set(steps)) > 1:
+            break
+        shared.append(steps[0])
+    return ".".join(shared)
+
+
+class _Values(fx.Interpreter):
+    """Runs the graph and keeps the tensors of some nodes, and of the outputs."""
+
+    def __init__(self, capture: Capture, wanted: set[fx.Node]) -> None:
+        super().__init__(capture.graph_module)
+        self.wanted = wanted | {_named(capture, name) for name in capture.outputs}
+        self.values: dict[fx.Node, list[torch.Tensor]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The node's result, kept if it is wanted."""
+        result = self.result_of(n)
+        if n in self.wanted:
+            self.values[n] = tensors_of(raised(result))
+        return result
+
+    def result_of(self, n: fx.Node) -> Any:
+        """What the node computes."""
+        return super().run_node(n)
+
+
+class _RegionLow(_Values):
+    """Low inside the region, FP32 outside; what crosses its edge is rounded on the way in and raised on the way out."""
+
+    def __init__(self, capture: Capture, region: _Region) -> None:
+        super().__init__(capture, set(region.leaving))
+        self.inside, self.dtype = set(region.nodes), DTYPES[region.fmt]
+        self.round: Rounder = rounder(capture, region.fmt)
+        self.literals = capture.constants.get(region.fmt, {})
+
+    def result_of(self, n: fx.Node) -> Any:
+        """The node's result, low where it belongs to the region."""
+        if n.op != "call_function":
+            return super().result_of(n)
+        low = n in self.inside
+
+        def read(source: fx.Node) -> Any:
+            value = self.env[source]
+            if low:
+                return value if source in self.inside else self.round(value)
+            return raised(value) if source in self.inside else value
+
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), read)
+        if not low:
+            return settled(n.target, target_of(n)(*args, **kwargs))
+        return run_op(target_of(n), *with_literals(args, kwargs, self.literals.get(n.name)))

@@ -1,0 +1,48 @@
+"""Rounding reference values to a format on their way into an operation that is run low."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..ops.kernels import lowered
+from ..records import Capture
+from ..replay.execute import DTYPES
+
+
+@dataclass(frozen=True)
+class Rounder:
+    """Rounds the tensors of a tree to a dtype; masked entries become what the model itself would write there.
+
+    sentinels: {float32 value: value in the format} of the literals with which Python marks what to mask.
+    """
+
+    dtype: torch.dtype
+    sentinels: Mapping[float, float]
+
+    def __call__(self, tree: Any) -> Any:
+        """Tensors in the format, the rest as it is."""
+
+        def convert(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = lowered(x, self.dtype)
+            for ours, theirs in self.sentinels.items() if x.dtype is torch.float32 else ():
+                result = torch.where(x == ours, torch.full_like(result, theirs), result)
+            return result
+
+        return pytree.tree_map_only(torch.Tensor, convert, tree)
+
+
+def rounder(capture: Capture, fmt: str) -> Rounder:
+    """The rounding of a capture's values to one format."""
+    nodes = {node.name: node for node in capture.graph_module.graph.nodes}
+    found = {}
+    for name, changed in capture.constants.get(fmt, {}).items():
+        for key, value in changed.items():
+            ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
+            if isinstance(value, float) and isinstance(ours, float):
+                found[ours] = value
+    return Rounder(DTYPES[fmt], found)

@@ -1,0 +1,53 @@
+"""Which values an operation divides by, or takes a logarithm or an inverse root of, so that a zero changes everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from ..ops.nodes import packet_name, target_of
+from ..records import Capture
+
+_STEPS = 3
+_AT_ZERO = {
+    "div": 1,
+    "true_divide": 1,
+    "remainder": 1,
+    "fmod": 1,
+    "atan2": 1,
+    "addcdiv": 2,
+    "reciprocal": 0,
+    "rsqrt": 0,
+    "log": 0,
+    "log2": 0,
+    "log10": 0,
+}
+"""{operation: position of the argument at whose zero it has no finite value, or jumps}."""
+
+
+def guarding(capture: Capture) -> set[str]:
+    """Names of values at most three operations before an operation that is singular at zero."""
+    divisors = {value for node in capture.graph_module.graph.nodes for value in _divisors(node)}
+    return {node.name for node in upstream(divisors)}
+
+
+def upstream(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and those at most two operations before them."""
+    frontier, found = set(nodes), set[fx.Node]()
+    for _ in range(_STEPS):
+        found |= frontier
+        frontier = {source for node in frontier if node.op == "call_function" for source in node.all_input_nodes}
+    return found
+
+
+def _divisors(node: fx.Node) -> list[fx.Node]:
+    if node.op != "call_function":
+        return []
+    name = packet_name(target_of(node))
+    if name == "pow" and len(node.args) > 1 and isinstance(node.args[1], (int, float)) and node.args[1] < 0:
+        position: int | None = 0
+    else:
+        position = _AT_ZERO.get(name)
+    value = node.args[position] if position is not None and len(node.args) > position else None
+    return [value] if isinstance(value, fx.Node) else []

@@ -1,0 +1,151 @@
+"""One operation alone in a format: its low result, the exact one beside it, and what attribution needs of the two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import first_line
+from ..ops.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
+from ..ops.nodes import packet_name, target_of, tensors_of, viewed
+from ..records import NodeError
+from ..replay.execute import with_literals
+from .exact import Exact, sampled
+
+Leaves = list[torch.Tensor]
+_ONE_ROUNDING = 1.1
+_MOVES = frozenset(
+    "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d embedding cat stack pad "
+    "constant_pad_nd gather index_select repeat roll flip".split()
+)
+"""Operations that move, choose or repeat entries, and so add no error of their own; others are found by trying."""
+
+
+@dataclass
+class Trace:
+    """What attribution needs of one node in one format.
+
+    isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
+    is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
+    by_inputs: isolated is not kept; it is own and the roundings of the inputs, which reach the result one by one.
+    low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
+    or vanished where something divides by it.
+    """
+
+    isolated: Leaves | None
+    own: Leaves | None
+    by_inputs: bool = False
+    low: Any = None
+    certain: bool = False
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A node alone in a format: its low result, or why it cannot run.
+
+    exact: the FP32 result on the same rounded inputs. None for views, for what moves entries only, and for products on
+    a CPU, where nobody asks.
+    """
+
+    low: Any = None
+    exact: Exact | None = None
+    unsupported: str | None = None
+
+
+def run_alone(
+    n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
+) -> Alone:
+    """The node on inputs that were rounded to the format."""
+    args, kwargs = inputs
+    target = target_of(n)
+    exact = None
+    try:
+        if viewed(n) is not None:
+            return Alone(target(*args, **kwargs))
+        if is_tensor_core(target) and _on_cpu(args):
+            return Alone(product(target, args, kwargs, dtype))  # its only error is the rounding of the result
+        if packet_name(target) not in _MOVES:
+            exact = Exact(target, args, kwargs)
+            exact.prepare()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
+        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
+    try:
+        return Alone(run_op(target, *with_literals(args, kwargs, literals)), exact)
+    except UnsupportedInFormat as error:
+        return Alone(unsupported=str(error))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
+
+
+def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
+    """The errors of a node that ran; gap: low - reference of its first leaf, where that is known already."""
+    local = alone.low
+    if local is None:
+        return Trace([], [])
+    if viewed(n) is not None:
+        return Trace(None, [])
+    if by_inputs:
+        isolated: Leaves = []
+    elif gap is None:
+        isolated = _gaps(reference, local)
+    else:
+        isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+    if alone.exact is not None:
+        own, rounding = _sampled_errors(alone.exact.sample(local))
+        if own > _ONE_ROUNDING * rounding:
+            return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)
+        exact = own == 0
+    else:
+        exact = packet_name(target_of(n)) in _MOVES
+    if exact:
+        return Trace(None if _is_rounded(reference, local) else isolated, [], by_inputs)
+    return Trace(isolated, None, by_inputs)
+
+
+def _is_rounded(reference: Any, local: Any) -> bool:
+    pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
+    return all(_equal(sampled(r).to(low.dtype), sampled(low)) for r, low in pairs)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(*((torch.view_as_real(x) if x.is_complex() else x) for x in (a, b)))
+
+
+def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, float]:
+    """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
+    own, rounding = [0.0], [0.0]
+    for exact, low in pairs:
+        wide = torch.promote_types(exact.dtype, torch.float64)
+        own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(exact.to(low.dtype).to(wide) - exact.to(wide))))
+    return math.hypot(*own), math.hypot(*rounding)
+
+
+def turned(error: NodeError) -> bool:
+    """Whether finite entries became Inf or NaN."""
+    return bool(error.overflow or error.nan)
+
+
+def _gaps(reference: Any, candidate: Any) -> Leaves:
+    """candidate - reference per leaf; zero where either is not finite, and for leaves that are not real numbers."""
+    result = []
+    for r, c in zip(tensors_of(reference), tensors_of(candidate), strict=False):
+        if not r.is_floating_point() or r.shape != c.shape:
+            result.append(torch.zeros((), dtype=torch.bfloat16))
+            continue
+        gap = c.float() - r.float()
+        result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
+    return result
+
+
+def _on_cpu(tree: Any) -> bool:
+    return all(leaf.device.type == "cpu" for leaf in tensors_of(tree))

@@ -1,0 +1,1 @@
+"""What every ATen operation is, and what the stages ask of a torch.fx node."""

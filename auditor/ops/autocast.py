@@ -1,0 +1,42 @@
+"""What autocast does to an operation, by name: the lists of `tables/autocast.toml` behind one function."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from ..resources import table
+
+Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
+
+_LISTS: tuple[tuple[str, Treatment], ...] = (
+    ("lower_precision", "lower"),
+    ("fp32", "fp32"),
+    ("fp32_append_dtype", "fp32"),
+    ("fp32_unless_dtype_given", "fp32_unless_dtype"),
+    ("promote", "promote"),
+    ("banned", "banned"),
+)
+
+
+@cache
+def treatment(op: str, device: str = "cuda") -> Treatment:
+    """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
+
+    An entry without an overload covers all of them, since the others are composites of it. In-place variants are
+    other operators, which autocast leaves alone.
+    """
+    packet, _, overload = op.removeprefix("aten.").partition(".")
+    names = {packet, f"{packet}.{overload}"}
+    policy = table("ops/autocast")[device]
+    for rows in (policy, policy.get("composites", {})):
+        for key, result in _LISTS:
+            if names & set(rows.get(key, ())):
+                return result
+    return "none"
+
+
+@cache
+def only_fp16(op: str) -> bool:
+    """Whether what autocast on CUDA lowers to is FP16 in a region of BF16 too, as for cuDNN's recurrent layers."""
+    return op.removeprefix("aten.").partition(".")[0] in table("ops/autocast")["cuda"]["only_fp16"]

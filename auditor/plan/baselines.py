@@ -1,0 +1,82 @@
+"""What happens without a plan: the user's own model all low, and what the rules alone would keep in FP32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from ..records import Baseline, Batch, Finding
+from ..replay.execute import DTYPES
+from ..runs.answer import answer, as_on, lowered_batch, stored_in
+from ..verify import failure_of
+from .choose import simulated_error
+from .energy import energy_of
+from .plans import worst_of
+from .problem import Problem
+from .solve import Candidate, evaluate
+from .workbench import Workbench
+
+
+def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
+    """Plain autocast, plain cast, and beside each what the rules alone would do, with nothing measured.
+
+    The first two are runs of the model itself on the inputs that plans are checked on. The last is no plan that anyone
+    runs: the captured graph stands in for it, on those of the inputs that it is valid for.
+    """
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    found = {}
+    for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
+        ruled = _ruled(problem, bench.findings)
+        rules_only = _measured(simulated_error(problem, ruled, trial), ruled.low_flops)
+        found[problem.name] = replace(_plain(bench, problem), rules_only=rules_only)
+    return found
+
+
+def _plain(bench: Workbench, problem: Problem) -> Baseline:
+    """The model with everything low: inside one `torch.autocast`, or after one `.half()` or `.bfloat16()`."""
+    run = _autocast if problem.strategy == "autocast" else _cast
+    dtype = DTYPES[problem.format]
+    try:
+        errors = [bench.distance(bench.reference(batch), run(bench, batch, dtype)) for batch in bench.checks]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Baseline(None, False, failure_of(error))
+    return _measured(worst_of(errors))
+
+
+def _autocast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+    @contextmanager
+    def around() -> Iterator[None]:
+        with as_on(bench.device), torch.autocast("cuda", dtype=dtype):
+            yield
+
+    return answer(bench.subject.model, batch, seed=bench.seed, around=around)
+
+
+def _cast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+    model = bench.subject.model
+    with stored_in(model, dtype):
+        return answer(model, lowered_batch(batch, dtype), seed=bench.seed, around=lambda: as_on(bench.device))
+
+
+def _measured(error: float, low_flops: float | None = None) -> Baseline:
+    finite = math.isfinite(error)
+    return Baseline(error if finite else None, finite, None, low_flops)
+
+
+def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
+    """FP32 in every scope where a rule declares an error or a warning, whatever the measurement says; low elsewhere."""
+    fired = {
+        finding.owner
+        for finding in findings
+        if problem.format in finding.formats and (finding.declared or finding.severity) != "info"
+    }
+    energy = energy_of(problem)
+    kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}
+    labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
+    return evaluate(problem, energy.settled(labels))

@@ -1,0 +1,202 @@
+"""From the Pareto curve to one plan: the fastest point that holds when the graph is run under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..records import Batch, Capture, Finding, Plan, ScopeChoice
+from ..replay.execute import PolicyInterpreter, Running
+from ..replay.nesting import boundaries
+from ..replay.strategies import plain, running, scoped
+from ..resources import table
+from ..runs.outputs import tensor_outputs
+from .energy import energy_of
+from .islands import savings
+from .memory import memory_of
+from .problem import FORBIDDEN, Problem
+from .refine import refined
+from .solve import Candidate, between, candidates, evaluate
+
+MARGIN = 0.8
+"""Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
+
+Distance = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
+
+    capture: Capture
+    model: nn.Module
+    batches: Sequence[Batch]
+    references: Sequence[Sequence[torch.Tensor]]
+    distance: Distance
+
+    def error(self, how: Running, enough: float = math.inf) -> float:
+        """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
+
+        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
+        """
+        worst = 0.0
+        for batch, expected in zip(self.batches, self.references, strict=True):
+            found = self.distance(expected, self._run(how, batch))
+            if not found <= enough:
+                return found
+            worst = max(worst, found)
+        return worst
+
+    def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
+        interpreter = PolicyInterpreter(self.capture, how)
+        with torch.no_grad():
+            return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
+
+
+def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[Finding]) -> Plan:
+    """The fastest candidate whose simulated error stays within `budget`.
+
+    Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
+    """
+    curve = candidates(problem)
+    return _plan(problem, _fastest_that_holds(problem, curve, trial, budget), curve, findings)
+
+
+def plain_plan(problem: Problem) -> Plan:
+    """Everything low: what `torch.autocast` around the model, or a cast of all of it, comes to."""
+    low = dict.fromkeys(energy_of(problem).scopes, problem.format)
+    return _plan(problem, evaluate(problem, low), candidates(problem), ())
+
+
+def fp32_plan(problem: Problem) -> Plan:
+    """Nothing low: where every other plan would do harm."""
+    high = dict.fromkeys(energy_of(problem).scopes, "fp32")
+    return _plan(problem, evaluate(problem, high), candidates(problem), ())
+
+
+def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
+    """Whether the plan runs something low that is unsafe: that one run happens to hold does not make it safe."""
+    return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in energy_of(problem).scopes}))
+
+
+def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findings: Sequence[Finding]) -> Plan:
+    slowest = max(curve, key=lambda point: point.seconds).seconds
+    return Plan(
+        name=problem.name,
+        strategy=problem.strategy,
+        format=problem.format,
+        scopes=scopes_of(problem, chosen, findings),
+        predicted_error=chosen.predicted_error,
+        low_precision_flops=chosen.low_flops,
+        predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
+        note=_unfit(problem),
+        target=problem.device,
+        memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen))),
+        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32"))),
+        pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
+    )
+
+
+def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
+    """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
+    found = _bisect(problem, curve, trial, budget)
+    if found == 0:
+        return curve[0]
+    finer = between(problem, curve[found - 1], curve[found])
+    chosen = finer[_bisect(problem, finer, trial, budget)]
+    better = refined(problem, chosen, max(budget, chosen.predicted_error))
+    if better.price < chosen.price and simulated_error(problem, better, trial, budget) <= budget:
+        return better
+    return chosen
+
+
+def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:
+    """Index of the first point that holds; begun where the prediction puts it. The last one is known to hold."""
+    fails, holds = -1, len(curve) - 1
+    probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
+    probe = min(probe, holds - 1)
+    while holds - fails > 1:
+        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial, budget) <= budget:
+            holds, probe = probe, max(probe - 1, fails + 1)
+        else:
+            fails, probe = probe, (probe + holds + 1) // 2
+        if not fails < probe < holds:
+            probe = (fails + holds) // 2
+    return holds
+
+
+def _allowed(point: Candidate) -> bool:
+    """Whether no unsafe node runs low: that one run happens to hold does not make it safe."""
+    return point.predicted_error < math.sqrt(FORBIDDEN)
+
+
+def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough: float = math.inf) -> float:
+    """Error of the captured graph, every node run as the candidate's precisions ask; inf where an operation raises.
+
+    enough: once a batch is beyond it, the others are left out.
+    """
+    try:
+        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return float("inf")
+
+
+def _unfit(problem: Problem) -> str:
+    """A word on devices without arithmetic in the format."""
+    if problem.format in table("plan/devices")[problem.device]:
+        return ""
+    return (
+        f"the {problem.device} has no {problem.format.upper()} arithmetic: its speed-up is that of moving fewer bytes"
+    )
+
+
+def _precision_in(candidate: Candidate) -> Callable[[str], str]:
+    return lambda owner: candidate.precision.get(owner, "fp32")
+
+
+def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
+    """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
+    saved = savings(problem, chosen)
+    wrapped = boundaries(problem.capture, problem.strategy, _precision_in(chosen))
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            _because(problem, chosen, path, findings) if boundary.precision == "fp32" else (),
+            "keep" if boundary.keeps else "cast",
+            saved.get(path) if boundary.precision == "fp32" else None,
+        )
+        for path, boundary in wrapped.items()
+    }
+
+
+def _because(problem: Problem, chosen: Candidate, owner: str, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Rules that fired on the scope's unsafe and sensitive nodes, then the worst node's own reason, or the price."""
+    names = [name for name, node in problem.capture.nodes.items() if node.owner == owner]
+    marked = [name for name in names if problem.verdicts[name].verdict in ("unsafe", "sensitive")]
+    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
+    if not marked:
+        return (*codes, _price(problem, chosen, owner))
+    worst = max(marked, key=lambda name: (problem.verdicts[name].verdict == "unsafe", _weight(problem, name)))
+    verdict = problem.verdicts[worst]
+    return (*codes, f"{worst} is {verdict.verdict}: {verdict.reason}")
+
+
+def _weight(problem: Problem, name: str) -> float:
+    contribution = problem.contributions.get(name)
+    return contribution.isolated if contribution is not None else 0.0
+
+
+def _price(problem: Problem, chosen: Candidate, owner: str) -> str:
+    """What lowering one FP32 scope would do to the plan."""
+    lowered = evaluate(problem, {**chosen.precision, owner: problem.format})
+    if lowered.predicted_error >= math.sqrt(FORBIDDEN):
+        return "it must share the precision of a scope that stays FP32"
+    saved = 1 - lowered.seconds / chosen.seconds if chosen.seconds else 0.0
+    change = f"the predicted error from {chosen.predicted_error:.2g} to {lowered.predicted_error:.2g}"
+    return f"lowering it would take {change}, and " + (f"save {saved:.1%} of the time" if saved > 0 else "save no time")

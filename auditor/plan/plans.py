@@ -1,0 +1,241 @@
+"""All plans of an audit: made, run as the artefact a user gets, tightened where they miss the budget, compared."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import MeasureError
+from ..formats.metrics import output_error, worst_output_error
+from ..formats.table import FORMATS
+from ..patch.emit import emit
+from ..patch.live import plan_table
+from ..patch.temporary import patched
+from ..records import Baseline, Plan, Subject, Verification
+from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
+from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
+from .problem import Problem
+from .workbench import Workbench
+
+ROUNDS = 4
+"""Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
+
+Tick = Callable[[str], None]
+
+
+def plans_of(
+    bench: Workbench,
+    strategies: Sequence[str],
+    formats: Sequence[str],
+    baselines: Mapping[str, Baseline],
+    tick: Tick,
+) -> dict[str, Plan]:
+    """Every plan, verified on inputs it was not made from where there are any.
+
+    A plan that misses the budget, or is further off than the same model without a plan, is solved again for less error.
+    """
+    trial = bench.trial(bench.usable(bench.subject.batches))
+    problems = {f"{strategy}_{fmt}": bench.problem(strategy, fmt) for strategy in strategies for fmt in formats}
+    pending, found = dict.fromkeys(problems, MARGIN * bench.max_error), dict[str, Plan]()
+    for _ in range(ROUNDS):
+        for name, budget in pending.items():
+            tick(name.replace("_", " "))
+            found[name] = make_plan(problems[name], trial, budget, bench.findings)
+        found |= verify(bench, {name: found[name] for name in pending}, tick)
+        pending = {
+            name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
+            for name, budget in pending.items()
+            if _has_low(found[name]) and (not found[name].verified or _outdone(found[name], baselines[name]))
+        }
+        if not pending:
+            break
+    harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
+    return found | _undone(bench, harmful, baselines, tick)
+
+
+def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
+    """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
+    found = dict(baselines)
+    for name, plan in plans.items():
+        if not _has_fp32(plan) and plan.measured_error is not None:
+            found[name] = replace(found[name], measured_error=plan.measured_error, finite=True, failure=None)
+    return found
+
+
+def _allowed(plan: Plan, baseline: Baseline, max_error: float) -> float:
+    """The error that a plan may have: the budget, and no more than there is without the plan."""
+    return min(max_error, baseline.measured_error or 0.0) if _outdone(plan, baseline) else max_error
+
+
+def _outdone(plan: Plan, baseline: Baseline) -> bool:
+    """Whether the model is closer to FP32 without the plan. With everything low the two are one."""
+    if plan.measured_error is None or baseline.measured_error is None or not _has_fp32(plan):
+        return False
+    return plan.measured_error > baseline.measured_error
+
+
+def _undone(
+    bench: Workbench, problems: Mapping[str, Problem], baselines: Mapping[str, Baseline], tick: Tick
+) -> dict[str, Plan]:
+    """Plans that would do harm give way: to everything low, where that is safe and within the budget, else to FP32."""
+    if not problems:
+        return {}
+    plans = {}
+    for name, problem in problems.items():
+        plans[name] = plain_plan(problem)
+        within = (baselines[name].measured_error or 0.0) <= bench.max_error
+        if not within or lowers_unsafe(problem, plans[name]):
+            plans[name] = fp32_plan(problem)
+    return verify(bench, plans, tick)
+
+
+def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
+    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
+    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
+    tick("running the patched model")
+    answers = _in_fresh_process(bench, plans) if bench.subject.origin is not None else _in_this_process(bench, plans)
+    return {name: _judged(bench, plan, expected, answers[name]) for name, plan in plans.items()}
+
+
+def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
+    subject = bench.subject
+    batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(bench.checks))
+    with unwound(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        file = Path(directory, "patched_model.py")
+        file.write_text(emit(subject.origin, parameters_of(subject), plans, None, file.parent), encoding="utf-8")
+        gradients = bench.graded is not None
+        try:
+            return verify_emitted(
+                file, list(plans), batches, file.parent, seed=bench.seed, device=bench.device, gradients=gradients
+            )
+        except NotHandedOver:
+            return _in_this_process(bench, plans)
+
+
+def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
+    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
+    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
+
+
+def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
+    try:
+        with patched(bench.subject.model, plan_table(plan)) as model:
+            return answers_of(model, bench.checks, bench.device, bench.seed, bench.graded is not None)
+    except Exception as error:
+        return failure_of(error)
+
+
+def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+    if isinstance(answer, str):
+        return _failed(bench, plan, answer)
+    pairs = _pairs(expected, answer)
+    try:
+        found = worst_of([bench.distance(r, c) for r, c in pairs])
+        worst = worst_of([worst_output_error(r, c) for r, c in pairs])
+    except MeasureError as error:
+        return _failed(bench, plan, str(error))
+    if answer.graded is not None and (otherwise := _mode_matters(plan, pairs[0], pairs[-1])):
+        return _failed(bench, plan, otherwise)
+    finite = math.isfinite(found)
+    result = replace(
+        _unrun(bench),
+        error=found if finite else None,
+        finite=finite,
+        worst_output=worst if math.isfinite(worst) else None,
+    )
+    return replace(plan, measured_error=result.error, verified=found <= bench.max_error, verification=result)
+
+
+def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
+    verification = replace(_unrun(bench), failure=failure)
+    return replace(plan, measured_error=None, verified=False, verification=verification)
+
+
+def _unrun(bench: Workbench) -> Verification:
+    inputs = "held-out" if bench.subject.held_out else "audited"
+    return Verification(None, False, None, inputs, "native" if bench.native else "emulated")
+
+
+Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def _pairs(expected: Answers, answer: Answers) -> list[Pair]:
+    """FP32 and patched outputs, on the CPU, of every run; last the one with gradients, where there is one."""
+    pairs = list(zip(expected.outputs, answer.outputs, strict=True))
+    if expected.graded is not None and answer.graded is not None:
+        pairs.append((expected.graded, answer.graded))
+    return [([x.cpu() for x in r], c) for r, c in pairs]
+
+
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair) -> str | None:
+    """What to say of a patched model that is further off with gradients enabled than rounding explains.
+
+    Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
+    """
+    before, after = output_error(*without), output_error(*enabled)
+    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon:
+        return None
+    return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
+
+def _tightened(budget: float, plan: Plan, max_error: float) -> float:
+    """A new target for the solver, lower by as much as the artefact was over, and by half at least."""
+    if plan.measured_error is None:
+        return budget / 4
+    return budget * min(0.5, MARGIN * max_error / plan.measured_error)
+
+
+def _has_low(plan: Plan) -> bool:
+    return any(choice.precision != "fp32" for choice in plan.scopes.values())
+
+
+def _has_fp32(plan: Plan) -> bool:
+    return any(choice.precision == "fp32" for choice in plan.scopes.values())
+
+
+def parameters_of(subject: Subject) -> int:
+    """Number of parameters, shared ones counted once."""
+    return sum(parameter.numel() for parameter in subject.model.parameters())
+
+
+def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, str]:
+    """The plan to use, and why, in one sentence. autocast before cast, since it also trains; then speed, then error."""
+    good = [plan for plan in plans.values() if plan.verified and plan.low_precision_flops > 0]
+    if not good:
+        best = min(
+            (p for p in plans.values() if p.measured_error is not None),
+            key=lambda p: p.measured_error or 0,
+            default=None,
+        )
+        reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+        return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+    chosen = min(
+        good, key=lambda p: (p.strategy != "autocast", round(1 / p.predicted_speedup, 2), p.measured_error or 0.0)
+    )
+    islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
+    kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
+    return chosen.name, (
+        f"{chosen.format.upper()} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
+        f"{max_error:.2g}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept}{_other(chosen, plans)}."
+    )
+
+
+def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
+    rivals = [p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format]
+    if not rivals:
+        return ""
+    rival = rivals[0]
+    if not rival.verified or rival.low_precision_flops == 0:
+        return f"; {rival.format.upper()} does not hold the budget"
+    return f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"

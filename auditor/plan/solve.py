@@ -1,0 +1,98 @@
+"""The Pareto curve of error against time: every point a minimum cut over the scopes, the multiplier on error swept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..replay.resolve import LOW
+from .costs import cast_seconds, output_elements, seconds
+from .energy import energy_of, island_seconds
+from .problem import Problem, compute_dtype, nearest_above
+
+STEPS = 24
+"""Points looked at between two neighbours of the curve."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the Pareto curve. precision: {owner: precision}; seconds: roofline time of one forward.
+
+    price: seconds, plus what its scopes must be worth; what the curve is ordered by.
+    """
+
+    precision: Mapping[str, str]
+    predicted_error: float
+    seconds: float
+    price: float
+    low_flops: float
+
+
+def candidates(problem: Problem) -> list[Candidate]:
+    """Points of the Pareto curve from everything low to everything FP32, fastest first, dominated ones dropped.
+
+    The last one is everything FP32, also where no error is predicted: a low run may still be refused.
+    For a multiplier m, the energy  time + m * error^2  is a sum of one term per scope and one per pair of scopes that
+    exchange values, and each pair term only penalises unequal labels: its minimum is a minimum cut.
+    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    """
+    energy = energy_of(problem)
+    owners = sorted(energy.scopes)
+    labelings = {tuple(problem.format for _ in owners), tuple("fp32" for _ in owners)}
+    for multiplier in energy.multipliers():
+        high = energy.cut(multiplier)
+        labelings.add(tuple("fp32" if owner in high else problem.format for owner in owners))
+    points = [evaluate(problem, dict(zip(owners, labels, strict=True))) for labels in sorted(labelings)]
+    points.sort(key=lambda point: (point.price, point.predicted_error))
+    front: list[Candidate] = []
+    for point in points:
+        if not front or point.predicted_error < front[-1].predicted_error:
+            front.append(point)
+    slowest = next(point for point in points if set(point.precision.values()) == {"fp32"})
+    return front if front[-1] is slowest else [*front, slowest]
+
+
+def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Candidate]:
+    """Points between two neighbours of the curve, fastest first, ending with `slower`.
+
+    Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered one
+    after the other, those first that save most time per squared error.
+    """
+    energy = energy_of(problem)
+    worth = {owner: (high - low) / max(error, 1e-30) for owner, (low, high, error) in energy.scopes.items()}
+    pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
+    pending.sort(key=lambda owner: (-worth[owner], owner))
+    precision, steps = dict(slower.precision), [slower]
+    stride = max(1, len(pending) // STEPS)
+    for count, owner in enumerate(pending, start=1):
+        for other in {owner, *energy.tied_to(owner)}:
+            precision[other] = problem.format
+        if count % stride == 0 and count < len(pending):
+            steps.append(evaluate(problem, energy.settled(precision)))
+    return [step for step in reversed(steps) if step is slower or step.seconds < slower.seconds]
+
+
+def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
+    """Predicted error, time and share of low FLOPs of one choice of precisions; the root has one even without nodes."""
+    resolution = problem.resolve(lambda owner: precision.get(owner, "fp32"))
+    squares, elapsed, low_flops, flops = 0.0, 0.0, 0, 0
+    for name in problem.capture.nodes:
+        squares += problem.node_square(resolution, name)
+        cost = problem.costs[name]
+        dtype = compute_dtype(resolution, name)
+        elapsed += seconds(cost, dtype, problem.device)
+        flops += cost.flops
+        low_flops += cost.flops if dtype in LOW else 0
+    squares += sum(problem.cast_square(name) for name in problem.rounded_values(resolution))
+    elements = output_elements(problem.capture)
+    for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
+        elapsed += cast_seconds(elements[name], problem.device)
+    price = elapsed + island_seconds(problem) * _changes(precision)
+    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, low_flops / flops if flops else 0.0)
+
+
+def _changes(precision: Mapping[str, str]) -> int:
+    """Scopes whose precision differs from that of the scope above them: the length of the plan."""
+    above = {owner: nearest_above(owner, precision) for owner in precision}
+    return sum(up is not None and precision.get(up, "fp32") != precision[owner] for owner, up in above.items())

@@ -1,0 +1,50 @@
+"""Contributions in the unit of the user's own metric, so that verdicts and predictions speak of the budget they gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..formats.metrics import output_error
+from ..measure.calibrate import Calibration
+from ..ops.kernels import lowered
+from ..records import Contribution
+from .choose import Distance
+
+LARGEST_BUDGET = 100.0
+"""Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
+
+
+def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
+    """What the metric makes of one unit of relative L2 error, seen on the outputs rounded to BF16.
+
+    1 where rounding the outputs says nothing: a metric that counts flips or non-finite entries stays 0.
+    """
+    rounded = [lowered(output, torch.bfloat16) for output in reference]
+    relative, measured = output_error(reference, rounded), metric(reference, rounded)
+    if not (0 < relative < math.inf and 0 < measured < math.inf and max_error <= LARGEST_BUDGET):
+        return 1.0
+    return measured / relative
+
+
+def in_unit(found: Calibration, unit: float) -> Calibration:
+    """The same measurements, contributions times `unit`."""
+    return replace(
+        found,
+        contributions={
+            name: {fmt: _times(contribution, unit) for fmt, contribution in formats.items()}
+            for name, formats in found.contributions.items()
+        },
+    )
+
+
+def _times(contribution: Contribution, unit: float) -> Contribution:
+    return replace(
+        contribution,
+        isolated=contribution.isolated * unit,
+        own=contribution.own * unit,
+        cast=contribution.cast * unit,
+    )

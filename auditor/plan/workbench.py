@@ -1,0 +1,83 @@
+"""What plans and baselines are made from, and the batches they are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from ..measure.calibrate import usable
+from ..records import Batch, Capture, Contribution, Finding, Subject, Verdict
+from ..runs.answer import answer
+from .choose import Distance, Trial
+from .costs import Cost
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
+
+    known: {id of a batch: FP32 outputs}, filled as they are asked for.
+    """
+
+    subject: Subject
+    capture: Capture
+    costs: Mapping[str, Cost]
+    contributions: Mapping[str, Mapping[str, Contribution]]
+    verdicts: Mapping[str, Mapping[str, Verdict]]
+    findings: Sequence[Finding]
+    distance: Distance
+    max_error: float
+    seed: int
+    target: str
+    native: bool
+    known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def device(self) -> str:
+        """Device of the verification runs."""
+        return "cuda" if self.native else "cpu"
+
+    @property
+    def checks(self) -> tuple[Batch, ...]:
+        """What patched models are run on: held-out inputs where there are any."""
+        return self.subject.held_out or self.subject.batches
+
+    def reference(self, batch: Batch) -> list[torch.Tensor]:
+        """FP32 outputs of the model on one of the subject's batches; run once."""
+        if id(batch) not in self.known:
+            self.known[id(batch)] = reference(self.subject, batch, self.seed)
+        return self.known[id(batch)]
+
+    @cached_property
+    def graded(self) -> list[torch.Tensor] | None:
+        """FP32 outputs for the first check, run with gradients enabled; None for a model that cannot be."""
+        try:
+            return answer(self.subject.model, self.checks[0], seed=self.seed, gradients=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+
+    def trial(self, batches: Sequence[Batch]) -> Trial:
+        """Some batches that the captured graph is valid for, and their FP32 outputs."""
+        references = [self.reference(batch) for batch in batches]
+        return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance)
+
+    def usable(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Those of some batches that the captured graph is valid for."""
+        return usable(self.capture, self.subject, batches)
+
+    def problem(self, strategy: str, fmt: str) -> Problem:
+        """What a plan under one strategy and format is solved from."""
+        return Problem(
+            self.capture, self.costs, self.contributions[fmt], self.verdicts[fmt], strategy, fmt, self.target
+        )
+
+
+def reference(subject: Subject, batch: Batch, seed: int = 0) -> list[torch.Tensor]:
+    """FP32 outputs of the model as it is."""
+    return answer(subject.model, batch, seed=seed)

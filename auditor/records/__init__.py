@@ -1,0 +1,36 @@
+"""The nouns that flow from stage to stage; every record is frozen and holds data, not behaviour."""
+
+from __future__ import annotations
+
+from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
+from .graph import Batch, Call, Capture, Node, Objective, Origin, Placeholder, Progress, Subject
+from .measure import Contribution, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
+from .plan import Baseline, Memory, Plan, ScopeChoice, Verification
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Audit",
+    "Baseline",
+    "Batch",
+    "Call",
+    "Capture",
+    "Contribution",
+    "Environment",
+    "Finding",
+    "FlaggedRegion",
+    "Memory",
+    "Node",
+    "NodeError",
+    "NodeRange",
+    "NodeReport",
+    "Objective",
+    "Origin",
+    "Placeholder",
+    "Plan",
+    "Progress",
+    "ScopeChoice",
+    "Subject",
+    "Verdict",
+    "Verification",
+    "Weight",
+]

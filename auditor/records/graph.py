@@ -1,0 +1,132 @@
+"""What is audited, and the graph that was recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
+
+Progress = Callable[[str, str, int, int], None]
+"""Called as progress(stage, detail, done, total); total is 0 where it is not known."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the model was made, so that `patched_model.py` can make it again. `kind`: factory | instance | class | spec."""
+
+    path: str | None
+    module: str | None
+    symbol: str
+    kind: str
+    init_args: tuple[Any, ...] = ()
+    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a training step minimises. loss_fn(outputs, *targets) -> scalar; None: the model returns its own loss.
+
+    targets: positional and keyword arguments of `loss_fn` after the outputs, one pair per batch. source: where the loss
+    came from, in words.
+    """
+
+    loss_fn: Callable[..., Any] | None
+    targets: tuple[Batch, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the inputs it is audited on, and where both came from."""
+
+    model: nn.Module
+    batches: tuple[Batch, ...]
+    name: str
+    target: str
+    inputs_source: str
+    weights_source: str
+    held_out: tuple[Batch, ...] = ()
+    origin: Origin | None = None
+    synthetic_inputs: bool = False
+    random_weights: bool = False
+    warnings: tuple[str, ...] = ()
+    objective: Objective | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of the graph in the user's own terms.
+
+    op: ATen overload name, for example `aten.softmax.int`; owner: module path ("" is the root); source: `file.py:line`
+    of the innermost line of the user's code, None where there is none; inputs: names of the graph nodes it reads.
+    """
+
+    name: str
+    op: str
+    owner: str
+    owner_type: str
+    source: str | None
+    source_path: str | None
+    code: str | None
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    floating: bool
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one."""
+
+    name: str
+    kind: str
+    fqn: str | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
+
+    path: str
+    depth: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
+
+    method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
+    for inputs that take the same path). same_path: what tells the other batches that do, see tape/paths.py.
+    constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
+    regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
+    region_depths: {node: number of module calls open where its region was entered}.
+    in_place: nodes that the author wrote as operations in place: autocast leaves those alone, and their result has the
+    dtype of what they write to.
+    calls: {node: the module calls that enclose it, the root's first}. aliases: {first path of a module: its other paths}.
+    outputs: names of the nodes the model returns, in flattened order.
+    """
+
+    graph_module: torch.fx.GraphModule
+    nodes: Mapping[str, Node]
+    placeholders: tuple[Placeholder, ...]
+    outputs: tuple[str, ...]
+    bind: Callable[[nn.Module, Batch], list[Any]]
+    method: str
+    constants: Mapping[str, Mapping[str, Mapping[int | str, Any]]] = field(default_factory=dict)
+    regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    region_depths: Mapping[str, int] = field(default_factory=dict)
+    in_place: frozenset[str] = frozenset()
+    calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    same_path: frozenset[tuple[int, ...]] = frozenset()
+    warnings: tuple[str, ...] = ()

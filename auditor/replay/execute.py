@@ -1,0 +1,158 @@
+"""Running a captured graph under a precision policy: every node in the dtype it would really have on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..ops.autocast import only_fp16, treatment
+from ..ops.kernels import UnsupportedInFormat, lowered, raised, run_op
+from ..ops.nodes import target_of, tensors_of
+from ..records import Capture
+from ..trees import tensors_in
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
+
+    wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
+    """
+
+    precision: str
+    autocast: bool
+    wins: bool = False
+
+    def in_region(self, region: tuple[bool, str] | None) -> Setting:
+        """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
+        if region is None or self.wins:
+            return self
+        return Setting(_NAMES.get(region[1], self.precision), autocast=region[0])
+
+
+Crossing = Callable[[str, str], tuple[str, ...]]
+"""Precisions that a value is converted to, one after the other, on its way from a node to one that reads it."""
+
+
+def straight(source: str, reader: str) -> tuple[str, ...]:
+    """No module is wrapped: values reach their readers as they are."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
+
+    crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
+    is not FP32. literals: values of dtype-derived literals, {node: {argument: value}}.
+    """
+
+    setting: Callable[[str], Setting]
+    crossing: Crossing = straight
+    placeholder_precision: Mapping[str, str] = field(default_factory=dict)
+    literals: Mapping[str, Mapping[int | str, Any]] = field(default_factory=dict)
+
+
+FULL = Running(lambda name: Setting("fp32", autocast=False))
+"""Everything in FP32."""
+
+
+class PolicyInterpreter(fx.Interpreter):
+    """Runs a capture node by node, casting as autocast would and as the boundaries of scopes would.
+
+    observe(node, output) sees every result. Raises UnsupportedInFormat.
+    """
+
+    def __init__(self, capture: Capture, how: Running, observe: Callable[[fx.Node, Any], None] | None = None) -> None:
+        super().__init__(capture.graph_module)
+        self._capture, self._how, self._observe = capture, how, observe
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Result of one node, in the dtype its scope and autocast give it."""
+        if n.op == "placeholder":
+            value = super().run_node(n)
+            precision = self._how.placeholder_precision.get(n.name)
+            result = value if precision is None else lowered(value, DTYPES[precision])
+        elif n.op == "call_function":
+            try:
+                result = self._call(n)
+            except UnsupportedInFormat as error:
+                node = self._capture.nodes[n.name]
+                where = f"{node.owner or 'the model'} ({node.source or node.op})"
+                raise UnsupportedInFormat(f"{error} in {where}") from error
+        elif n.op == "output":
+            result = self._arrived(n, n.args)[0]
+        else:
+            result = super().run_node(n)
+        if self._observe is not None:
+            self._observe(n, result)
+        return result
+
+    def _call(self, n: fx.Node) -> Any:
+        args, kwargs = self._arrived(n, n.args), self._arrived(n, n.kwargs)
+        setting = self._how.setting(n.name)
+        if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
+            args, kwargs = with_literals(args, kwargs, self._how.literals.get(n.name))
+        setting = setting.in_region(self._capture.regions.get(n.name))
+        in_place = n.name in self._capture.in_place
+        if setting.autocast and not in_place:
+            args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
+        result = run_op(target_of(n), args, kwargs)
+        if in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
+            result = result.to(tensors_of(args)[0].dtype)
+        cast = self._how.literals.get(n.name, {}).get("result")
+        return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
+
+    def _arrived(self, n: fx.Node, arguments: Any) -> Any:
+        """Arguments of a node as they reach it, once the wrapped modules on the way have converted them."""
+
+        def arrived(source: fx.Node) -> Any:
+            value = self.env[source]
+            for precision in self._how.crossing(source.name, n.name):
+                value = lowered(value, DTYPES[precision])
+            return value
+
+        return fx.node.map_arg(arguments, arrived)
+
+
+def autocast_arguments(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, device: str = "cuda"
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as autocast on `device` hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
+    how = treatment(op, device)
+    if how == "banned":
+        raise UnsupportedInFormat(f"{op} refuses to run under autocast")
+    if how == "lower":
+        dtype = torch.float16 if device == "cuda" and only_fp16(op) else dtype
+        return lowered(args, dtype), lowered(kwargs, dtype)
+    if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
+        return raised(args), raised(kwargs)
+    if how == "promote" and _widest(args, kwargs) is torch.float32:
+        return raised(args), raised(kwargs)
+    return args, kwargs
+
+
+def with_literals(
+    args: tuple[Any, ...], kwargs: dict[str, Any], literals: Mapping[int | str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with dtype-derived literals replaced."""
+    if not literals:
+        return args, kwargs
+    changed = tuple(literals.get(index, value) for index, value in enumerate(args))
+    return changed, {key: literals.get(key, value) for key, value in kwargs.items()}
+
+
+def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+
+
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    dtypes = [x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)

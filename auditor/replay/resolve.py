@@ -1,0 +1,163 @@
+"""Which dtype every node would really run in under a set of scope precisions, computed without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..ops.autocast import only_fp16, treatment
+from ..ops.nodes import tensors_of
+from ..records import Capture
+from .execute import Running
+
+LOW = ("fp16", "bf16")
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_WIDTH = {"fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
+
+# Operations whose floating result has the dtype of their first tensor, whatever the others have.
+_FIRST = frozenset(
+    "batch_norm layer_norm group_norm instance_norm native_batch_norm native_layer_norm native_group_norm rms_norm "
+    "_native_batch_norm_legit_no_training masked_fill index_put scatter scatter_add index_add index_copy fill copy "
+    "select_scatter slice_scatter diagonal_scatter embedding_bag new_zeros new_ones new_full new_empty zeros_like "
+    "ones_like full_like empty_like rand_like randn_like prelu lstm gru rnn_tanh rnn_relu grid_sampler".split()
+)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """dtypes: {node or placeholder: fp16 | bf16 | fp32 | fp64 | "" for discrete}.
+
+    lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}: each is rounded once.
+    cast: values that are lowered, or raised where they cross into another scope: each takes time.
+    reads_low: nodes whose kernel is handed a low tensor, once autocast and scope boundaries have cast.
+    conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
+    """
+
+    dtypes: Mapping[str, str]
+    lowered: Mapping[str, frozenset[str]]
+    cast: frozenset[str]
+    reads_low: frozenset[str]
+    conflicts: frozenset[str]
+
+    def low(self, name: str) -> bool:
+        """Whether the node's result is in a low format."""
+        return self.dtypes.get(name, "") in LOW
+
+    def touches_low(self, name: str) -> bool:
+        """Whether the node's result or anything its kernel reads is low: an upcast cannot bring back lost bits."""
+        return self.low(name) or name in self.reads_low
+
+
+def resolve(capture: Capture, how: Running) -> Resolution:
+    """Dtype of every node when the capture runs so."""
+    walk = _Walk(capture, how)
+    for node in capture.graph_module.graph.nodes:
+        walk.visit(node)
+    lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
+    return Resolution(walk.dtypes, lowered, frozenset(walk.cast), frozenset(walk.reads_low), frozenset(walk.conflicts))
+
+
+class _Walk:
+    def __init__(self, capture: Capture, how: Running) -> None:
+        self.capture, self.how = capture, how
+        self.dtypes: dict[str, str] = {}
+        self.scalar: dict[str, bool] = {}
+        self.lowered: dict[str, set[str]] = {}
+        self.cast: set[str] = set()
+        self.reads_low: set[str] = set()
+        self.conflicts: set[str] = set()
+
+    def visit(self, node: fx.Node) -> None:
+        value = next(iter(tensors_of(node.meta.get("val"))), None)
+        self.scalar[node.name] = value is not None and value.dim() == 0
+        own = _NAMES.get(value.dtype, "") if value is not None else ""
+        if node.op == "call_function":
+            self.dtypes[node.name] = self._call(node, own)
+            cast = self.how.literals.get(node.name, {}).get("result")
+            if cast is not None and self.how.setting(node.name).precision != "fp32":
+                self.dtypes[node.name] = _NAMES[cast]
+        elif node.op == "placeholder" and own:
+            self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, own)
+        else:
+            self._entering(node)
+            self.dtypes[node.name] = own
+
+    def _call(self, node: fx.Node, own: str) -> str:
+        described = self.capture.nodes[node.name]
+        setting = self.how.setting(node.name).in_region(self.capture.regions.get(node.name))
+        inputs = self._entering(node)
+        literal = self._literal_dtype(node)
+        in_place = node.name in self.capture.in_place
+        if setting.autocast and not in_place:
+            how = treatment(described.op)
+            if how == "lower" and setting.precision != "fp32":
+                precision = "fp16" if only_fp16(described.op) else setting.precision
+                self._lower(node, inputs, precision)
+                self.reads_low.add(node.name)
+                return precision if own == "fp32" else own
+            if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
+                return own
+        if any(dtype in LOW for dtype in inputs.values()):
+            self.reads_low.add(node.name)
+        if literal and own:
+            if literal in LOW:
+                self._lower(node, inputs, literal)
+            return literal
+        if own not in ("fp32", "fp16", "bf16"):
+            return own
+        return self._promoted(node, described.op, inputs, own)
+
+    def _entering(self, node: fx.Node) -> dict[str, str]:
+        """Dtype of each input once the wrapped modules on its way have cast it."""
+        return {source.name: self._arrived(source.name, node.name) for source in node.all_input_nodes}
+
+    def _arrived(self, source: str, reader: str) -> str:
+        dtype = self.dtypes[source]
+        for step in self.how.crossing(source, reader) if dtype in ("fp32", *LOW) else ():
+            if dtype != step:
+                self._cast(source, reader, step)
+            dtype = step
+        return dtype
+
+    def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
+        for name, dtype in inputs.items():
+            if dtype == "fp32" and precision in LOW:
+                self._cast(name, node.name, precision)
+
+    def _cast(self, source: str, reader: str, precision: str) -> None:
+        self.cast.add(source)
+        if precision in LOW and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
+            self.lowered.setdefault(source, set()).add(reader)
+
+    def _literal_dtype(self, node: fx.Node) -> str:
+        low = self.how.setting(node.name).precision != "fp32"
+        changed = self.how.literals.get(node.name, {}) if low else {}
+        literals: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        for key, value in literals:
+            if isinstance(value, torch.dtype):
+                return _NAMES.get(changed.get(key, value), "")
+        return ""
+
+    def _promoted(self, node: fx.Node, op: str, inputs: Mapping[str, str], own: str) -> str:
+        floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
+        if not floats:
+            return own
+        packet = op.removeprefix("aten.").split(".")[0]
+        if packet in _FIRST or node.name in self.capture.in_place:
+            return floats[0][1]
+        shaped = [dtype for name, dtype in floats if not self.scalar[name]]
+        found = set(shaped or [dtype for _, dtype in floats])
+        if len(found) > 1 and treatment(op) == "lower":
+            self.conflicts.add(node.name)
+        if found >= set(LOW):  # the two half formats have float32 in common
+            return "fp32"
+        return max(sorted(found), key=_WIDTH.__getitem__)
+
+
+def _tensor_arguments(node: fx.Node) -> list[str]:
+    return [leaf.name for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]

@@ -1,0 +1,1 @@
+"""The model run as its user calls it, and what counts as its output."""

@@ -1,0 +1,88 @@
+"""Running the user's model as its user calls it, from the same state and the same random numbers every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..dispatch import uncompiled, unfused
+from ..imitation import imitated
+from ..patch.temporary import restored
+from ..records import Batch
+from ..state import unchanged
+from ..state.draws import reseed
+from .outputs import tensor_outputs
+
+T = TypeVar("T")
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+def answer(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    seed: int = 0,
+    around: Around = nullcontext,
+    gradients: bool = False,
+    fused: bool = False,
+) -> list[torch.Tensor]:
+    """The tensors that the model returns for a batch, inside `around()`; nothing of the model or batch changes.
+
+    gradients: as outside of `torch.no_grad()`. fused: with PyTorch's fused transformer path, which is off otherwise,
+    since it answers differently where a mask hides an entry.
+    """
+
+    def run() -> list[torch.Tensor]:
+        args, kwargs = copied(batch)
+        with nullcontext() if fused else unfused(), uncompiled(), around():
+            return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
+
+    return from_the_start(model, batch, run, seed, gradients)
+
+
+def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
+    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
+    try:
+        with unchanged(model, batch), torch.set_grad_enabled(gradients):
+            reseed(seed)
+            return run()
+    except RuntimeError as error:
+        if gradients or "does not require grad" not in str(error):
+            raise
+    with unchanged(model, batch), torch.enable_grad():
+        reseed(seed)
+        return run()
+
+
+def copied(batch: Batch) -> Batch:
+    """The batch with tensors of its own."""
+    result: Batch = pytree.tree_map_only(
+        torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch
+    )
+    return result
+
+
+@contextmanager
+def as_on(device: str) -> Iterator[None]:
+    """Runs as on CUDA: natively on a GPU, imitated elsewhere."""
+    with nullcontext() if device == "cuda" else imitated("cuda"):
+        yield
+
+
+@contextmanager
+def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """`model.to(dtype)` for the body; parameters, gradients and buffers come back as the tensors that they were."""
+    with restored(model):
+        model.to(dtype)
+        yield
+
+
+def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its FP32 tensors in `dtype`."""
+    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+    return result

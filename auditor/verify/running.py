@@ -1,0 +1,65 @@
+"""Runs of a patched model: natively on a GPU; on a CPU as a GPU would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..errors import first_line
+from ..records import Batch
+from ..runs.answer import answer, as_on
+
+Outputs = list[list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a patched model answers, on the CPU: a list of tensors for each batch.
+
+    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for.
+    """
+
+    outputs: Outputs
+    graded: list[torch.Tensor] | None = None
+
+
+def run_patched(model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0) -> Outputs:
+    """Output tensors, on the CPU, of a model that carries its own scopes; one list per batch.
+
+    The model is called as its user calls it. Raises: whatever it raises, or a GPU would raise.
+    """
+    around = partial(as_on, device)
+    return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
+
+
+def answers_of(
+    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, gradients: bool = True
+) -> Answers | str:
+    """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
+
+    gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
+    transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs.
+    """
+    try:
+        outputs = run_patched(model, batches, device, seed)
+        if device == "cuda":
+            answer(model, batches[0], seed=seed, fused=True)
+    except Exception as error:
+        return failure_of(error)
+    if not gradients:
+        return Answers(outputs)
+    try:
+        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device), gradients=True)
+    except Exception as error:
+        return f"with gradients enabled, {failure_of(error)}"
+    return Answers(outputs, [x.cpu() for x in graded])
+
+
+def failure_of(error: BaseException) -> str:
+    """What a run raised, in one line."""
+    name, text = type(error).__name__, first_line(error)
+    return text if text == name else f"{name}: {text[:300]}"

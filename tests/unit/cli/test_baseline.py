@@ -1,0 +1,98 @@
+"""`--baseline`, `--dry-run` and `--model-explorer` as the command line handles them; the stages are stand-ins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+
+from auditor import cli
+from tests.unit.report.factory import make_audit
+
+MODEL = "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(3, 4)\ndef get_inputs(): return torch.ones(2, 3)\n"
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A model to point at; the audit of it is always the same, with errors and warnings."""
+    ran = []
+
+    def run(subject, **options):
+        ran.append(subject)
+        return make_audit(60)
+
+    monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path, ran
+
+
+@pytest.fixture
+def baseline(folder):
+    """Everything that audit finds but its first finding."""
+    path, _ = folder
+    document = make_audit(60).to_json()
+    document["findings"] = [f for f in document["findings"] if f["severity"] != "error"]
+    (path / "old.json").write_text(json.dumps(document))
+    return path / "old.json"
+
+
+def test_only_new_findings_fail(folder, baseline, capsys):
+    whole = json.dumps(make_audit(60).to_json())
+    assert cli.main(["model.py", "-q", "--baseline", "old.json"]) == 1
+    assert "1 new" in capsys.readouterr().out
+    (folder[0] / "old.json").write_text(whole)
+    assert cli.main(["model.py", "-q"]) == 1
+    capsys.readouterr()
+    assert cli.main(["model.py", "-q", "--baseline", "old.json", "--fail-on", "info"]) == 0
+    assert "0 new" in capsys.readouterr().out
+
+
+def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configuration(folder, baseline):
+    path, _ = folder
+    assert cli.main(["model.py", "-q", "--out", "first"]) == 1
+    (path / "pyproject.toml").write_text('[tool.auditor]\nbaseline = "first"\n')
+    assert cli.main(["model.py", "-q"]) == 0
+
+
+def test_annotations_are_for_what_is_new(folder, baseline, capsys):
+    cli.main(["model.py", "-q", "--baseline", "old.json", "--format", "github"])
+    annotations = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
+    assert len(annotations) == 1
+    assert "RNG001" in annotations[0]
+
+
+def test_a_wrong_baseline_is_found_before_the_audit_runs(folder, capsys):
+    path, ran = folder
+    assert cli.main(["model.py", "--baseline", "absent.json"]) == 2
+    assert "absent.json cannot be read" in capsys.readouterr().err
+    assert ran == []
+    assert [p.name for p in path.iterdir()] == ["model.py"]
+
+
+def test_dry_run_says_what_was_found_and_writes_nothing(folder, capsys):
+    path, ran = folder
+    assert cli.main(["model.py", "--dry-run", "--formats", "bf16", "--fail-on", "info"]) == 0
+    captured = capsys.readouterr()
+    assert "Linear with 16 parameters, made by the model named model" in captured.out
+    assert "1 batch of float32[2,3], from model.py:get_inputs" in captured.out
+    assert "autocast_bf16, cast_bf16; error budget 0.01" in captured.out
+    assert "random initialisation" in captured.out
+    assert "weights are RANDOM" in captured.err
+    assert ran == []
+    assert [p.name for p in path.iterdir()] == ["model.py"]
+
+
+def test_dry_run_finds_the_same_errors(folder, capsys):
+    assert cli.main(["absent.py", "--dry-run"]) == 2
+    assert "absent.py does not exist" in capsys.readouterr().err
+
+
+def test_model_explorer_files_lie_beside_the_report(folder):
+    path, _ = folder
+    cli.main(["model.py", "-q", "--model-explorer"])
+    written = {p.name for p in (path / "audits" / "model" / "model_explorer").iterdir()}
+    assert {"graph.json", "fp16_effect.json", "bf16_verdict.json", "plan.json"} <= written
+    cli.main(["model.py", "-q", "--model-explorer"])  # a second run replaces them
+    assert {p.name for p in (path / "audits" / "model" / "model_explorer").iterdir()} == written

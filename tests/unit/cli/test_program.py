@@ -1,0 +1,296 @@
+"""The command line: exit codes, streams, errors; the stages are stand-ins here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from auditor import cli
+from auditor.cli import answer
+from auditor.errors import CaptureError
+
+MODEL = """
+import torch
+print("noise from the user's file")
+model = torch.nn.Linear(3, 4)
+def get_inputs(): return torch.ones(2, 3)
+"""
+
+
+@dataclass(frozen=True)
+class FakeAudit:
+    """As much of an Audit as the command line touches."""
+
+    findings: tuple[SimpleNamespace, ...] = ()
+
+    def to_json(self) -> dict[str, int]:
+        return {"format_version": 1}
+
+    def save(self, directory: Path) -> None:
+        for name in ("report.html", "plan.json", "patched_model.py", "findings.sarif"):
+            (directory / name).write_text("whole")
+
+
+class Stages:
+    """Stands in for `pipeline.run`: keeps what it was called with, answers or raises what a test says."""
+
+    def __init__(self) -> None:
+        self.severities: tuple[str, ...] = ()
+        self.error: BaseException | None = None
+        self.calls: list[dict] = []
+
+    def run(self, subject, **options):
+        self.calls.append({"subject": subject, **options})
+        options["progress"]("capture", "12 nodes", 0, 0)
+        print("noise from the model")
+        if self.error:
+            raise self.error
+        return FakeAudit(tuple(SimpleNamespace(severity=s) for s in self.severities))
+
+
+@pytest.fixture
+def stages(monkeypatch, tmp_path) -> Stages:
+    fake = Stages()
+    monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
+    for name in set(answer.REPORTERS.values()):
+        reporter = ModuleType(name)
+        reporter.render = lambda audit, name=name: f"rendered by {name}"
+        monkeypatch.setitem(sys.modules, f"auditor.report.{name}", reporter)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    return fake
+
+
+def test_files_summary_and_streams(stages, capsys, tmp_path):
+    assert cli.main(["model.py"]) == 0
+    captured = capsys.readouterr()
+    folder = tmp_path / "audits" / "model"
+    assert {p.name for p in folder.iterdir()} == {"report.html", "plan.json", "patched_model.py", "findings.sarif"}
+    assert [p.name for p in (tmp_path / "audits").iterdir()] == ["model"]
+    assert captured.out.startswith("rendered by terminal\n")
+    assert "Report   audits/model/report.html" in captured.out
+    assert "noise" not in captured.out
+    assert "noise from the model" in captured.err
+    assert "load: model.py\n" in captured.err
+    assert "capture: 12 nodes\n" in captured.err
+    assert "warning: weights are RANDOM" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("severities", "fail_on", "code"),
+    [
+        ((), "info", 0),
+        (("error",), "error", 1),
+        (("warning", "info"), "error", 0),
+        (("warning", "info"), "warning", 1),
+        (("info",), "warning", 0),
+        (("info",), "info", 1),
+        (("error",), "never", 0),
+    ],
+)
+def test_exit_code_follows_the_worst_finding(stages, severities, fail_on, code):
+    stages.severities = severities
+    assert cli.main(["model.py", "--fail-on", fail_on, "-q"]) == code
+
+
+def test_default_fails_on_errors_only(stages):
+    stages.severities = ("warning",)
+    assert cli.main(["model.py"]) == 0
+    stages.severities = ("error",)
+    assert cli.main(["model.py"]) == 1
+
+
+def test_options_reach_the_stages(stages, tmp_path):
+    words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
+    words += ["--mode", "training", "--loss", "x.py:loss"]
+    words += ["--seed", "7", "--target", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
+    (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\ndef loss(y): return y.sum()\n")
+    assert cli.main(words) == 0
+    (call,) = stages.calls
+    expected = {
+        "formats": ("bf16",),
+        "strategies": ("cast",),
+        "max_error": 0.5,
+        "device": "cpu",
+        "mode": "training",
+        "seed": 7,
+        "target": "RTX 4090",
+        "command": "python -m auditor "
+        + " ".join(words).replace("else where", "'else where'").replace("RTX 4090", "'RTX 4090'"),
+    }
+    assert {name: call[name] for name in expected} == expected
+    assert call["subject"].batches[0][0][0].shape == (5, 3)
+    assert call["subject"].objective.source == "--loss x.py:loss"
+    assert (tmp_path / "else where" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "reporter"), [("text", "terminal"), ("sarif", "sarif"), ("github", "github"), ("md", "markdown")]
+)
+def test_format_chooses_the_reporter(stages, capsys, form, reporter):
+    cli.main(["model.py", "--format", form])
+    assert capsys.readouterr().out.startswith(f"rendered by {reporter}\n")
+
+
+def test_github_also_gets_a_summary_of_the_job(stages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("before\n")
+    cli.main(["model.py", "--format", "github"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+    cli.main(["model.py", "--format", "text"])
+    assert (tmp_path / "summary.md").read_text() == "before\nrendered by markdown\n"
+
+
+def test_a_summary_that_cannot_be_written_is_one_line(stages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    assert cli.main(["model.py", "--format", "github"]) == 2
+    assert "GITHUB_STEP_SUMMARY names" in capsys.readouterr().err
+
+
+def test_json_on_stdout_is_json_alone(stages, capsys):
+    cli.main(["model.py", "--format", "json"])
+    assert json.loads(capsys.readouterr().out) == {"format_version": 1}
+
+
+def test_quiet_leaves_only_warnings_and_noise_on_stderr(stages, capsys):
+    cli.main(["model.py", "-q"])
+    assert "capture" not in capsys.readouterr().err
+
+
+def test_one_line_and_a_hint_for_what_the_user_can_mend(stages, capsys, tmp_path):
+    stages.error = CaptureError("the model cannot\nbe traced", slug="no-trace")
+    assert cli.main(["model.py"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == ["error: the model cannot be traced", "hint: docs/errors.md#no-trace explains this"]
+    assert not (tmp_path / "audits").exists()
+
+
+def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
+    stages.error = ZeroDivisionError("oops")
+    assert cli.main(["model.py"]) == 2
+    plain = capsys.readouterr().err
+    assert "error: internal error, ZeroDivisionError: oops" in plain
+    assert "Traceback" not in plain
+    assert cli.main(["model.py", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_verb_may_be_written_out(stages, tmp_path):
+    assert cli.main(["audit", "model.py", "-q"]) == 0
+    assert (tmp_path / "audits" / "model" / "plan.json").exists()
+
+
+def test_interrupt(stages, capsys, tmp_path):
+    stages.error = KeyboardInterrupt()
+    assert cli.main(["model.py"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert not (tmp_path / "audits").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["absent.py"], "absent.py does not exist"),
+        (["."], "name the file that holds the model, for example model.py"),
+        (["model.py", "--weights", "absent.pt"], "absent.pt do not exist"),
+        (["model.py", "--out", "model.py"], "model.py is a file"),
+        (["model.py", "--rules", "absent"], "absent"),
+        (["explain", "XXX999"], "no rule is called XXX999"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(stages, capsys, tmp_path, words, text):
+    assert cli.main(words) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert text in line
+    assert not (tmp_path / "audits").exists()
+
+
+def test_cuda_where_there_is_none(stages, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["model.py", "--device", "cuda"]) == 2
+    assert "use --device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["model.py", "--formats", "fp17"],
+        ["model.py", "--formats", ","],
+        ["model.py", "--max-error", "nan"],
+        ["model.py", "--max-error", "0"],
+        ["model.py", "--max-error", "much"],
+        ["model.py", "--device", "tpu"],
+        ["model.py", "--unknown"],
+    ],
+)
+def test_bad_options_exit_with_2(stages, words):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert stages.calls == []
+
+
+def test_configuration_sets_defaults_and_options_win(stages, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.auditor]\nformats = ["bf16"]\nmax-error = 0.25\ntarget = "T4"\nfail-on = "warning"\nout = "here"\n'
+    )
+    stages.severities = ("warning",)
+    assert cli.main(["model.py", "--max-error", "0.125"]) == 1
+    assert (stages.calls[0]["formats"], stages.calls[0]["max_error"]) == (("bf16",), 0.125)
+    assert stages.calls[0]["target"] == "T4"
+    assert (tmp_path / "here" / "plan.json").exists()
+
+
+def test_rules_and_explain(capsys):
+    assert cli.main(["rules", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert cli.main(["rules"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+    assert cli.main(["rules", "--format", "md"]) == 0
+    document = capsys.readouterr().out
+    assert all(f"### {row['code']}: {row['name']}\n" in document for row in rows)
+    assert cli.main(["explain", rows[0]["code"].lower()]) == 0
+    assert rows[0]["name"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["explain", "--help"],
+        ["diff", "--help"],
+        ["completion", "bash"],
+        ["absent.py", "--formats", "x"],
+    ],
+)
+def test_torch_is_not_imported_before_it_is_needed(root, words):
+    code = f"""
+import sys
+from auditor.cli import main
+try:
+    main({words!r})
+finally:
+    assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "AssertionError" not in done.stderr
+    assert done.returncode in (0, 2)
+
+
+def test_help_names_the_verbs_and_exit_codes(root):
+    done = subprocess.run([sys.executable, "-m", "auditor", "--help"], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0
+    assert "explain CODE" in done.stdout
+    assert "exit code" in done.stdout
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())

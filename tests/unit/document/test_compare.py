@@ -1,0 +1,132 @@
+"""Two audits compared: what counts as new, as gone, as changed; and documents that cannot be compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from auditor.document.compare import compare, fresh
+from auditor.document.readback import Known, read, record
+from auditor.errors import PlanError
+from tests.unit.report.factory import make_audit
+
+
+@pytest.fixture(scope="module")
+def document():
+    return json.loads(json.dumps(make_audit(60).to_json()))
+
+
+@pytest.fixture
+def other(document):
+    return copy.deepcopy(document)
+
+
+def compared(before, after):
+    return compare(record(before, "a"), record(after, "b"))
+
+
+def known(rule="SFT001", owner="blocks.0.attn", severity="warning", message="m", source="model.py:1"):
+    return Known(rule, "a-name", owner, "aten.softmax.int", severity, message, source)
+
+
+def test_an_audit_against_itself_changes_nothing(document):
+    found = compared(document, document)
+    assert (found.new, found.gone, found.verdicts, found.caveats) == ((), (), (), ())
+    assert found.kept == len(document["findings"])
+    assert all(before == after for _, before, after in found.plans)
+
+
+def test_findings_new_and_gone(document, other):
+    lost = other["findings"].pop(0)
+    found = compared(document, other)
+    assert [f.owner for f in found.gone] == [lost["owner"]]
+    assert found.new == ()
+    back = compared(other, document)
+    assert [f.owner for f in back.new] == [lost["owner"]]
+    assert back.kept == len(other["findings"])
+
+
+def test_moved_lines_and_new_numbers_are_the_same_finding():
+    assert fresh([known()], [known(message="3.14", source="model.py:99")]) == ()
+
+
+def test_each_known_finding_stands_for_one():
+    twice = [known(), known(source="model.py:2")]
+    assert fresh([known()], twice) == (twice[1],)
+    assert fresh(twice, twice) == ()
+
+
+def test_a_finding_that_grew_worse_is_new_and_one_that_eased_is_not():
+    assert fresh([known(severity="warning")], [known(severity="error")]) == (known(severity="error"),)
+    assert fresh([known(severity="error")], [known(severity="warning")]) == ()
+
+
+def test_the_worse_of_two_is_matched_first():
+    before = [known(severity="error")]
+    after = [known(severity="warning"), known(severity="error")]
+    assert fresh(before, after) == (after[0],)
+
+
+def test_verdicts_follow_their_operation_when_names_of_nodes_shift(document, other):
+    for node in other["nodes"]:
+        node["name"] += "_shifted"
+    changed = next(n for n in other["nodes"] if n["fp16"]["verdict"] == "safe")
+    changed["fp16"]["verdict"] = "unsafe"
+    (change,) = compared(document, other).verdicts
+    assert (change.node.owner, change.format) == (changed["owner"], "fp16")
+    assert (change.before, change.after) == ("safe", "unsafe")
+
+
+def test_an_operation_that_is_gone_has_no_verdict_after(document, other):
+    gone = other["nodes"].pop()
+    changes = compared(document, other).verdicts
+    assert {(c.node.owner, c.format, c.after) for c in changes} == {(gone["owner"], f, None) for f in ("fp16", "bf16")}
+
+
+def test_plans_are_paired_by_name(document, other):
+    del other["plans"]["cast_bf16"]
+    other["plans"]["autocast_fp16"]["measured_error"] = 0.5
+    pairs = {name: (before, after) for name, before, after in compared(document, other).plans}
+    assert pairs["cast_bf16"][1] is None
+    assert pairs["autocast_fp16"][0].measured_error == pytest.approx(0.00083)
+    assert pairs["autocast_fp16"][1].measured_error == 0.5
+    assert pairs["autocast_fp16"][0].islands == 2  # RNG001's module and the last norm
+
+
+def test_settings_that_differ_are_said(document, other):
+    other["budget"]["max_error"] = 0.5
+    other["environment"]["torch"] = "9.9"
+    assert [(what, after) for what, _, after in compared(document, other).caveats] == [
+        ("budget", "0.5 relative L2 of the outputs"),
+        ("torch", "9.9"),
+    ]
+
+
+def test_a_directory_stands_for_its_plan(document, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert read(tmp_path).findings == read(tmp_path / "plan.json").findings
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d.pop("findings"),
+        lambda d: d.pop("nodes"),
+        lambda d: d.pop("environment"),
+        lambda d: d.update(findings=[3]),
+        lambda d: d.update(findings="text"),
+        lambda d: d["findings"][0].update(severity="grave"),
+        lambda d: d["findings"][0].pop("owner"),
+        lambda d: d["nodes"][0].update(fp16=[]),
+        lambda d: d.update(recommended=[]),
+        lambda d: d["plans"]["cast_bf16"].update(scopes={"a": 1}),
+    ],
+)
+def test_what_cannot_be_compared_is_one_error(other, spoil, tmp_path):
+    spoil(other)
+    (tmp_path / "plan.json").write_text(json.dumps(other))
+    with pytest.raises(PlanError) as caught:
+        read(tmp_path)
+    assert caught.value.slug == "bad-plan"

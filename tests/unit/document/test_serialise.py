@@ -1,0 +1,91 @@
+"""plan.json is strict JSON, whatever was measured, and the same audit gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from auditor.document.serialise import FORMAT_VERSION, _number, _plain, to_document
+from auditor.records import Contribution, NodeError, Plan, ScopeChoice
+from tests.unit.report.factory import make_audit
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"nodes": 60, "hostile": True, "synthetic": True},
+    {"empty": True},
+    {"nodes": 30, "formats": ("bf16",), "recommended": None},
+]
+
+
+def text_of(**kind: Any) -> str:
+    return json.dumps(to_document(make_audit(**kind)), indent=1, allow_nan=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strict_json_and_the_same_bytes_twice(kind: dict[str, Any]) -> None:
+    first, second = text_of(**kind), text_of(**kind)
+    assert first == second
+    assert json.loads(first)["format_version"] == FORMAT_VERSION == 1
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, None])
+def test_what_is_not_finite_becomes_null(value: float | None) -> None:
+    assert _number(value) is None
+
+
+def test_seven_digits_are_kept() -> None:
+    assert _number(0.123456789) == 0.1234568
+    assert _number(1.0) == 1.0
+    assert _number(1e-300) == 1e-300
+    assert _number(65504.0) == 65504.0
+
+
+def test_evidence_becomes_plain_data() -> None:
+    evidence = {"length": 3, "values": (1.5, math.inf), "nested": {1: {math.nan}}, "flag": True, "odd": object}
+    assert _plain(evidence) == {
+        "length": 3,
+        "values": [1.5, None],
+        "nested": {"1": [None]},
+        "flag": True,
+        "odd": str(object),
+    }
+
+
+def test_a_plan_of_infinities() -> None:
+    audit = make_audit()
+    plan = Plan(
+        "autocast_fp16",
+        "autocast",
+        "fp16",
+        {"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32", ("NRM001",), "keep", 0.25)},
+        math.inf,
+        1.0,
+        2.0,
+        measured_error=math.nan,
+        pareto=((math.inf, 1.0), (0.0, math.nan)),
+    )
+    found = to_document(replace(audit, plans={"autocast_fp16": plan}))["plans"]["autocast_fp16"]
+    assert (found["predicted_error"], found["measured_error"]) == (None, None)
+    assert found["pareto"] == [[None, 1.0], [0.0, None]]
+    assert found["scopes"] == {
+        "": {"precision": "fp16", "because": [], "output": "cast", "cost": None},
+        "norm": {"precision": "fp32", "because": ["NRM001"], "output": "keep", "cost": 0.25},
+    }
+
+
+def test_a_node_of_infinities() -> None:
+    audit = make_audit(nodes=10)
+    report = next(report for report in audit.nodes if "fp16" in report.errors)
+    broken = replace(
+        report,
+        errors={"fp16": NodeError(local_error=math.inf, max_ulp=math.nan, sqnr_db=-math.inf, overflow=3, born=True)},
+        contributions={"fp16": Contribution(math.inf, math.nan, 0.0, "re-run")},
+    )
+    (node,) = to_document(replace(audit, nodes=(broken,)))["nodes"]
+    fp16 = node["fp16"]
+    assert (fp16["local_error"], fp16["max_ulp"], fp16["sqnr_db"], fp16["contribution"]) == (None, None, None, None)
+    assert (fp16["overflow"], fp16["born"], fp16["decided_by"]) == (3, True, "re-run")

@@ -1,0 +1,147 @@
+"""Profiles: magnitudes counted by hand, and the quick comparisons against the plain definitions of metrics.py."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from auditor.formats.metrics import damage, max_ulp, relative_l2
+from auditor.formats.profile import Profile, range_of
+from auditor.formats.table import FORMATS
+from auditor.records import NodeRange
+
+LOW = ["fp16", "bf16"]
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def test_a_tensor_worked_out_by_hand() -> None:
+    span = range_of(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
+    # |x|: 3 = 1.5 * 2^1, 0.75 = 1.5 * 2^-1, 0.5 = 2^-1, 2 = 2^1; two of six are zero
+    assert span == NodeRange(max_abs=3.0, min_abs=0.5, zeros=pytest.approx(2 / 6), exponents={-1: 2, 1: 2})
+
+
+def test_powers_of_two_open_their_own_bin() -> None:
+    assert range_of(torch.tensor([1.0, 1.9999999, 2.0])).exponents == {0: 2, 1: 1}
+
+
+def test_non_finite_entries_are_left_out() -> None:
+    span = range_of(torch.tensor([math.inf, -math.inf, math.nan, 4.0, 0.0]))
+    assert span == NodeRange(max_abs=4.0, min_abs=4.0, zeros=0.5, exponents={2: 1})
+
+
+def test_tensors_without_a_magnitude() -> None:
+    assert range_of(torch.empty(0)) == NodeRange(0.0, 0.0, 0.0, {})
+    assert range_of(torch.zeros(3)) == NodeRange(0.0, 0.0, 1.0, {})
+    assert range_of(torch.tensor([math.nan, math.inf])) == NodeRange(0.0, 0.0, 0.0, {})
+
+
+def test_extremes_of_fp32() -> None:
+    span = range_of(torch.tensor([2.0**-149, -3.4028234663852886e38, 0.0]))
+    assert (span.min_abs, span.max_abs, span.zeros) == (2.0**-149, 3.4028234663852886e38, pytest.approx(1 / 3))
+    assert span.exponents == {-127: 1, 127: 1}  # all subnormals of FP32 share the bin below its normal numbers
+
+
+def test_a_tensor_inside_autograd_in_half_and_with_strides() -> None:
+    assert range_of(torch.tensor([2.0], requires_grad=True) * 3).max_abs == 6.0
+    assert range_of(torch.tensor([65504.0], dtype=torch.float16)).exponents == {15: 1}
+    assert range_of(torch.arange(6.0).reshape(2, 3).t()[1:]).zeros == 0.0  # without the row that holds 0
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(numbers, max_size=20))
+def test_any_range_against_a_count(values: list[float]) -> None:
+    span = range_of(torch.tensor(values, dtype=torch.float32))
+    sizes = [abs(value) for value in values if math.isfinite(value)]
+    nonzero = [size for size in sizes if size > 0]
+    assert span.max_abs == max(nonzero, default=0.0)
+    assert span.min_abs == min(nonzero, default=0.0)
+    assert span.zeros == pytest.approx(sizes.count(0.0) / len(sizes) if sizes else 0.0)
+    assert sum(span.exponents.values()) == len(nonzero)
+    assert all(2.0**power <= max(nonzero) for power in span.exponents if power > -127)
+
+
+def test_size_by_hand() -> None:
+    profile = Profile(torch.tensor([[3.0, 4.0, 0.0, 0.0]]))
+    assert (profile.norm, profile.rms, profile.nonzero, profile.finite) == (5.0, 2.5, 2, True)  # 5 / sqrt(4)
+    assert Profile(torch.empty(0)).rms == 0.0
+
+
+@pytest.mark.parametrize("name", LOW)
+@settings(deadline=None, derandomize=True)
+@given(st.lists(numbers, max_size=12))
+def test_rounding_against_the_definitions(name: str, values: list[float]) -> None:
+    x, fmt = torch.tensor(values, dtype=torch.float32), FORMATS[name]
+    assert_as_defined(x, x.to(fmt.dtype), name)
+    found = Profile(x).rounding(fmt)
+    assert found.damage == damage(x, x.to(fmt.dtype), fmt)
+
+
+@pytest.mark.parametrize("name", LOW)
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.tuples(finite, numbers), max_size=12))
+def test_any_two_tensors_against_the_definitions(name: str, pairs: list[tuple[float, float]]) -> None:
+    r = torch.tensor([a for a, _ in pairs], dtype=torch.float32)
+    c = torch.tensor([b for _, b in pairs], dtype=torch.float32).to(FORMATS[name].dtype)
+    assert_as_defined(r, c, name, counts=False)
+
+
+def assert_as_defined(r: Tensor, c: Tensor, name: str, counts: bool = True) -> None:
+    """Where entries only shrink, counting them is enough; the other numbers hold for any two tensors."""
+    fmt = FORMATS[name]
+    deviation, gap = Profile(r).deviation(c, fmt)
+    kept = torch.isfinite(r)
+    assert deviation.error == pytest.approx(relative_l2(r[kept], c[kept]), rel=1e-5) or not relative_beats(r, c)
+    assert Profile(r).error(c, fmt) == deviation.error
+    ulps = max_ulp(r, c, fmt)
+    assert deviation.max_ulp == pytest.approx(ulps, rel=1e-5) or (deviation.max_ulp == math.inf and ulps > 1e38)
+    assert bool(torch.isfinite(gap).all()) or not bool(torch.isfinite(c.float()).all())
+    if counts:
+        assert deviation.damage == damage(r, c, fmt)
+
+
+def relative_beats(r: Tensor, c: Tensor) -> bool:
+    """Whether the difference is small enough for FP32 to hold it."""
+    gap = c.float() - r
+    return bool(torch.isfinite(gap).all()) and bool(torch.isfinite(r).all())
+
+
+def test_infinities_that_belong_there_cost_nothing() -> None:
+    mask = torch.tensor([-math.inf, 3.0, 4.0])
+    found, gap = Profile(mask).deviation(mask.half(), FORMATS["fp16"])
+    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (0.0, 0, 0, 0.0)
+    assert gap.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_overflow_and_nan_are_counted_and_left_out_of_the_gap() -> None:
+    found, gap = Profile(torch.tensor([1e6, 2.0, 1.0])).deviation(
+        torch.tensor([math.inf, math.nan, 1.5]), FORMATS["fp16"]
+    )
+    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (math.inf, 1, 1, math.inf)
+    assert gap.tolist() == [0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", LOW)
+def test_what_shrank_is_counted_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    # An operation may return float32 although its inputs were low.
+    sizes = torch.logspace(-9, 4, 4000) * torch.tensor([1.0, -1.0]).repeat(2000)
+    candidate = torch.where(sizes.abs() < 1e-7, torch.zeros(()), sizes * 0.4).to(dtype)
+    found, _ = Profile(sizes).deviation(candidate, FORMATS[name])
+    assert found.damage == damage(sizes, candidate, FORMATS[name])
+    assert found.damage.underflow > 0
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_the_largest_step_of_a_rounding_is_found_in_any_chunk(name: str) -> None:
+    # Whole numbers are exact but for a tie in the third chunk, and a smaller step after it.
+    fmt, x = FORMATS[name], torch.ones(5 * 2**17)
+    x[2 * 2**17 + 7], x[4 * 2**17 + 9] = 1 + fmt.epsilon / 2, 1 + fmt.epsilon / 4
+    found = Profile(x).rounding(fmt)
+    assert found.max_ulp == 0.5
+    assert found.error == pytest.approx(relative_l2(x, x.to(fmt.dtype)), rel=1e-4)

@@ -1,0 +1,237 @@
+"""Contributions: exact where the model is linear, close to brute force elsewhere, re-run where no derivative helps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from auditor.measure.attribute import attribute
+from auditor.measure.measure import Measurement
+from auditor.records import Contribution
+from tests.brute_force import spearman, true_isolated
+from tests.capturing import Function
+from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded
+
+
+def contribution(measured: Measurement, packet: str, fmt: str = "fp16") -> Contribution:
+    return attribute(measured)[only(measured.capture, packet).name][fmt]
+
+
+class Chain(nn.Module):
+    """Linear from end to end, one number per sample: the first-order answer is the answer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x * 3.0) / 7.0 + 1.1) * -0.3
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_first_order_is_exact_on_a_linear_chain(fmt: str, batch: int) -> None:
+    measured = measurement_of(Chain(), normal(batch, 1) / 7)
+    found = attribute(measured)
+    for name in measured.capture.nodes:
+        # errors are carried as bfloat16, so a relative 2^-8 is as exact as it gets
+        assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=2**-7), name
+
+
+def test_the_three_kinds_of_error_by_hand() -> None:
+    # y = x * 3 with x = 1 + 2^-11: rounding x (a tie, to 1) costs 2^-11 of 1 + 2^-11.
+    x = torch.tensor([[1 + 2.0**-11]])
+    measured = measurement_of(Function(lambda x: (x * 3.0) * 1.0), x)
+    first, second = nodes_by_op(measured.capture, "mul")
+    found = attribute(measured)
+    lost = 2.0**-11 / (1 + 2.0**-11)
+    (placeholder,) = measured.capture.placeholders
+    assert found[placeholder.name]["fp16"].cast == pytest.approx(lost, rel=2**-7)
+    assert found[first.name]["fp16"].isolated == pytest.approx(lost, rel=2**-7)
+    # 3 * fl(x) = 3 is exact, so the operation itself adds nothing
+    assert found[first.name]["fp16"].own == 0.0
+    # its exact result 3 + 3 * 2^-11 lies between 3 and 3 + 2^-9 (spacing 2^-9) and rounds up: 2^-9 - 3 * 2^-11 = 2^-11
+    assert found[first.name]["fp16"].cast == pytest.approx(2.0**-11 / (3 + 3 * 2.0**-11), rel=2**-7)
+    assert found[second.name]["fp16"].isolated == pytest.approx(2.0**-11 / (3 + 3 * 2.0**-11), rel=2**-7)
+
+
+def test_what_no_output_reads_contributes_nothing() -> None:
+    measured = measurement_of(Function(lambda x: (x.exp() * 0.0 + x, x.argmax(-1))), normal(4, 3))
+    assert contribution(measured, "exp").isolated == 0.0
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + F.gelu(layer(norm(x)))
+        return x.softmax(-1)
+
+
+class Cnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 8), (8, 8), (8, 16))])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(c) for c in (8, 8, 16)])
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.max_pool2d(norm(conv(x)).relu(), 2)
+        return self.head(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        weights = (q @ k.transpose(-1, -2) / 4).softmax(-1)
+        return self.norm(x + self.out(weights @ v))
+
+
+MODELS = {"mlp": (Mlp, (16, 16)), "cnn": (Cnn, (16, 3, 16, 16)), "attention": (Attention, (16, 6, 16))}
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_against_brute_force(name: str, fmt: str) -> None:
+    model_class, shape = MODELS[name]
+    measured = measurement_of(seeded(model_class), normal(*shape))
+    found = attribute(measured)
+    first_order = {node: c[fmt].isolated for node, c in found.items() if node in measured.capture.nodes}
+    truth = {node: true_isolated(measured, node, fmt) for node in first_order}
+    kept = [node for node, value in truth.items() if value > 0 and found[node][fmt].decided_by == "first-order"]
+    ratios = [first_order[node] / truth[node] for node in kept]
+    rho = spearman([first_order[node] for node in kept], [truth[node] for node in kept])
+    low, median, high = min(ratios), statistics.median(ratios), max(ratios)
+    print(
+        f"\n{name} {fmt}: {len(kept)} nodes, Spearman {rho:.3f}, predicted / true {low:.2f} .. {median:.2f} .. {high:.2f}"
+    )
+    assert len(kept) >= 10
+    assert rho > 0.9
+    assert 0.8 < median < 1.25
+    assert low > 0.4
+    assert high < 2.5
+
+
+class Shared(nn.Module):
+    """Three products read one value, which is also added; one weight serves two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.tanh()
+        z = self.first(y) * self.second(y) + F.linear(y, self.first.weight)
+        return z + y
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) -> None:
+    measured = measurement_of(seeded(Shared), normal(64, 24))
+    products = [node.name for node in nodes_by_op(measured.capture, "linear")]
+    assert len(products) == 3
+    (weight,) = (p.name for p in measured.capture.placeholders if p.fqn == "first.weight")
+    assert all(measured.readings[name]["tanh"] is not None for name in products)
+    assert [measured.readings[name].get(weight) is not None for name in products] == [True, False, True]
+    found = attribute(measured)
+    for name in products:
+        assert measured.traces[name][fmt].by_inputs
+        assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=0.15)
+        assert 0 < found[name][fmt].own < found[name][fmt].isolated
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_product_of_two_views_of_one_value_feels_its_rounding_twice(fmt: str) -> None:
+    # Each row times itself: 2 x dx, where two independent errors would make sqrt(2) x dx.
+    measured = measurement_of(Function(lambda x: x.unsqueeze(-2) @ x.unsqueeze(-1)), normal(256, 4))
+    product = only(measured.capture, "matmul").name
+    assert product not in measured.readings
+    found = attribute(measured)[product][fmt].isolated
+    assert found == pytest.approx(true_isolated(measured, product, fmt), rel=0.15)
+
+
+def test_an_infinity_that_a_tanh_absorbs_is_harmless() -> None:
+    measured = measurement_of(Function(lambda x: (x * x).tanh()), torch.tensor([[300.0]]))
+    found = contribution(measured, "mul")
+    assert (found.decided_by, found.isolated) == ("re-run", 0.0)  # tanh(inf) = tanh(90000) = 1
+
+
+def test_an_infinity_that_reaches_the_output_is_not() -> None:
+    measured = measurement_of(Function(lambda x: (x * x) * 1e-3), torch.tensor([[300.0]]))
+    first = nodes_by_op(measured.capture, "mul")[0].name
+    found = attribute(measured)[first]
+    assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
+    assert found["bf16"].decided_by == "first-order"
+    assert found["bf16"].isolated == pytest.approx(112 / 90000, rel=2**-7)
+
+
+def test_a_silent_all_zero_rms_norm_is_not_harmless() -> None:
+    def rms_norm(x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    measured = measurement_of(Function(rms_norm), torch.tensor([[300.0, -400.0]]))
+    power = contribution(measured, "pow")
+    assert power.decided_by == "re-run"
+    assert power.isolated == 1.0  # every output is zero: finite, and all of the answer is gone
+
+
+def test_a_flipped_argmax_counts_by_its_share() -> None:
+    measured = measurement_of(Function(lambda x: (x * 1.0).argmax(-1)), torch.tensor([[1.0, 1.0001], [1.0, 2.0]]))
+    assert contribution(measured, "argmax").isolated == 0.5
+    product = contribution(measured, "mul")
+    assert (product.decided_by, product.isolated) == ("re-run", 0.5)
+
+
+def test_a_routing_decision_moves_the_floating_outputs() -> None:
+    table = torch.tensor([[1.0], [5.0]])
+    measured = measurement_of(Function(lambda x: table[(x * 1.0).argmax(-1)] + x.sum()), torch.tensor([[1.0, 1.0001]]))
+    found = attribute(measured)
+    for packet in ("argmax", "mul"):  # the reference picks 5, the low formats tie and pick 1: |1 - 5| / (5 + 2.0001)
+        for fmt in FORMATS:
+            assert found[only(measured.capture, packet).name][fmt].isolated == pytest.approx(4 / 7.0001)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone() -> None:
+    measured = [measurement_of(seeded(Attention), normal(2, 6, 16)) for _ in range(2)]
+    state = torch.get_rng_state()
+    assert attribute(measured[0], seed=3) == attribute(measured[1], seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_one_sample_is_enough() -> None:
+    measured = measurement_of(seeded(Mlp), normal(1, 16))
+    found = attribute(measured)
+    names = [node.name for node in nodes_by_op(measured.capture, "linear")]
+    for name in names:  # eight probes of one sample: within a factor of four of the truth
+        ratio = found[name]["fp16"].isolated / true_isolated(measured, name, "fp16")
+        assert 0.25 < ratio < 4
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        lambda x, y: y / (x + 1e-8),
+        lambda x, y: y * (x + 1e-8).reciprocal(),
+        lambda x, y: y * (x + 1e-8).clamp_max(10.0).rsqrt(),
+        lambda x, y: y * (x + 1e-8) ** -1,
+        lambda x, y: y * (x + 1e-8).log(),
+    ],
+)
+def test_a_guard_that_vanishes_is_run_again(guarded: Any) -> None:
+    # Where x and y are 0 the quotient is 0 and so is its derivative by the guard; in FP16 it is 0 / 0.
+    x, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 3.0, 4.0]])
+    measured = measurement_of(Function(guarded), x, y)
+    found = attribute(measured)[only(measured.capture, "add").name]
+    assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
+    assert math.isfinite(found["bf16"].isolated)  # BF16 holds 1e-8

@@ -1,0 +1,87 @@
+"""Several batches, one verdict: the worst error, the widest range, the mean square of what adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.measure.attribute import attribute
+from auditor.measure.calibrate import Calibration, calibrate, usable_batches
+from auditor.measure.measure import measure
+from auditor.records import Subject
+from auditor.tape import capture
+from tests.capturing import Function
+from tests.subjects import FORMATS, only, subject_of
+
+
+def subject_on(model: nn.Module, *inputs: Tensor) -> Subject:
+    """One batch per input."""
+    return replace(subject_of(model), batches=tuple(((x,), {}) for x in inputs))
+
+
+def calibrated(model: nn.Module, *inputs: Tensor) -> tuple[Calibration, str]:
+    """The calibration, and the name of the model's one multiplication."""
+    subject = subject_on(model, *inputs)
+    traced = capture(subject, FORMATS)
+    return calibrate(traced, subject, FORMATS, 0, lambda name: None), only(traced, "mul").name
+
+
+SQUARE = Function(lambda x: (x * x).tanh())
+SMALL, HUGE = torch.tensor([[0.5]]), torch.tensor([[300.0]])
+
+
+@pytest.mark.parametrize("inputs", [(SMALL, HUGE), (HUGE, SMALL), (SMALL, HUGE, SMALL)])
+def test_an_overflow_in_one_batch_is_an_overflow(inputs: tuple[Tensor, ...]) -> None:
+    found, name = calibrated(SQUARE, *inputs)
+    error = found.errors[name]["fp16"]
+    assert (error.overflow, error.cause, error.born) == (1, "overflow", True)
+    assert found.contributions[name]["fp16"].decided_by == "re-run"
+    assert found.batches == len(inputs)
+
+
+def test_ranges_are_joined() -> None:
+    found, name = calibrated(SQUARE, SMALL, HUGE)
+    span = found.ranges[name]
+    assert (span.max_abs, span.min_abs) == (90000.0, 0.25)
+    assert span.exponents == {-2: 1, 16: 1}  # 0.25 = 2^-2, 90000 = 1.37 * 2^16
+
+
+def test_zeros_are_averaged_whatever_the_order() -> None:
+    inputs = [torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])]
+    shares = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        found, name = calibrated(SQUARE, *(inputs[i] for i in order))
+        shares.append(found.ranges[name].zeros)
+    assert shares == pytest.approx([0.5] * 3)  # three zeros in six
+
+
+def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> None:
+    model = Function(lambda x: x * 3.0)
+    inputs = [torch.tensor([[1 + 2.0**-11]]), torch.tensor([[1.0]]), torch.tensor([[1 + 2.0**-12]])]
+    found, name = calibrated(model, *inputs)
+    alone = []
+    for x in inputs:
+        subject = subject_on(model, x)
+        alone.append(attribute(measure(capture(subject, FORMATS), model, subject.batches[0], FORMATS))[name]["fp16"])
+    together = found.contributions[name]["fp16"]
+    assert together.isolated == max(one.isolated for one in alone)
+    for kind in ("own", "cast"):
+        squares = [getattr(one, kind) ** 2 for one in alone]
+        assert getattr(together, kind) == pytest.approx((sum(squares) / 3) ** 0.5)
+
+
+def test_batches_of_another_shape_are_left_to_the_verification() -> None:
+    subject = subject_on(SQUARE, torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
+    traced = capture(subject, FORMATS)
+    assert [float(args[0].max()) for args, _ in usable_batches(traced, subject)] == [1.0, 2.0]
+
+
+def test_a_concrete_path_is_good_for_its_own_batch_alone() -> None:
+    branching = Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3)
+    subject = subject_on(branching, torch.ones(2), -torch.ones(2))
+    traced = capture(subject, FORMATS)
+    assert traced.method == "path"
+    assert usable_batches(traced, subject) == [subject.batches[0]]

@@ -1,0 +1,61 @@
+"""Causes of small, constructed errors, each name argued beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.formats.metrics import Damage
+from auditor.formats.profile import Profile
+from auditor.formats.table import FORMATS
+from auditor.measure.causes import cause_of
+
+FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
+UNHURT = Damage(0, 0, 0.0, 0.0)
+ONES = torch.ones(4)
+
+
+def cause(
+    op: str, error: float, hurt: Damage = UNHURT, result: Tensor = ONES, inputs: tuple[Tensor, ...] = (ONES,)
+) -> str | None:
+    return cause_of(op, hurt, error, FP16, Profile(result), [Profile(x) for x in inputs])
+
+
+def test_non_finite_results_come_first() -> None:
+    assert cause("mul", float("inf"), Damage(1, 1, 0.5, 0.0)) == "overflow"
+    assert cause("sub", float("inf"), Damage(0, 1, 0.5, 0.0)) == "nan"
+
+
+def test_an_exact_result_has_no_cause() -> None:
+    assert cause("mul", 0.0) is None
+    assert cause("mul", 0.0, Damage(0, 0, 0.0, 1.0)) is None  # subnormal, yet exact
+
+
+def test_underflow_needs_a_share_of_the_entries_and_an_error_beyond_rounding() -> None:
+    flushed, tiny = Damage(0, 0, 0.01, 0.0), ONES * 1e-9  # half of fp16's smallest number is 3e-8
+    assert cause("mul", 0.1, flushed, tiny) == "underflow"
+    assert cause("mul", 0.1, Damage(0, 0, 0.0099, 0.0), tiny) == "rounding"
+    assert cause("mul", 2.0**-10, flushed, tiny) == "rounding"  # epsilon of fp16: the flushed entries weigh nothing
+
+
+@pytest.mark.parametrize("op", ["sub", "rsub", "add", "sum", "mean", "var"])
+def test_cancellation_in_a_sum(op: str) -> None:
+    # operands of 1, a result of 0.1: ten times smaller, and an error above 8 * 2^-11 = 0.0039
+    assert cause(op, 0.004, result=ONES / 10) == "cancellation"
+    assert cause(op, 0.0039, result=ONES / 10) == "rounding"
+    assert cause(op, 0.004, result=ONES / 8) == "rounding"  # eight times smaller is not more than eight
+
+
+def test_products_do_not_cancel() -> None:
+    assert cause("mul", 0.004, result=ONES / 10) == "rounding"
+
+
+def test_without_operands_nothing_cancels() -> None:
+    assert cause("add", 0.004, result=ONES / 10, inputs=(torch.empty(0),)) == "rounding"
+    assert cause("add", 0.004, inputs=()) == "rounding"
+
+
+def test_cancellation_depends_on_the_format() -> None:
+    assert cause_of("sub", UNHURT, 0.03, BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"  # 8 * 2^-8 = 0.03125
+    assert cause_of("sub", UNHURT, 0.032, BF16, Profile(ONES / 10), [Profile(ONES)]) == "cancellation"

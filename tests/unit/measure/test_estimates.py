@@ -1,0 +1,71 @@
+"""Estimates by backward passes: what a few of them tell, and what they leave behind."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.measure import estimates
+from auditor.measure.estimates import estimate
+from tests.brute_force import true_isolated
+from tests.capturing import Function
+from tests.subjects import FORMATS, measurement_of, only, seeded
+
+
+def test_a_common_shift_of_all_parts_is_not_taken_for_noise() -> None:
+    # Adding 2^-9 to numbers in [1, 2) and multiplying rounds all of them the same way: the sum feels all of it.
+    model = Function(lambda x: (x * (1 + 2.0**-9)).sum(-1))
+    measured = measurement_of(model, torch.full((8, 256), 1.0))
+    mul = only(measured.capture, "mul").name
+    found = estimate(measured, 0).contribution(mul, "bf16").isolated
+    assert found == pytest.approx(true_isolated(measured, mul, "bf16"), rel=0.05)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 96)
+        self.layers = nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.LayerNorm(192), nn.Linear(192, 40))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], dtype=torch.float32)[:, None] / 7
+        result: Tensor = self.layers(self.embed(tokens) + positions)
+        return result.softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randint(0, 32, (8, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("enough", "passes"), [(0.0, 2), (1.0, 1)])
+def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
+    enough: float, passes: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = measurement_of(seeded(Net), tokens)
+    nodes = [node for node, leaves in measured.live.items() if any(x.is_floating_point() for x in leaves)]
+    reference = estimate(measurement_of(seeded(Net), tokens), 0)
+    monkeypatch.setattr(estimates, "LIGHT", 0)
+    monkeypatch.setattr(estimates, "ENOUGH", enough)
+    few = estimate(measured, 1)
+    weights = [p.name for p in measured.capture.placeholders if p.fqn and p.fqn.endswith("0.weight")]
+    assert [len(few.passes[name]) for name in weights] == [1]
+    values = [node for node in nodes if node in measured.capture.nodes]
+    assert {len(few.passes[node]) for node in values} == {passes}
+    for fmt in FORMATS:
+        pairs = [(few.contribution(node, fmt).cast, reference.contribution(node, fmt).cast) for node in nodes]
+        ratios = sorted(a / b for a, b in pairs if b)
+        assert len(ratios) > 10
+        assert 0.8 < statistics.median(ratios) < 1.25
+        assert ratios[1] > 0.5  # all but the extremes
+        assert ratios[-2] < 2
+
+
+def test_no_gradient_is_left_behind(tokens: Tensor) -> None:
+    measured = measurement_of(seeded(Net), tokens)
+    estimate(measured, 0)
+    leaves = [x for x in measured.flat_inputs if isinstance(x, Tensor)] + measured.anchors
+    assert all(leaf.grad is None for leaf in leaves if leaf.is_leaf)

@@ -1,0 +1,267 @@
+"""What a format does to single nodes, each answer worked out beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.measure.attribute import attribute
+from auditor.measure.measure import Measurement, measure
+from auditor.records import NodeError
+from auditor.tape import capture
+from tests.brute_force import true_isolated
+from tests.capturing import Function
+from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded, subject_of
+
+
+def error_of(measured: Measurement, packet: str, fmt: str) -> NodeError:
+    return measured.errors[only(measured.capture, packet).name][fmt]
+
+
+def errors_of(function: object, *inputs: Tensor, packet: str) -> tuple[NodeError, NodeError]:
+    """(fp16, bf16) of the one node of an operation."""
+    measured = measurement_of(Function(function), *inputs)  # type: ignore[arg-type]
+    return error_of(measured, packet, "fp16"), error_of(measured, packet, "bf16")
+
+
+def test_an_overflow() -> None:
+    fp16, bf16 = errors_of(lambda x: x * x, torch.tensor([300.0, 2.0]), packet="mul")
+    # 300^2 = 90000 is beyond 65504
+    assert (fp16.overflow, fp16.nan, fp16.cause, fp16.born) == (1, 0, "overflow", True)
+    assert (fp16.local_error, fp16.max_ulp, fp16.sqnr_db) == (math.inf, math.inf, -math.inf)
+    # bf16 spaces by 512 there: 90000 / 512 = 175.8, so 176 * 512 = 90112; the 4 beside it is exact
+    assert bf16.overflow == 0
+    assert bf16.local_error == pytest.approx(112 / math.hypot(90000, 4), rel=1e-6)
+    assert bf16.max_ulp == pytest.approx(112 / 512)
+    assert bf16.sqnr_db == pytest.approx(20 * math.log10(math.hypot(90000, 4) / 112))
+    assert (bf16.cause, bf16.born) == ("rounding", False)
+
+
+def test_an_underflow() -> None:
+    fp16, bf16 = errors_of(lambda x: x * x, torch.tensor([1e-5]), packet="mul")
+    # 1e-5 is 168 / 2^24 in fp16 (subnormal); its square 1e-10 is below half of 2^-24 = 6e-8
+    assert (fp16.underflow, fp16.local_error, fp16.cause) == (1.0, 1.0, "underflow")
+    assert (fp16.overflow, fp16.born) == (0, False)
+    assert (bf16.underflow, bf16.cause) == (0.0, "rounding")
+
+
+def test_subnormal_results_are_counted_apart() -> None:
+    fp16, _ = errors_of(lambda x: x * 1.0, torch.tensor([2.0**-14, 2.0**-15, 2.0**-24, 0.0]), packet="mul")
+    # below the smallest normal 2^-14 lie two of the three non-zero entries, all of them values of fp16
+    assert (fp16.subnormal, fp16.underflow, fp16.local_error, fp16.cause) == (2 / 3, 0.0, 0.0, None)
+
+
+def test_a_cancellation() -> None:
+    fp16, bf16 = errors_of(lambda x, y: x - y, torch.tensor([1 + 1.25 * 2**-9]), torch.tensor([1.0]), packet="sub")
+    # fp16 spaces by 2^-10 at 1: 1 + 2.5 * 2^-10 is a tie and goes to 1 + 2 * 2^-10; 0.5 of 2.5 is lost
+    assert fp16.local_error == pytest.approx(0.2)
+    assert fp16.cause == "cancellation"
+    # bf16 spaces by 2^-7: nothing of the difference is left
+    assert bf16.local_error == 1.0
+
+
+def test_a_difference_lost_entirely_is_a_cancellation_too() -> None:
+    _, bf16 = errors_of(lambda x, y: x - y, torch.tensor([1 + 1.25 * 2**-9]), torch.tensor([1.0]), packet="sub")
+    # 2.5 * 2^-10 is well inside the range of bf16: it is the operands that were too coarse, not the result too small
+    assert bf16.cause == "cancellation"
+
+
+def test_an_operation_without_a_kernel() -> None:
+    for error in errors_of(lambda x: torch.linalg.cholesky(x), torch.eye(3), packet="linalg_cholesky"):
+        assert error.unsupported is not None
+        assert "kernel on CUDA" in error.unsupported
+        assert (error.cause, error.born, error.local_error) == ("unsupported", True, None)
+
+
+def test_a_literal_that_does_not_fit_one_format() -> None:
+    fp16, bf16 = errors_of(lambda x: x.masked_fill(x > 0, -1e9), torch.tensor([1.0, -1.0]), packet="masked_fill")
+    assert fp16.unsupported == "masked_fill has a literal that does not fit float16"
+    # -998244352 for -1e9: 1755648 / 1e9
+    assert bf16.unsupported is None
+    assert bf16.local_error == pytest.approx(1755648 / math.hypot(1e9, 1), rel=1e-6)
+
+
+def test_a_literal_derived_from_the_dtype_fits() -> None:
+    fp16, _ = errors_of(
+        lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), torch.tensor([1.0, -1.0]), packet="masked_fill"
+    )
+    assert fp16.unsupported is None
+
+
+def test_masks_of_minus_infinity_are_not_overflows() -> None:
+    fp16, bf16 = errors_of(lambda x: x.masked_fill(x > 0, -math.inf), torch.tensor([1.0, -1.0]), packet="masked_fill")
+    for error in (fp16, bf16):
+        assert (error.overflow, error.nan, error.local_error, error.cause, error.born) == (0, 0, 0.0, None, False)
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Written by hand, in the dtype of its input."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_silent_zeros_of_a_hand_written_rms_norm() -> None:
+    measured = measurement_of(Function(rms_norm), torch.tensor([[300.0, -400.0]]))
+    # 300^2 = 90000 -> inf, so mean = inf, rsqrt = 0, and everything times zero is zero: finite, and wrong
+    power, mean, rsqrt, product = (error_of(measured, op, "fp16") for op in ("pow", "mean", "rsqrt", "mul"))
+    assert (power.overflow, power.cause, power.born) == (2, "overflow", True)
+    assert mean.overflow == 1  # (90000 + 160000) / 2 = 125000 does not fit either
+    assert not mean.born  # its input was broken before it
+    assert (rsqrt.propagated_error, product.propagated_error) == (1.0, 1.0)
+    assert (product.overflow, product.nan, product.born) == (0, 0, False)
+    # alone, on the reference's own scale 1 / 353.6, the product is right to within rounding
+    assert product.local_error is not None
+    assert product.local_error < 2**-10
+    assert not any(error_of(measured, op, "bf16").born for op in ("pow", "mean", "rsqrt", "mul"))
+
+
+def test_local_error_is_the_nodes_own_and_propagated_error_is_inherited() -> None:
+    # fp16 spaces by 2 from 2048 on: 2049 is a tie and goes to 2048, so 2049 - 1 becomes 2047 (spacing 1 below 2048).
+    # The reference 2048 is a value of fp16: alone, the product is exact.
+    measured = measurement_of(Function(lambda x: (x - 1.0) * 1.0), torch.tensor([2049.0]))
+    sub, mul = error_of(measured, "sub", "fp16"), error_of(measured, "mul", "fp16")
+    assert sub.local_error == sub.propagated_error == pytest.approx(1 / 2048)
+    assert (mul.local_error, mul.cause) == (0.0, None)
+    assert mul.propagated_error == pytest.approx(1 / 2048)
+
+
+def test_a_flipped_argmax() -> None:
+    measured = measurement_of(Function(lambda x: (x * 1.0).argmax(-1)), torch.tensor([[1.0, 1.0001], [1.0, 2.0]]))
+    argmax = error_of(measured, "argmax", "fp16")
+    # 1.0001 rounds to 1: the first of the equal entries wins in one row of two
+    assert (argmax.disagreement, argmax.cause, argmax.born) == (0.5, "discrete", True)
+    assert argmax.local_error is None
+
+
+def test_products_are_imitated_with_wide_accumulation() -> None:
+    x = torch.cat([torch.tensor([[2048.0]]), torch.ones(1, 100)], dim=1)
+    fp16, _ = errors_of(lambda a, b: a @ b, x, torch.ones(101, 1), packet="matmul")
+    assert fp16.local_error == 0.0  # 2148 is a value of fp16; adding up in fp16 would stay at 2048
+
+
+class Small(nn.Module):
+    """Every kind of leaf: parameters, buffers, float and integer inputs, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.lin(x)).relu()
+        return y, y[index].argmax(-1)
+
+
+def test_the_reference_is_the_models_own_answer() -> None:
+    model, x, index = seeded(Small), normal(3, 4), torch.tensor([2, 0])
+    measured = measurement_of(model, x, index)
+    with torch.no_grad():
+        expected = model(x, index)
+    assert all(torch.equal(a, b) for a, b in zip(measured.outputs, expected, strict=True))
+    assert set(measured.errors) == set(measured.capture.nodes)
+    assert all(set(formats) == set(FORMATS) for formats in measured.errors.values())
+
+
+def test_measuring_leaves_the_model_and_the_inputs_alone() -> None:
+    model, x, index = seeded(Small), normal(3, 4), torch.tensor([2, 0])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    kept = x.clone()
+    measurement_of(model, x, index)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(x, kept)
+    assert not x.requires_grad
+
+
+class BranchesInPlace(nn.Module):
+    """Only the concrete path can follow it, and that graph keeps the in-place operations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 3
+        if float(y.sum()) > 0:
+            y.add_(1)
+        return y * 2
+
+
+def test_in_place_operations_do_not_change_what_was_measured_before_them() -> None:
+    x = torch.tensor([1.0, 2.0])
+    measured = measurement_of(BranchesInPlace(), x)
+    first, last = nodes_by_op(measured.capture, "mul")
+    assert measured.values[first.name].tolist() == [3.0, 6.0]
+    assert measured.values[last.name].tolist() == [8.0, 14.0]
+    assert measured.errors[first.name]["fp16"].local_error == 0.0
+    assert measured.errors[last.name]["fp16"].propagated_error == 0.0
+    assert x.tolist() == [1.0, 2.0]
+
+
+class BranchesAfterNorm(nn.Module):
+    """On the concrete path a batch norm stays one operation, of which torch knows no derivative by the statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return y.relu() if float(y.sum()) > -1e9 else y
+
+
+def test_a_batch_norm_on_the_concrete_path() -> None:
+    measured = measurement_of(seeded(BranchesAfterNorm), normal(2, 2, 4, 4))
+    assert measured.capture.method == "path"
+    assert all(0 < error_of(measured, "batch_norm", fmt).local_error < 0.01 for fmt in FORMATS)
+
+
+class Normed(nn.Module):
+    """A norm that writes its running statistics, or reads them, as `norm` does."""
+
+    def __init__(self, norm: nn.Module, by_batch: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.by_batch = nn.Conv2d(3, 8, 3), norm, by_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.train(self.by_batch)
+        result: Tensor = self.norm(self.conv(x)).relu().mean((2, 3))
+        return result
+
+
+@pytest.mark.parametrize("by_batch", [True, False])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_norms_with_running_statistics(norm: type[nn.Module], by_batch: bool) -> None:
+    model = seeded(lambda: Normed(norm(8, track_running_stats=True), by_batch))  # type: ignore[arg-type, call-arg]
+    subject = subject_of(model, normal(4, 3, 12, 12))
+    captured = capture(subject, FORMATS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    measured = measure(captured, model, subject.batches[0], FORMATS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found = attribute(measured)
+    for node in (only(measured.capture, packet).name for packet in ("conv2d", "relu", "mean")):
+        for fmt in FORMATS:
+            assert 0.4 < found[node][fmt].isolated / true_isolated(measured, node, fmt) < 2.5, node
+
+
+def test_ranges_cover_every_floating_node() -> None:
+    measured = measurement_of(Function(lambda x: (x * 2).sigmoid().argmax(-1)), torch.tensor([[1.0, -4.0]]))
+    span = measured.ranges[only(measured.capture, "mul").name]
+    assert (span.max_abs, span.min_abs) == (8.0, 2.0)
+    assert only(measured.capture, "argmax").name not in measured.ranges
+
+
+def test_every_node_is_announced() -> None:
+    subject = subject_of(Function(lambda x: x.exp().tanh()), torch.ones(2))
+    captured, heard = capture(subject, FORMATS), []
+    measure(captured, subject.model, subject.batches[0], FORMATS, heard.append)
+    assert heard == list(captured.nodes)
+
+
+def test_an_empty_tensor_has_no_error() -> None:
+    fp16, _ = errors_of(lambda x: x.exp(), torch.empty(0, 3), packet="exp")
+    assert (fp16.local_error, fp16.propagated_error, fp16.overflow, fp16.max_ulp) == (0.0, 0.0, 0, 0.0)
+
+
+def test_float64_and_integer_nodes_are_measured_as_they_are() -> None:
+    measured = measurement_of(Function(lambda x: (x.double().exp().float(), (x * 10).long() + 1)), torch.tensor([1.5]))
+    # 1.5 is a value of fp16, and float64 stays: all that is left is that profiles are kept in FP32
+    assert error_of(measured, "exp", "fp16").local_error < 2**-24
+    assert error_of(measured, "add", "fp16").disagreement == 0.0

@@ -1,0 +1,128 @@
+"""Whatever an operation raises in a format is a finding about that operation; only want of memory ends the audit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.formats.metrics import output_error
+from auditor.measure.calibrate import calibrate
+from auditor.measure.measure import measure
+from auditor.measure.regions import run_regions
+from auditor.plan.choose import Trial, simulated_error
+from auditor.plan.costs import costs_of
+from auditor.plan.problem import Problem
+from auditor.plan.solve import evaluate
+from auditor.records import Verdict
+from auditor.tape import capture
+from tests.problems import NOTHING, owners_of
+from tests.subjects import FORMATS, normal, subject_of
+
+RAISED: list[type[Exception]] = [AssertionError, KeyError, IndexError, TypeError, RuntimeError, ValueError]
+_raised: list[BaseException] = []
+
+
+@torch.library.custom_op("auditor_refusals::picky", mutates_args=())
+def picky(x: Tensor) -> Tensor:
+    """Twice its argument, which must be FP32."""
+    if x.dtype is not torch.float32 and _raised:
+        raise _raised[0]
+    return x * 2
+
+
+@picky.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+picky.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(picky(self.before(x)))
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    yield Picky()
+    _raised.clear()
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_node_that_raises_is_unsupported_with_the_reason(kind: type[Exception], model: nn.Module) -> None:
+    _raised.append(kind("in a word"))
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    (node,) = (node for node in captured.nodes.values() if "picky" in node.op)
+    found = measure(captured, subject.model, subject.batches[0], FORMATS)
+    for fmt in FORMATS:
+        error = found.errors[node.name][fmt]
+        assert error.cause == "unsupported"
+        assert "in a word" in str(error.unsupported)
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_an_error_without_a_word_is_named(kind: type[Exception], model: nn.Module) -> None:
+    _raised.append(kind())
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    found = measure(captured, subject.model, subject.batches[0], FORMATS)
+    (reason,) = {e["fp16"].unsupported for e in found.errors.values() if e["fp16"].unsupported}
+    assert kind.__name__ in reason
+
+
+def problem_of(captured: Any) -> Problem:
+    every = [*captured.nodes, *(placeholder.name for placeholder in captured.placeholders)]
+    verdicts = dict.fromkeys(captured.nodes, Verdict("safe", ""))
+    return Problem(captured, costs_of(captured), dict.fromkeys(every, NOTHING), verdicts, "cast", "fp16", "A100")
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_plan_that_raises_is_infinitely_far_off(kind: type[Exception], model: nn.Module) -> None:
+    _raised.append(kind("in a word"))
+    subject = subject_of(model, normal(2, 4))
+    problem = problem_of(capture(subject))
+    trial = Trial(problem.capture, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
+    assert (
+        simulated_error(problem, evaluate(problem, dict.fromkeys(owners_of(problem.capture), "fp16")), trial)
+        == math.inf
+    )
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_region_that_raises_says_why(kind: type[Exception], model: nn.Module) -> None:
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    found = calibrate(captured, subject, FORMATS, 0, lambda name: None)
+    _raised.append(kind("in a word"))
+    verdicts = {name: dict.fromkeys(FORMATS, Verdict("sensitive", "")) for name in captured.nodes}
+    regions = run_regions(captured, subject.model, subject.batches[0], found, verdicts, FORMATS)
+    assert regions
+    assert all("in a word" in str(region.failure) for region in regions)
+
+
+def test_want_of_memory_is_no_finding(model: nn.Module) -> None:
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    found = calibrate(captured, subject, FORMATS, 0, lambda name: None)
+    problem = problem_of(captured)
+    trial = Trial(captured, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
+    low = evaluate(problem, dict.fromkeys(owners_of(captured), "fp16"))
+    verdicts = {name: dict.fromkeys(FORMATS, Verdict("sensitive", "")) for name in captured.nodes}
+    _raised.append(torch.OutOfMemoryError("full"))
+    with pytest.raises(torch.OutOfMemoryError):
+        measure(captured, subject.model, subject.batches[0], FORMATS)
+    with pytest.raises(torch.OutOfMemoryError):
+        simulated_error(problem, low, trial)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_regions(captured, subject.model, subject.batches[0], found, verdicts, FORMATS)

@@ -1,0 +1,116 @@
+"""Baselines are runs of the model as its user runs it, on the inputs that plans are checked on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.formats.metrics import output_error
+from auditor.plan import baselines as module
+from auditor.plan.baselines import baselines_of
+from auditor.plan.costs import costs_of
+from auditor.plan.plans import verify
+from auditor.plan.workbench import Workbench
+from auditor.records import Batch, Plan, ScopeChoice, Verdict
+from auditor.tape import capture
+from tests.problems import NOTHING
+from tests.subjects import FORMATS, normal, seeded, subject_of
+
+STRATEGIES = ("autocast", "cast")
+
+
+SEEN: list[tuple[int, torch.dtype, torch.dtype]] = []
+"""What Noting was asked: no attribute of it, since every run leaves those as they were."""
+
+
+class Noting(nn.Module):
+    """Notes the dtype in which it is asked, how often, and the shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        SEEN.append((len(x), x.dtype, y.dtype))
+        return y
+
+
+def bench_of(model: nn.Module, *held_out: Tensor, **changes: Any) -> Workbench:
+    subject = replace(subject_of(model, normal(3, 4)), held_out=tuple(((x,), {}) for x in held_out))
+    captured = capture(subject, FORMATS)
+    every = [*captured.nodes, *(placeholder.name for placeholder in captured.placeholders)]
+    return Workbench(
+        subject=subject,
+        capture=captured,
+        costs=costs_of(captured),
+        contributions={fmt: dict.fromkeys(every, NOTHING) for fmt in FORMATS},
+        verdicts={fmt: dict.fromkeys(captured.nodes, Verdict("safe", "")) for fmt in FORMATS},
+        findings=(),
+        distance=changes.get("distance", output_error),
+        max_error=0.01,
+        seed=0,
+        target="A100",
+        native=False,
+    )
+
+
+def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:
+    model = seeded(Noting)
+    bench = bench_of(model, normal(2, 4), normal(5, 4))
+    SEEN.clear()
+    found = baselines_of(bench, STRATEGIES, ("bf16",))
+    low = [seen for seen in SEEN if seen[2] is not torch.float32]
+    assert low == [
+        (2, torch.float32, torch.bfloat16),
+        (5, torch.float32, torch.bfloat16),
+        (2, torch.bfloat16, torch.bfloat16),
+        (5, torch.bfloat16, torch.bfloat16),
+    ]
+    for baseline in found.values():
+        assert 0 < baseline.measured_error < 0.01
+        assert baseline.rules_only is not None
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_worst_batch_counts() -> None:
+    bench = bench_of(seeded(Noting), normal(2, 4), normal(5, 4), distance=lambda r, c: 1.0 / len(r[0]))
+    assert baselines_of(bench, ("cast",), ("bf16",))["cast_bf16"].measured_error == 0.5
+
+
+def test_fp32_runs_once_a_batch_however_many_rounds_there_are() -> None:
+    model = seeded(Noting)
+    bench = bench_of(model, normal(2, 4), normal(5, 4))
+    SEEN.clear()
+    baselines_of(bench, STRATEGIES, FORMATS)
+    everything = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)
+    for _ in range(3):
+        assert verify(bench, {"cast_bf16": everything}, lambda _: None)["cast_bf16"].verified
+    full = [rows for rows, _, dtype in SEEN if dtype is torch.float32]
+    assert sorted(full) == [2, 2, 3, 5]  # the first check once more with gradients; 3 rows: what rules are tried on
+
+
+class Factoring(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(x.t() @ x + torch.eye(4, dtype=x.dtype)).float()
+
+
+def test_what_raises_is_the_baselines_failure() -> None:
+    found = baselines_of(bench_of(Factoring()), STRATEGIES, ("fp16",))
+    cast = found["cast_fp16"]
+    assert (cast.measured_error, cast.finite) == (None, False)
+    assert "cholesky" in str(cast.failure)
+
+
+def test_want_of_memory_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
+        raise torch.OutOfMemoryError
+
+    bench = bench_of(seeded(Noting))
+    monkeypatch.setattr(module, "_cast", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        baselines_of(bench, ("cast",), ("fp16",))

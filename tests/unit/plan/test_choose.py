@@ -1,0 +1,206 @@
+"""From the curve to one plan: the search, the table of scopes, and the simulation against the artefact itself."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from auditor.formats.metrics import output_error
+from auditor.ops.kernels import UnsupportedInFormat
+from auditor.plan import choose
+from auditor.plan.choose import Trial, _bisect, make_plan, scopes_of, simulated_error
+from auditor.plan.costs import costs_of
+from auditor.plan.problem import Problem, must_stay_fp32
+from auditor.plan.solve import Candidate, candidates, evaluate
+from auditor.records import Capture, Finding, ScopeChoice, Verdict
+from auditor.replay.strategies import STRATEGIES, plain, running, scoped
+from auditor.runs.outputs import tensor_outputs
+from tests.capturing import Function
+from tests.problems import NOTHING, drawn, owners_of
+from tests.subjects import FORMATS, capture_of
+
+NO_TRIAL: Any = None
+
+
+def unsafe_at(problem: Problem, owner: str) -> Problem:
+    """The problem with one node of one owner unsafe."""
+    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == owner)
+    return replace(problem, verdicts={**problem.verdicts, bad: Verdict("unsafe", "it overflows")})
+
+
+def curve_of(predicted: list[float]) -> list[Candidate]:
+    return [Candidate({"": str(i)}, error, float(i), float(i), 0.0) for i, error in enumerate(predicted)]
+
+
+class Simulation:
+    """Stands in for the runs: a list of errors, and how often it was asked."""
+
+    def __init__(self, errors: list[float]) -> None:
+        self.errors, self.asked = errors, []
+
+    def __call__(self, problem: Problem, candidate: Candidate, trial: Trial, enough: float) -> float:
+        self.asked.append(int(candidate.seconds))
+        return self.errors[int(candidate.seconds)]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data(), size=st.integers(1, 26))
+def test_the_fastest_that_holds_is_found_wherever_the_prediction_points(data: st.DataObject, size: int) -> None:
+    first = data.draw(st.integers(0, size - 1), label="first that holds")
+    predicted = sorted(data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size)), reverse=True)
+    simulation = Simulation([1.0] * first + [0.0] * (size - first))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "simulated_error", simulation)
+        assert _bisect(NO_TRIAL, curve_of(predicted), NO_TRIAL, 0.5) == first
+    assert len(simulation.asked) == len(set(simulation.asked))
+    assert size - 1 not in simulation.asked  # everything FP32 needs no run
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(errors=st.lists(st.sampled_from([0.0, 1.0, math.inf, math.nan]), min_size=1, max_size=26))
+def test_what_is_chosen_holds_even_where_the_curve_is_not_monotone(errors: list[float]) -> None:
+    errors[-1] = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "simulated_error", Simulation(errors))
+        found = _bisect(NO_TRIAL, curve_of([0.0] * len(errors)), NO_TRIAL, 0.5)
+    assert errors[found] == 0.0
+
+
+def test_a_right_prediction_needs_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation([1.0] * 10 + [0.0] * 16)
+    monkeypatch.setattr(choose, "simulated_error", simulation)
+    assert _bisect(NO_TRIAL, curve_of([0.9] * 10 + [0.1] * 16), NO_TRIAL, 0.5) == 10
+    assert simulation.asked == [10, 9]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
+    problem = unsafe_at(drawn("chain", strategy, random.Random(1), unsafe=0.0), "2")
+    assert must_stay_fp32(problem) == {"2"}
+    assert scoped(make_plan(problem, NO_TRIAL, 0.01, ()).scopes)("2") == "fp32"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["chain", "branches", "tied"])
+def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: st.DataObject) -> None:
+    problem = drawn(kind, "autocast", random.Random(0), unsafe=0.0)
+    owners = owners_of(problem.capture)
+    labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
+    chosen = evaluate(problem, labels)
+    scopes = scopes_of(problem, chosen, ())
+    precision = scoped(scopes)
+    assert {owner: precision(owner) for owner in owners} == labels
+    assert "" in scopes
+    for path, choice in scopes.items():
+        above = {other: kept for other, kept in scopes.items() if other != path}
+        assert path == "" or scoped(above)(path) != choice.precision  # each line is needed
+
+
+def low(owners: str) -> dict[str, str]:
+    """The root and these layers in FP16."""
+    return {"": "fp16", **dict.fromkeys(owners, "fp16")}
+
+
+def plan_of(problem: Problem, labels: dict[str, str], findings: tuple[Finding, ...] = ()) -> dict[str, ScopeChoice]:
+    return scopes_of(problem, evaluate(problem, labels), findings)
+
+
+def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
+    problem = drawn("chain", "cast", random.Random(0), unsafe=0.0)
+    end = plan_of(problem, {**low("0123"), "4": "fp32"})
+    assert end["4"].output == "keep"  # the model's output: nothing low reads it
+    middle = plan_of(problem, {**low("0134"), "2": "fp32"})
+    assert middle["2"].output == "cast"
+    pair = plan_of(problem, {**low("014"), "2": "fp32", "3": "fp32"})
+    assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
+
+
+def finding(rule: str, node: str, formats: tuple[str, ...] = FORMATS) -> Finding:
+    return Finding(rule, "", node, "", "", None, "warning", "high", formats, "", "", "")
+
+
+def test_every_fp32_scope_says_why() -> None:
+    problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
+    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
+    verdicts = {**problem.verdicts, bad: Verdict("unsafe", "it overflows")}
+    problem = Problem(
+        problem.capture,
+        problem.costs,
+        problem.contributions,
+        verdicts,
+        problem.strategy,
+        problem.format,
+        problem.device,
+    )
+    labels = {**low("014"), "2": "fp32", "3": "fp32"}
+    found = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
+    scopes = plan_of(problem, labels, found)
+    assert scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
+    assert len(scopes["3"].because) == 1
+    assert scopes[""].because == ()
+
+
+def test_a_plan_states_what_it_gains() -> None:
+    problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
+    curve = candidates(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "simulated_error", lambda *_: 0.0)
+        plan = make_plan(problem, NO_TRIAL, math.inf, ())
+    assert plan.name == "autocast_fp16"
+    assert plan.predicted_speedup == pytest.approx(max(point.seconds for point in curve) / curve[0].seconds)
+    assert plan.predicted_error == curve[0].predicted_error
+    assert len(plan.pareto) == len(curve)
+    assert max(time for _, time in plan.pareto) == 1.0
+    assert (plan.measured_error, plan.verified) == (None, False)
+
+
+def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
+    with torch.no_grad():
+        return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
+
+
+def factored(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.cholesky(x @ x.t() + x)
+
+
+def test_what_cannot_run_is_infinitely_far_off() -> None:
+    model, inputs = Function(factored), (torch.eye(3),)
+    capture = capture_of(model, *inputs)
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(
+        capture, costs_of(capture), dict.fromkeys(capture.nodes, NOTHING), verdicts, "cast", "fp16", "A100"
+    )
+    trial = trial_of(model, capture, inputs)
+    assert simulated_error(problem, evaluate(problem, {"": "fp16"}), trial) == math.inf
+    assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
+    with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
+        trial.error(running(capture, "cast", plain("fp16"), "fp16"))
+
+
+@pytest.mark.parametrize(
+    ("device", "fmt", "word"), [("T4", "bf16", "no BF16"), ("T4", "fp16", ""), ("H100", "bf16", "")]
+)
+def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
+    problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
+    plan = make_plan(problem, NO_TRIAL, math.inf, ())
+    assert plan.target == device
+    assert word in plan.note
+    assert bool(word) == bool(plan.note)
+    assert plan.predicted_speedup == pytest.approx(plan_times(problem, "fp32") / plan_times(problem, fmt))
+
+
+def plan_times(problem: Problem, precision: str) -> float:
+    return evaluate(problem, dict.fromkeys(owners_of(problem.capture), precision)).seconds

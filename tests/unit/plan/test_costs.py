@@ -1,0 +1,30 @@
+"""What operations cost: views nothing, and a reshape that no strides can express as much as the copy it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor
+
+from auditor.plan.costs import costs_of, seconds
+from tests.capturing import Function
+from tests.subjects import capture_of, normal, only
+
+
+@pytest.mark.parametrize(
+    ("function", "packet", "free"),
+    [
+        (lambda x: x.exp().reshape(-1), "reshape", True),
+        (lambda x: x.exp().t().reshape(-1), "reshape", False),
+        (lambda x: x.exp().flatten(), "flatten", True),
+        (lambda x: x.exp().t().flatten(), "flatten", False),
+        (lambda x: x.exp().t(), "t", True),
+    ],
+)
+def test_a_reshape_is_free_unless_it_has_to_copy(function: Callable[[Tensor], Tensor], packet: str, free: bool) -> None:
+    capture = capture_of(Function(function), normal(4, 6))
+    cost = costs_of(capture)[only(capture, packet).name]
+    assert cost.free is free
+    assert (seconds(cost, "fp32") == 0) is free
+    assert cost.elements == 2 * 24  # read and written

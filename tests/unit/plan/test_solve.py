@@ -1,0 +1,204 @@
+"""The minimum cut against every labelling there is, and the rules it must not break."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auditor.plan.costs import Cost
+from auditor.plan.energy import Energy, energy_of
+from auditor.plan.problem import FORBIDDEN, Problem, must_stay_fp32
+from auditor.plan.solve import between, candidates, evaluate
+from auditor.records import Contribution, Verdict
+from auditor.replay.strategies import STRATEGIES, readers_of
+from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, owners_of
+
+KINDS = ["chain", "branches", "tied"]
+seeds = st.integers(0, 2**32).map(random.Random)
+
+
+def value_of(energy: Energy, labels: dict[str, str], multiplier: float) -> float:
+    """The sum that a cut minimises, written out once more."""
+    total = 0.0
+    for owner, (low, high, error) in energy.scopes.items():
+        total += high if labels[owner] == "fp32" else low + multiplier * error
+    for (producer, consumer), (error, elapsed) in energy.pairs.items():
+        if labels[producer] != labels[consumer]:
+            total += elapsed + (multiplier * error if labels[producer] == "fp32" else 0.0)
+    return total + energy.island * sum(labels[owner] != labels[above] for owner, above in energy.tree.items())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
+@given(rnd=seeds)
+def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: random.Random) -> None:
+    problem = drawn(kind, strategy, rnd)
+    energy = energy_of(problem)
+    owners = sorted(energy.scopes)
+    allowed = [labels for labels in labellings(owners) if all(labels[a] == labels[b] for a, b in energy.tied)]
+    for multiplier in energy.multipliers()[::3]:
+        cut = energy.cut(multiplier)
+        labels = {owner: "fp32" if owner in cut else "fp16" for owner in owners}
+        least = min(value_of(energy, other, multiplier) for other in allowed)
+        assert labels in allowed
+        assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(rnd=seeds)
+def test_the_curve_of_a_chain_is_optimal_for_every_multiplier(strategy: str, rnd: random.Random) -> None:
+    problem = drawn("chain", strategy, rnd)
+    curve, everything = candidates(problem), every_candidate(problem)
+    for multiplier in energy_of(problem).multipliers():
+        found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
+        least = min(point.price + multiplier * point.predicted_error**2 for point in everything)
+        assert found <= least * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
+    # A value read by two scopes is cast once, the energy charges it once per scope: that is all the two differ by.
+    gaps = []
+    for seed in range(25):
+        problem = drawn("branches", strategy, random.Random(seed))
+        curve, everything = candidates(problem), every_candidate(problem)
+        for multiplier in energy_of(problem).multipliers():
+            found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
+            gaps.append(found / min(point.price + multiplier * point.predicted_error**2 for point in everything) - 1)
+    gaps.sort()
+    print(
+        f"\n{strategy}: median {gaps[len(gaps) // 2]:.4f}, 99th percentile {gaps[int(0.99 * len(gaps))]:.4f}, worst {gaps[-1]:.4f}"
+    )
+    assert gaps[len(gaps) // 2] == pytest.approx(0.0, abs=1e-9)
+    assert gaps[int(0.99 * len(gaps))] < 0.05
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
+@given(rnd=seeds)
+def test_the_curve_is_a_front_from_fast_to_fp32(kind: str, strategy: str, rnd: random.Random) -> None:
+    curve = candidates(drawn(kind, strategy, rnd))
+    prices, errors = [point.price for point in curve], [point.predicted_error for point in curve]
+    assert prices == sorted(prices)
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == len(errors)
+    assert errors[-1] == 0.0
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
+@given(rnd=seeds)
+def test_only_candidates_beyond_any_budget_lower_an_unsafe_scope(kind: str, strategy: str, rnd: random.Random) -> None:
+    problem = drawn(kind, strategy, rnd, unsafe=0.3)
+    forced = must_stay_fp32(problem)
+    for point in candidates(problem):
+        if point.predicted_error**2 < FORBIDDEN:
+            assert all(point.precision[owner] == "fp32" for owner in forced)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rnd=seeds)
+def test_scopes_that_share_a_stored_weight_share_a_precision(rnd: random.Random) -> None:
+    for point in candidates(drawn("tied", "cast", rnd)):
+        assert point.precision["first"] == point.precision["last"]
+
+
+def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
+    problem = blank("tied", "autocast")
+    first = next(name for name, node in problem.capture.nodes.items() if node.owner == "first")
+    curve = candidates(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}))
+    assert any((point.precision["first"], point.precision["last"]) == ("fp32", "fp16") for point in curve)
+    assert ("first", "last") in {owners for owners in readers_of(problem.capture).values() if len(owners) > 1}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rnd=seeds)
+def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd: random.Random) -> None:
+    problem = drawn("shielded", "autocast", rnd)
+    assert energy_of(problem).shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
+    curve = candidates(problem)
+    points = [*curve, *(step for pair in itertools.pairwise(curve) for step in between(problem, *pair))]
+    for point in points:
+        assert point.precision["router"] == "fp32" or point.precision[""] == "fp16"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_scopes_that_read_the_same_input_are_free_of_each_other(strategy: str) -> None:
+    problem = blank("towers", strategy)
+    left = next(name for name, node in problem.capture.nodes.items() if node.owner == "left")
+    curve = candidates(with_errors(problem, {left: Contribution(1.0, 1.0, 0.0)}))
+    assert {"left": "fp32", "right": "fp16"}.items() <= next(
+        p for p in curve if p.predicted_error == 0.0
+    ).precision.items()
+
+
+def blank(kind: str, strategy: str) -> Problem:
+    """No error anywhere, and a tenth of a second's worth of FP32 arithmetic in every node."""
+    capture = captured(kind)
+    names = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
+    costs = dict.fromkeys(capture.nodes, Cost(1_950_000_000_000, 1000, False))  # 19.5 TFLOP/s in FP32, 312 low
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    return Problem(capture, costs, dict.fromkeys(names, NOTHING), verdicts, strategy, "fp16", "A100")
+
+
+def with_errors(problem: Problem, errors: dict[str, Contribution]) -> Problem:
+    return replace(problem, contributions={**problem.contributions, **errors})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_error_everything_is_low(strategy: str) -> None:
+    best, high = candidates(blank("chain", strategy))
+    assert set(best.precision.values()) == {"fp16"}
+    assert (best.predicted_error, set(high.precision.values())) == (0.0, {"fp32"})  # kept in case a low run is refused
+    assert best.low_flops == 1.0
+    assert best.seconds == pytest.approx(5 * 1.95 / 312, rel=1e-3)  # five products of 1.95 TFLOP at 312 TFLOP/s
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_one_bad_scope_is_the_one_that_stays(strategy: str) -> None:
+    problem = blank("chain", strategy)
+    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
+    curve = candidates(with_errors(problem, {bad: Contribution(1.0, 0.5, 0.0)}))
+    assert curve[0].predicted_error == pytest.approx(0.5)
+    exact = next(point for point in curve if point.predicted_error == 0.0)
+    assert [exact.precision[owner] for owner in "01234"] == ["fp16", "fp16", "fp32", "fp16", "fp16"]
+    assert exact.low_flops == pytest.approx(4 / 5)
+
+
+def test_errors_add_in_quadrature_each_rounding_once() -> None:
+    problem = blank("chain", "autocast")
+    first, second, *_ = problem.capture.nodes
+    (x,) = (placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input")
+    problem = with_errors(
+        problem,
+        {first: Contribution(9.0, 0.3, 0.7), second: Contribution(9.0, 0.4, 0.7), x: Contribution(9.0, 9.0, 1.2)},
+    )
+    low = evaluate(problem, dict.fromkeys(owners_of(problem.capture), "fp16"))
+    # the operations' own 0.3 and 0.4, the input's cast 1.2: sqrt(0.09 + 0.16 + 1.44) = 1.3; no cast between low nodes
+    assert low.predicted_error == pytest.approx(1.3)
+    island = evaluate(problem, {**dict.fromkeys(owners_of(problem.capture), "fp16"), "1": "fp32"})
+    # the first result is low as it is (0.3); the second is FP32 and is cast into the third: sqrt(1.44 + 0.09 + 0.49)
+    assert island.predicted_error == pytest.approx((1.44 + 0.09 + 0.49) ** 0.5)
+
+
+def test_under_cast_an_fp32_island_at_the_start_can_save_the_input() -> None:
+    # Rounding the input costs all of the answer, nothing else costs anything: with the root and the first layer in FP32
+    # it is not rounded, and the rest can be low.
+    problem = blank("chain", "cast")
+    (x,) = (placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input")
+    problem = with_errors(problem, {x: Contribution(1.0, 1.0, 1.0)})
+    best = min(
+        (point for point in every_candidate(problem) if point.predicted_error == 0.0), key=lambda point: point.price
+    )
+    found = min((point for point in candidates(problem) if point.predicted_error == 0.0), key=lambda point: point.price)
+    assert best.low_flops > 0
+    assert found.price == pytest.approx(best.price)

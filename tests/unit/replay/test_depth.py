@@ -1,0 +1,108 @@
+"""Errors along a run under a plan, against two whole runs kept in memory and compared afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.formats.metrics import relative_l2
+from auditor.load import from_object
+from auditor.records import Plan, ScopeChoice
+from auditor.replay.depth import plan_errors
+from auditor.replay.execute import FULL, PolicyInterpreter
+from auditor.replay.strategies import running, scoped
+from auditor.tape import capture
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        scores = self.last(self.norm(torch.relu(self.first(x))))
+        return scores, scores.argmax(-1)
+
+
+def plan(strategy: str, fmt: str, **scopes: str) -> Plan:
+    table = {path: ScopeChoice(precision) for path, precision in scopes.items()}
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, {"": ScopeChoice(fmt), **table}, 0.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    torch.manual_seed(0)
+    return from_object(Net().eval(), torch.randn(5, 8))
+
+
+@pytest.fixture(scope="module")
+def captured(subject):
+    return capture(subject, ("fp16", "bf16"))
+
+
+def kept(captured, subject, how):
+    """Every value of one run."""
+    values = {}
+    run = PolicyInterpreter(captured, how, lambda n, value: values.update({n.name: value}))
+    with torch.no_grad():
+        run.run(*captured.bind(subject.model, subject.batches[0]))
+    return values
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        plan("autocast", "bf16"),
+        plan("autocast", "fp16", norm="fp32"),
+        plan("autocast", "fp16", last="fp32"),  # reads a low value
+        plan("cast", "fp16"),
+        plan("cast", "fp16", norm="fp32"),
+        plan("cast", "bf16", first="fp32", last="fp32"),
+    ],
+    ids=lambda chosen: "-".join((chosen.name, *list(chosen.scopes)[1:])),
+)
+def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
+    found = plan_errors(captured, subject.model, subject.batches[0], chosen)
+    how = running(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
+    low = kept(captured, subject, how)
+    reference = kept(captured, subject, FULL)
+    floating = [name for name, node in captured.nodes.items() if node.floating]
+    assert list(found) == floating
+    assert found == {name: relative_l2(reference[name], low[name]) for name in floating}
+    assert max(found.values()) > 1e-5
+
+
+def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):
+    everything = plan("autocast", "bf16", first="fp32", norm="fp32", last="fp32")
+    everything = Plan(**{**vars(everything), "scopes": {"": ScopeChoice("fp32")}})
+    assert set(plan_errors(captured, subject.model, subject.batches[0], everything).values()) == {0.0}
+
+
+def test_a_plan_that_cannot_run_has_no_errors():
+    class Factor(nn.Module):
+        def forward(self, x):
+            return torch.linalg.cholesky(x)
+
+    subject = from_object(Factor(), torch.eye(3))
+    captured = capture(subject, ("fp16",))
+    assert plan_errors(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == {}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
+    """What is beyond FP16 inside of the island is finite there: 300 squared is 90000."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    subject = from_object(nn.Sequential(nn.Linear(8, 8), Norm(), nn.Linear(8, 4)).eval(), torch.full((5, 8), 300.0))
+    with torch.no_grad():
+        subject.model[0].weight.copy_(torch.eye(8))
+    captured = capture(subject, ("fp16",))
+    found = plan_errors(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"}))
+    assert list(found) == list(captured.nodes)
+    assert max(found.values()) < 2e-3

@@ -1,0 +1,130 @@
+"""One node at a time under a policy: what autocast hands to it, what a scope's boundary hands to it, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from auditor.ops.kernels import UnsupportedInFormat
+from auditor.records import Capture
+from auditor.replay.execute import PolicyInterpreter, Running, Setting, autocast_arguments, with_literals
+from auditor.replay.strategies import running
+from tests.capturing import Function
+from tests.subjects import capture_of, normal, only, seeded
+
+HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
+
+
+def dtypes(tree: Any) -> list[torch.dtype]:
+    return [x.dtype for x in tree if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("aten.linear.default", (FLOAT, HALF), [torch.float16, torch.float16]),
+        ("aten.exp.default", (HALF,), [torch.float32]),
+        ("aten.softmax.int", (HALF, 0), [torch.float32]),
+        ("aten.softmax.int", (HALF, 0, torch.float16), [torch.float16]),  # the author asked for a dtype
+        ("aten.addcmul.default", (HALF, FLOAT, HALF), [torch.float32] * 3),
+        ("aten.addcmul.default", (HALF, HALF, HALF), [torch.float16] * 3),
+        ("aten.relu.default", (HALF,), [torch.float16]),
+        ("aten.linear.default", (torch.ones(2).double(), torch.ones(2).double()), [torch.float64] * 2),
+    ],
+)
+def test_what_autocast_hands_over(op: str, args: tuple[Any, ...], expected: list[torch.dtype]) -> None:
+    found, _ = autocast_arguments(op, args, {}, torch.float16)
+    assert dtypes(found) == expected
+
+
+def test_keywords_are_cast_too() -> None:
+    _, kwargs = autocast_arguments("aten.linear.default", (), {"input": FLOAT, "bias": None}, torch.bfloat16)
+    assert kwargs["input"].dtype is torch.bfloat16
+    _, kept = autocast_arguments("aten.sum.default", (), {"self": HALF, "dtype": torch.float16}, torch.float16)
+    assert kept["self"].dtype is torch.float16
+
+
+def test_what_autocast_refuses() -> None:
+    with pytest.raises(UnsupportedInFormat, match="binary_cross_entropy"):
+        autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, torch.float16)
+
+
+def test_literals_are_replaced_by_place_and_by_name() -> None:
+    assert with_literals((1, 2.0), {"dtype": torch.float32}, {1: 3.0, "dtype": torch.float16}) == (
+        (1, 3.0),
+        {"dtype": torch.float16},
+    )
+    assert with_literals((1,), {}, None) == ((1,), {})
+
+
+def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> dict[str, Any]:
+    """Result of every node, by operation."""
+    seen: dict[str, Any] = {}
+
+    def note(node: fx.Node, result: Any) -> None:
+        if node.name in capture.nodes:
+            seen[capture.nodes[node.name].op.split(".")[1]] = result
+
+    with torch.no_grad():
+        PolicyInterpreter(capture, how, note).run(*capture.bind(model, (inputs, {})))
+    return seen
+
+
+class TwoScopes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).relu()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "labels", "expected"),
+    [
+        ("cast", {"": "fp16", "first": "fp16", "second": "fp16"}, ["float16", "float16", "float16"]),
+        ("cast", {"": "fp16", "first": "fp16", "second": "fp32"}, ["float16", "float32", "float16"]),
+        ("cast", {"": "fp16", "first": "fp32", "second": "fp16"}, ["float32", "float16", "float16"]),
+        ("autocast", {"": "fp16", "first": "fp16", "second": "fp16"}, ["float16", "float32", "float32"]),
+        ("autocast", {"": "fp16", "first": "fp32", "second": "fp16"}, ["float32", "float32", "float32"]),
+        ("autocast", {"": "fp32", "first": "fp32", "second": "fp32"}, ["float32", "float32", "float32"]),
+    ],
+)
+def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[str]) -> None:
+    model, x = seeded(TwoScopes), normal(2, 4)
+    capture = capture_of(model, x)
+    how = running(capture, strategy, labels.__getitem__, "fp16")
+    seen = run(capture, how, model, x)
+    assert [str(seen[op].dtype) for op in ("linear", "layer_norm", "relu")] == [f"torch.{name}" for name in expected]
+
+
+def test_the_numbers_are_those_of_the_format() -> None:
+    model, x = seeded(TwoScopes), normal(2, 4)
+    capture = capture_of(model, x)
+    seen = run(capture, Running(lambda name: Setting("bf16", True)), model, x)
+    linear = model.first
+    expected = (x.bfloat16().float() @ linear.weight.bfloat16().float().t() + linear.bias.bfloat16().float()).bfloat16()
+    assert torch.equal(seen["linear"], expected)
+
+
+def test_the_authors_region_wins() -> None:
+    def protected(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x.float() @ x.float()
+
+    capture = capture_of(Function(protected), normal(4, 4))
+    seen = run(capture, Running(lambda name: Setting("fp16", True)), nn.Module(), normal(4, 4))
+    assert seen["matmul"].dtype is torch.float32
+
+
+def test_a_refusal_names_the_place() -> None:
+    model = nn.Sequential(Function(lambda x: torch.linalg.cholesky(x * 1.0)))
+    capture = capture_of(model, torch.eye(3))
+    how = running(capture, "cast", lambda owner: "fp16", "fp16")
+    with pytest.raises(UnsupportedInFormat) as caught:
+        run(capture, how, model, torch.eye(3))
+    node = only(capture, "linalg_cholesky")
+    assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"

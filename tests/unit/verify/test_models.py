@@ -1,0 +1,186 @@
+"""Plans of models with habits, verified: what the audit states is what a patched model does when it is called by hand."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import auditor
+from auditor.formats.metrics import output_error
+from auditor.imitation import imitated
+from auditor.load.sandbox import reseed
+from auditor.runs.outputs import tensor_outputs
+from tests.subjects import normal
+
+
+class TableByDtype(nn.Module):
+    """Makes a table when a dtype is first seen, in a dictionary that nobody copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.tables = nn.Linear(8, 8), {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        if y.dtype not in self.tables:
+            self.tables[y.dtype] = torch.arange(8, dtype=torch.float32, device=y.device).cos().to(y.dtype)
+        return y * self.tables[y.dtype]
+
+
+class Counting(nn.Module):
+    """Scales by how often it was called, and keeps the last result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.ones(()))
+        self.register_buffer("last", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.lin(x) * self.calls + self.last
+        self.last.copy_(y)
+        return y
+
+
+class Sampling(nn.Module):
+    """Draws by the reparametrisation trick, as a VAE does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_variance, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, deviation = self.mean(x), (0.5 * self.log_variance(x)).exp()
+        return self.out(mean + torch.randn_like(deviation) * deviation)
+
+
+class Noisy(nn.Module):
+    """Drops entries in evaluation, adds noise in place, and chooses softly among columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.lin(x), 0.3, training=True)
+        y = y + torch.empty_like(y).normal_() * 0.1
+        return self.out(y) + F.gumbel_softmax(y, tau=1.0)
+
+
+class Products(nn.Module):
+    """Multiplies in the root and in a child, so that a plan that wraps one of them alone shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.lin(x).relu(), x.t())
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "table by dtype": (TableByDtype, (4, 8)),
+    "counting": (Counting, (4, 8)),
+    "sampling": (Sampling, (4, 8)),
+    "noisy": (Noisy, (4, 8)),
+    "graph module": (lambda: fx.symbolic_trace(Products()), (4, 8)),
+}
+
+
+def made(name: str) -> nn.Module:
+    """The model with the same weights every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MODELS[name][0]()
+
+
+def called(model: nn.Module, x: Tensor, *, low: bool) -> list[Tensor]:
+    """As a user calls it, on a GPU or its imitation where it is low."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        reseed(0)
+        if not low:
+            return tensor_outputs(model(x.clone()))
+        with imitated("cuda"):
+            return tensor_outputs(model(x.clone()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stated_errors_are_those_of_a_run_by_hand(name: str) -> None:
+    x = normal(*MODELS[name][1])
+    audit = auditor.audit(made(name), x, device="cpu")
+    reference = called(made(name), x, low=False)
+    for plan in audit.plans.values():
+        by_hand = output_error(reference, called(auditor.apply(made(name), audit, plan.name), x, low=True))
+        assert plan.verified, plan.verification
+        assert plan.measured_error == pytest.approx(by_hand, rel=1e-6), plan.name
+        assert 0 < by_hand < 0.01, plan.name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_baselines_are_runs_of_the_model(name: str) -> None:
+    x = normal(*MODELS[name][1])
+    audit = auditor.audit(made(name), x, device="cpu", formats=("bf16",))
+    reference = called(made(name), x, low=False)
+    with torch.autocast("cpu", enabled=False):
+        cast = called(made(name).bfloat16(), x.bfloat16(), low=True)
+    assert audit.baselines["cast_bf16"].measured_error == pytest.approx(output_error(reference, cast), rel=1e-6)
+
+    class Region(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return inner(x)
+
+    inner = made(name)
+    region = called(Region(), x, low=True)
+    assert audit.baselines["autocast_bf16"].measured_error == pytest.approx(output_error(reference, region), rel=1e-6)
+
+
+def test_a_model_that_depends_on_values_takes_its_own_path_low(root: Path) -> None:
+    # The second batch leaves by the early exit; the others are iterated to a tolerance, in each precision in its own
+    # number of steps.
+    example = runpy.run_path(str(root / "examples" / "06_value_dependent.py"))
+    model, batches = example["get_model"](), example["get_eval_inputs"]()
+    references = [called(model, x, low=False) for (x,) in batches]
+    audit = auditor.audit(model, batches, device="cpu", strategies=("cast",), max_error=0.05)
+    assert audit.capture_method == "path"
+    for name, plan in audit.plans.items():
+        patched = auditor.apply(copy.deepcopy(model), audit, name)
+        by_hand = [output_error(r, called(patched, x, low=True)) for r, (x,) in zip(references, batches, strict=True)]
+        assert plan.verified, plan.verification
+        assert plan.measured_error == pytest.approx(max(by_hand), rel=1e-6)
+    low = copy.deepcopy(model).bfloat16()
+    plain = [output_error(r, called(low, x.bfloat16(), low=True)) for r, (x,) in zip(references, batches, strict=True)]
+    assert audit.baselines["cast_bf16"].measured_error == pytest.approx(max(plain), rel=1e-6)
+
+
+def encoder() -> nn.Module:
+    """Each second linear layer undoes what the first one scales: beyond FP16 between them."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+        for layer in model.layers:
+            layer.linear1.weight.mul_(1e5)
+            layer.linear2.weight.mul_(1e-5)
+    return model
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_verified_encoder_runs_natively(gradients: bool) -> None:
+    x = normal(2, 8, 32)
+    audit = auditor.audit(encoder(), x, max_error=3e-3, device="cpu")
+    assert any(choice.precision == "fp32" for choice in audit.plans["cast_fp16"].scopes.values())
+    for plan in audit.plans.values():
+        with torch.set_grad_enabled(gradients):
+            found = auditor.apply(encoder(), audit, plan.name)(x).detach()
+            assert plan.verified, plan.verification
+            # The CPU's autocast has other lists than CUDA's, hence the room.
+            assert output_error([encoder()(x).detach()], [found]) < 6e-3, plan.name

@@ -1,0 +1,137 @@
+"""A patched model imitated on the CPU: CUDA's autocast lists, each operation in the dtype of its region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.patch.runtime import apply_plan
+from auditor.verify import Answers, answers_of, run_patched
+from tests.subjects import normal, seeded
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).softmax(-1))
+
+
+def plan(precision: str, **others: str) -> dict[str, Any]:
+    scopes = {"": {"precision": precision}, **{path: {"precision": kept} for path, kept in others.items()}}
+    return {"strategy": "autocast", "format": precision, "scopes": scopes}
+
+
+def linear(x: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """As a tensor core does it: rounded operands, FP32 sums, one rounding."""
+    return (x.to(dtype).float() @ layer.weight.to(dtype).float().t() + layer.bias.to(dtype).float()).to(dtype)
+
+
+def test_cudas_lists_and_not_the_cpus() -> None:
+    model, x = seeded(Net), normal(3, 4)
+    with torch.no_grad():
+        first = linear(x, model.first, torch.float16)
+        expected = linear(
+            first.float().softmax(-1), model.second, torch.float16
+        )  # CUDA raises softmax, the CPU does not
+        ((actual,),) = run_patched(apply_plan(model, plan("fp16")), [((x,), {})], "cpu")
+    assert actual.dtype is torch.float16
+    assert torch.equal(actual, expected)
+
+
+def test_an_island_runs_in_fp32() -> None:
+    model, x = seeded(Net), normal(3, 4)
+    with torch.no_grad():
+        first = linear(x, model.first, torch.bfloat16)
+        expected = model.second(first.float().softmax(-1))
+        ((actual,),) = run_patched(apply_plan(model, plan("bf16", second="fp32")), [((x,), {})], "cpu")
+    assert torch.allclose(actual.float(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_without_a_plan_is_the_model() -> None:
+    model, x = seeded(Net), normal(3, 4)
+    ((actual,),) = run_patched(model, [((x,), {})], "cpu")
+    with torch.no_grad():
+        assert torch.equal(actual, model(x))
+
+
+def test_several_batches_of_several_shapes() -> None:
+    model = apply_plan(seeded(Net), plan("bf16"))
+    batches = [((normal(size, 4, seed=size),), {}) for size in (1, 3, 3, 5)]
+    together = run_patched(model, batches, "cpu")
+    apart = [run_patched(model, [batch], "cpu")[0] for batch in batches]
+    assert [outputs[0].shape for outputs in together] == [(1, 4), (3, 4), (3, 4), (5, 4)]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(together, apart, strict=True))
+
+
+class Branching(nn.Module):
+    """The sign of a value decides which layer runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x) if float(x.sum()) > 0 else self.down(x)
+
+
+def test_every_batch_takes_its_own_path() -> None:
+    model, x = seeded(Branching), normal(3, 4).abs()
+    patched = apply_plan(model, plan("bf16"))
+    (up,), (down,) = run_patched(patched, [((x,), {}), ((-x,), {})], "cpu")
+    with torch.no_grad():
+        assert torch.equal(up, linear(x, model.up, torch.bfloat16))
+        assert torch.equal(down, linear(-x, model.down, torch.bfloat16))
+
+
+class RaisesByHand(nn.Module):
+    """Raises a low value by hand inside a low scope: common, and an assertion of the tracer's must not stop it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x).float().softmax(-1)
+
+
+def test_a_cast_by_hand_in_a_low_scope_can_be_exported() -> None:
+    model, x = seeded(RaisesByHand), normal(3, 4)
+    patched = apply_plan(model, plan("bf16"))
+    exported = torch.export.export(patched, (x,)).module()
+    assert torch.equal(exported(x), patched(x))
+    ((actual,),) = run_patched(patched, [((x,), {})], "cpu")
+    assert torch.equal(actual, linear(x, model.lin, torch.bfloat16).float().softmax(-1))
+
+
+class Moody(nn.Module):
+    """Another model, or none, with gradients enabled."""
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        self.lin, self.raises = nn.Linear(4, 4), raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.raises:
+            raise KeyError("gradients")
+        return self.lin(x) * (3.0 if torch.is_grad_enabled() else 1.0)
+
+
+def test_the_first_batch_is_run_with_gradients_too() -> None:
+    model = seeded(lambda: Moody(raises=False))  # type: ignore[arg-type]
+    found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})], "cpu")
+    assert isinstance(found, Answers)
+    assert found.graded is not None
+    assert torch.allclose(found.graded[0], 3 * found.outputs[0][0])
+    assert not found.graded[0].requires_grad
+
+
+def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
+    model = seeded(lambda: Moody(raises=True))  # type: ignore[arg-type]
+    batches: Any = [((normal(3, 4),), {})]
+    assert answers_of(model, batches, "cpu") == "with gradients enabled, KeyError: 'gradients'"
+    assert isinstance(answers_of(model, batches, "cpu", gradients=False), Answers)
