@@ -165,7 +165,7 @@ Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
-    "draws.py:in_float32": ("copy_", drawn),
+    "state/draws.py:in_float32": ("copy_", drawn),
     "measure/estimates.py:_signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
@@ -176,7 +176,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "formats/profile.py:_gap": ("sub_", profile),
     "formats/profile.py:_positive": ("clamp_max_", profile),
     "formats/profile.py:_steps": ("clamp_min_", profile),
-    "running.py:copied": ("requires_grad_", recorded),
+    "runs/answer.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
     "training/backward.py:_vjp.leaf": ("requires_grad_", trained),
