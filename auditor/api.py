@@ -11,8 +11,8 @@ from torch import nn
 from .errors import AuditorError
 from .flow import run
 from .load import from_object
-from .plan.choose import Distance
-from .records import Progress
+from .options import Options
+from .records import Distance, Progress
 from .records.audit import Audit
 from .resources import resource_dir
 from .rulebook import load_rules
@@ -41,30 +41,28 @@ def audit(
     example_inputs: a tensor, a tuple of positional arguments, or a list of such tuples (batches); kwargs: keyword
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
     candidate)` over the two lists of output tensors. target: the device that times and speed-ups are predicted for, a
-    row of `tables/devices.toml`. rules: a directory of rules of your own, beside those that ship.
+    row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
     Raises: AuditorError with a slug, and a message that says what to do.
     """
-    if mode == "training":
-        subject = training_subject(model, example_inputs, kwargs or {}, loss_fn)
-    else:
-        _reject_loss(loss_fn)
-        subject = from_object(model, example_inputs, kwargs or {})
-    return run(
-        subject,
+    options = Options(
+        rules=tuple(load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])])),
+        command="auditor.audit(model, example_inputs)",
         formats=tuple(formats),
-        max_error=max_error,
-        device=device,
         strategies=tuple(strategies),
-        mode=mode,
+        max_error=max_error,
         metric=metric,
-        rules=load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])]),
+        device=device,
+        target=target,
+        mode=mode,
         seed=seed,
         progress=progress,
-        target=target,
-        command="auditor.audit(model, example_inputs)",
     )
+    if options.training:
+        return run(training_subject(model, example_inputs, kwargs or {}, loss_fn), options)
+    _reject_loss(loss_fn)
+    return run(from_object(model, example_inputs, kwargs or {}), options)
 
 
 def _reject_loss(loss_fn: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from .progress import reporter
 
 if TYPE_CHECKING:
     from ..document.readback import Record
-    from ..records import Finding, Subject
+    from ..options import Options
+    from ..records import Finding, Progress, Subject
     from ..records.audit import Audit
 
 LEVELS = ("info", "warning", "error")
@@ -31,13 +32,16 @@ def audit(args: argparse.Namespace) -> int:
             warnings.simplefilter("ignore")
         progress("load", args.target, 0, 0)
         known = _baseline(args.baseline)
+        if args.out:
+            publish.check_directory(args.out)
+        options = _options(args, progress)
         subject, directory = _loaded(args)
         if not args.dry_run:
-            found = _run(args, subject, progress)
+            found = _run(subject, options)
             progress("write", str(directory), 0, 0)
             files = publish.write(found, directory, answer.extra(found, args.model_explorer))
     if args.dry_run:
-        return _dry_run(args, subject, directory)
+        return _dry_run(options, subject, directory)
     fresh = _fresh(found, known)
     if args.format == "github":
         print(answer.rendered(replace(found, findings=fresh), args.format), end="")
@@ -69,22 +73,34 @@ def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
     return fresh(known.findings, audit.findings)
 
 
-def _dry_run(args: argparse.Namespace, subject: Subject, directory: Path) -> int:
-    import torch
-
+def _dry_run(options: Options, subject: Subject, directory: Path) -> int:
     from .dryrun import described
 
-    cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    options = {"formats": args.formats, "strategies": args.strategies, "max_error": args.max_error}
-    print(described(subject, directory, cuda=cuda, **options), end="")
+    print(described(subject, directory, options), end="")
     return 0
 
 
+def _options(args: argparse.Namespace, progress: Progress) -> Options:
+    """What was asked for, checked before the model is loaded; torch is first imported here."""
+    from ..options import Options
+
+    return Options(
+        rules=tuple(verbs.rulebook(args.rules)),
+        command=args.command,
+        formats=args.formats,
+        strategies=args.strategies,
+        max_error=args.max_error,
+        device=args.device,
+        target=args.gpu,
+        mode=args.mode,
+        seed=args.seed,
+        selection=config.selection(Path.cwd()),
+        progress=progress,
+    )
+
+
 def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
-    """The model, and where the files go; torch is first imported here."""
-    if args.out:
-        publish.check_directory(args.out)
-    _require_device(args.device)
+    """The model, and where the files go."""
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
     publish.check_directory(directory)
@@ -93,23 +109,10 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     return subject, directory
 
 
-def _run(args: argparse.Namespace, subject: Subject, progress: Callable[[str, str, int, int], None]) -> Audit:
+def _run(subject: Subject, options: Options) -> Audit:
     from ..flow import run
 
-    return run(
-        subject,
-        formats=args.formats,
-        max_error=args.max_error,
-        device=args.device,
-        strategies=args.strategies,
-        mode=args.mode,
-        rules=verbs.rulebook(args.rules),
-        selection=config.selection(Path.cwd()),
-        seed=args.seed,
-        progress=progress,
-        target=args.gpu,
-        command=args.command,
-    )
+    return run(subject, options)
 
 
 def _subject(args: argparse.Namespace) -> Subject:
@@ -121,15 +124,6 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.loss:
         raise LoadError("--loss is for training: add --mode training, or leave it out", "bad-option")
     return load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise LoadError(
-            "--device cuda was asked for, but torch sees no CUDA device: use --device cpu or auto", "no-cuda"
-        )
 
 
 def _exit_code(severities: Iterable[str], fail_on: str) -> int:

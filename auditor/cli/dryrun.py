@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..options import Options
 from ..records import Batch, Subject
 
 KINDS = {
@@ -20,25 +21,17 @@ KINDS = {
 FILES = ("report.html", "plan.json", "patched_model.py", "findings.sarif")
 
 
-def described(
-    subject: Subject,
-    directory: Path,
-    *,
-    formats: Sequence[str],
-    strategies: Sequence[str],
-    max_error: float,
-    cuda: bool,
-) -> str:
+def described(subject: Subject, directory: Path, options: Options) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
-    plans = ", ".join(f"{strategy}_{fmt}" for strategy in strategies for fmt in formats)
-    device = "the GPU runs the formats" if cuda else "no GPU: a CPU imitates its arithmetic"
+    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    device = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
     rows = (
         ("Target", subject.target),
         ("Model", _model(subject)),
         ("Inputs", f"{_inputs(subject.batches)}, from {subject.inputs_source}"),
         ("Held out", _inputs(subject.held_out) if subject.held_out else "none: plans are verified on the inputs above"),
         ("Weights", subject.weights_source),
-        ("Plans", f"{plans}; error budget {max_error:g}"),
+        ("Plans", f"{plans}; error budget {options.max_error:g}"),
         ("Device", device),
         ("Files", f"{directory}/: {', '.join(FILES)}"),
     )

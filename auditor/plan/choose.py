@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..records import Batch, Capture, Finding, Plan, ScopeChoice
+from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.execute import PolicyInterpreter, Running
 from ..replay.nesting import boundaries
 from ..replay.strategies import plain, running, scoped
@@ -24,8 +24,6 @@ from .solve import Candidate, between, candidates, evaluate
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
-
-Distance = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]
 
 
 @dataclass(frozen=True)

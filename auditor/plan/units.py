@@ -11,11 +11,20 @@ import torch
 from ..formats.metrics import output_error
 from ..measure.calibrate import Calibration
 from ..ops.kernels import lowered
-from ..records import Contribution
-from .choose import Distance
+from ..records import Contribution, Distance, Subject
+from .workbench import reference
 
 LARGEST_BUDGET = 100.0
 """Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
+
+
+def in_unit_of(
+    metric: Distance | None, found: Calibration, subject: Subject, max_error: float, seed: int
+) -> Calibration:
+    """The measurements with contributions in the unit of the metric; as they are where there is none."""
+    if metric is None:
+        return found
+    return in_unit(found, unit_of(metric, reference(subject, subject.batches[0], seed), max_error))
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

@@ -8,10 +8,13 @@ from functools import cached_property
 
 import torch
 
-from ..measure.calibrate import usable
-from ..records import Batch, Capture, Contribution, Finding, Subject, Verdict
+from ..formats.metrics import output_error
+from ..judge.verdicts import Judgement
+from ..measure.calibrate import Calibration, usable
+from ..options import Options
+from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
 from ..runs.answer import answer
-from .choose import Distance, Trial
+from .choose import Trial
 from .costs import Cost
 from .problem import Problem
 
@@ -76,6 +79,32 @@ class Workbench:
         return Problem(
             self.capture, self.costs, self.contributions[fmt], self.verdicts[fmt], strategy, fmt, self.target
         )
+
+
+def workbench(
+    subject: Subject,
+    capture: Capture,
+    costs: Mapping[str, Cost],
+    measured: Calibration,
+    judged: Judgement,
+    findings: Sequence[Finding],
+    options: Options,
+) -> Workbench:
+    """The workbench of an audit: what was measured and judged, by format."""
+    contributions, verdicts = measured.contributions, judged.verdicts
+    return Workbench(
+        subject=subject,
+        capture=capture,
+        costs=costs,
+        contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in options.formats},
+        verdicts={fmt: {name: v[fmt] for name, v in verdicts.items()} for fmt in options.formats},
+        findings=findings,
+        distance=options.metric or output_error,
+        max_error=options.max_error,
+        seed=options.seed,
+        target=options.target,
+        native=options.native,
+    )
 
 
 def reference(subject: Subject, batch: Batch, seed: int = 0) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
 from .graph import Batch, Call, Capture, Node, Objective, Origin, Placeholder, Progress, Subject
-from .measure import Contribution, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
+from .measure import Contribution, Distance, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
 from .plan import Baseline, Memory, Plan, ScopeChoice, Verification
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Call",
     "Capture",
     "Contribution",
+    "Distance",
     "Environment",
     "Finding",
     "FlaggedRegion",

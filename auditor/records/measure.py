@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
+"""How far outputs are from reference outputs: the measure that an error budget speaks of."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from .execute import FULL, PolicyInterpreter, Running
 from .strategies import running, scoped
 
 
-def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan) -> dict[str, float]:
+def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> dict[str, float]:
     """Relative L2 error of each floating node's output under the plan, on one batch, in execution order.
 
     Both runs advance node by node, so that no more than two sets of live values are held. A node whose shape depends
-    on values may differ in it, and is left out. {} where an operation refuses to run so.
+    on values may differ in it, and is left out. {} where an operation refuses to run so, or there is no plan.
     """
+    if plan is None:
+        return {}
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
     low = _Beside(capture, how)
     try:

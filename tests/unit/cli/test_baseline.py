@@ -18,7 +18,7 @@ def folder(monkeypatch, tmp_path):
     """A model to point at; the audit of it is always the same, with errors and warnings."""
     ran = []
 
-    def run(subject, **options):
+    def run(subject, options):
         ran.append(subject)
         return make_audit(60)
 

@@ -40,16 +40,16 @@ class FakeAudit:
 
 
 class Stages:
-    """Stands in for `pipeline.run`: keeps what it was called with, answers or raises what a test says."""
+    """Stands in for `flow.run`: keeps what it was called with, answers or raises what a test says."""
 
     def __init__(self) -> None:
         self.severities: tuple[str, ...] = ()
         self.error: BaseException | None = None
         self.calls: list[dict] = []
 
-    def run(self, subject, **options):
-        self.calls.append({"subject": subject, **options})
-        options["progress"]("capture", "12 nodes", 0, 0)
+    def run(self, subject, options):
+        self.calls.append({"subject": subject, **vars(options)})
+        options.progress("capture", "12 nodes", 0, 0)
         print("noise from the model")
         if self.error:
             raise self.error
@@ -216,7 +216,7 @@ def test_bad_input_is_one_line_and_exit_code_2(stages, capsys, tmp_path, words, 
 def test_cuda_where_there_is_none(stages, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["model.py", "--device", "cuda"]) == 2
-    assert "use --device cpu" in capsys.readouterr().err
+    assert "use cpu or auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.flow import _copied, _on_cuda
+from auditor.load.placement import copied, placed
 from tests.subjects import normal, subject_of
 
 
@@ -43,14 +43,14 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
     moved: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "cuda", lambda self: moved.append(self) or self)
     with pytest.raises(AuditorError, match="device='cpu'") as caught:
-        _on_cuda(subject_of(model, normal(3, 4)))
+        placed(subject_of(model, normal(3, 4)), native=True)
     assert caught.value.slug == "no-copy"
     assert moved == []
 
 
 def test_a_copy_is_the_same_model_of_other_tensors() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
-    twin = _copied(model)
+    twin = copied(model)
     assert torch.equal(twin(normal(3, 4)), model(normal(3, 4)))
     ours = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
     assert not ours & {x.data_ptr() for x in (*twin.parameters(), *twin.buffers())}

@@ -1,0 +1,93 @@
+"""The records of all stages put together into one Audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import __version__
+from .judge.verdicts import Judgement
+from .measure.calibrate import Calibration
+from .options import Options
+from .plan.plans import parameters_of
+from .plan.workbench import Workbench
+from .records import Audit, Capture, Environment, Finding, NodeReport, Subject, Weight
+
+
+def assembled(options: Options, bench: Workbench, measured: Calibration, judged: Judgement, **found: Any) -> Audit:
+    """The Audit. found: those of its fields that a stage returned as they are."""
+    subject, captured = bench.subject, bench.capture
+    metric = options.metric
+    return Audit(
+        subject=subject,
+        parameters=parameters_of(subject),
+        inputs=_inputs(subject),
+        environment=_environment(options),
+        formats=options.formats,
+        max_error=options.max_error,
+        metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
+        capture_method=captured.method,
+        nodes=_reports(bench, measured, judged),
+        findings=tuple(bench.findings),
+        warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
+        command=options.command,
+        weights=_weights(captured, measured),
+        **found,
+    )
+
+
+def _environment(options: Options) -> Environment:
+    device = torch.cuda.get_device_name() if options.native else "cpu"
+    execution = "native" if options.native else "emulated"
+    return Environment(__version__, torch.__version__, device, execution, options.seed)
+
+
+def _inputs(subject: Subject) -> tuple[str, ...]:
+    leaves = [leaf for leaf in pytree.tree_leaves(subject.batches[0]) if isinstance(leaf, torch.Tensor)]
+    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in leaves)
+
+
+def _unheld(subject: Subject) -> tuple[str, ...]:
+    if subject.held_out:
+        return ()
+    return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
+    return tuple(
+        Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
+        for p in captured.placeholders
+        if p.kind in ("parameter", "buffer") and p.name in measured.ranges
+    )
+
+
+def _reports(bench: Workbench, measured: Calibration, judged: Judgement) -> tuple[NodeReport, ...]:
+    rules = _rules_by_node(bench.findings)
+    return tuple(_report(bench, measured, judged, rules, name) for name in bench.capture.nodes)
+
+
+def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for finding in findings:
+        found[finding.node] = (*found.get(finding.node, ()), finding.rule)
+    return found
+
+
+def _report(
+    bench: Workbench, measured: Calibration, judged: Judgement, rules: Mapping[str, tuple[str, ...]], name: str
+) -> NodeReport:
+    node, errors = bench.capture.nodes[name], measured.errors.get(name, {})
+    tested = node.floating or any(error.disagreement is not None for error in errors.values())
+    return NodeReport(
+        node=node,
+        findings=rules.get(name, ()),
+        errors=errors if tested else {},
+        contributions=measured.contributions.get(name, {}) if tested else {},
+        verdicts=judged.verdicts[name],
+        exposed=judged.exposed[name],
+        range=measured.ranges.get(name),
+        flops=bench.costs[name].flops,
+    )

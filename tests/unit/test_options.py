@@ -1,0 +1,54 @@
+"""What an audit can be asked, checked once, in one place, before anything is loaded or run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.errors import AuditorError
+from auditor.options import Options
+
+
+def options(**asked: Any) -> Options:
+    return Options(rules=(), command="test", **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"formats": ("fp16", "int4")}, "int4"),
+        ({"formats": ()}, "none"),
+        ({"strategies": ("prune",)}, "strategies are autocast and cast, not prune"),
+        ({"mode": "fine-tuning"}, "modes are inference and training, not fine-tuning"),
+        ({"device": "tpu"}, "tpu"),
+        ({"max_error": 0.0}, "positive"),
+        ({"max_error": math.nan}, "positive"),
+        ({"max_error": math.inf}, "positive"),
+        ({"target": "abacus"}, "A100"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(AuditorError, match=words) as caught:
+        options(**asked)
+    assert caught.value.slug == "bad-option"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(AuditorError) as caught:
+        options(device="cuda")
+    assert caught.value.slug == "no-cuda"
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "native"),
+    [("cpu", True, False), ("cpu", False, False), ("auto", True, True), ("auto", False, False), ("cuda", True, True)],
+)
+def test_where_the_formats_run(device: str, there: bool, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert options(device=device).native is native
