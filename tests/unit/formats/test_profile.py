@@ -145,3 +145,14 @@ def test_the_largest_step_of_a_rounding_is_found_in_any_chunk(name: str) -> None
     found = Profile(x).rounding(fmt)
     assert found.max_ulp == 0.5
     assert found.error == pytest.approx(relative_l2(x, x.to(fmt.dtype)), rel=1e-4)
+
+
+def test_chunks_add_up_in_quadrature() -> None:
+    # 30 in one chunk and 40 in the next: the norm is 50. They are off by 3 and by 4: together by 5, a tenth of it.
+    reference = torch.zeros(2 * 2**17)
+    reference[5], reference[-5] = 30.0, 40.0
+    candidate = (reference * 1.1).round()
+    profile = Profile(reference)
+    assert profile.norm == 50.0
+    assert profile.error(candidate, FORMATS["fp16"]) == pytest.approx(0.1)
+    assert profile.deviation(candidate, FORMATS["fp16"])[0].error == pytest.approx(0.1)

@@ -50,6 +50,15 @@ def test_a_format_the_rule_does_not_speak_of_is_not_asked() -> None:
     assert found.agrees is False
 
 
+def test_one_of_its_formats_is_enough_to_bear_a_rule_out() -> None:
+    both = finding("NRM001", "n", formats=("fp16", "bf16"))
+    for verdicts in ({"fp16": UNSAFE, "bf16": SAFE}, {"fp16": SAFE, "bf16": Verdict("sensitive", "a third of it")}):
+        (found,) = confronted([both], {"n": verdicts})
+        assert (found.agrees, found.severity) == (True, "warning")
+    (refuted,) = confronted([both], {"n": {"fp16": SAFE, "bf16": SAFE}})
+    assert (refuted.agrees, refuted.severity) == (False, "info")
+
+
 def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
     verdicts = {"a": {"fp16": UNSAFE}, "b": {"fp16": UNSAFE}, "c": {"fp16": UNSAFE}, "d": {"fp16": UNSAFE}}
     found = confronted(

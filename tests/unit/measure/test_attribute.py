@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from auditor.measure import attribute as attribution
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
 from auditor.records import Contribution
@@ -235,3 +236,52 @@ def test_a_guard_that_vanishes_is_run_again(guarded: Any) -> None:
     found = attribute(measured)[only(measured.capture, "add").name]
     assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
     assert math.isfinite(found["bf16"].isolated)  # BF16 holds 1e-8
+
+
+def test_an_operation_that_rounds_on_the_way_answers_for_more_than_one_rounding() -> None:
+    # x = 1 + 10 u with u = 2^-7, a value of BF16; x ** 3 = 1 + 32.405 u, but BF16 rounds twice on the way:
+    # x * x = 1 + 20.78 u -> 1 + 21 u, and times x = 1 + 32.64 u -> 1 + 33 u. Rounding once would give 1 + 32 u.
+    measured = measurement_of(Function(lambda x: x**3), torch.tensor([[1 + 10 / 128]]))
+    name = only(measured.capture, "pow").name
+    (own,) = measured.traces[name]["bf16"].own or [torch.zeros(())]
+    exact = (1 + 10 / 128) ** 3
+    assert float(own) == pytest.approx(1 + 33 / 128 - exact, rel=2**-8)
+    found = attribute(measured)[name]["bf16"]
+    assert found.own == pytest.approx((1 + 33 / 128 - exact) / exact, rel=2**-7)
+    assert found.own == found.isolated  # nothing is lost on the way in
+
+
+def test_what_is_certain_to_matter_is_run_again_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The product may flip the choice that is made of it; the square, later in the graph, overflows for certain.
+    def forward(x: Tensor) -> Tensor:
+        chosen = (x * 3.0).argmax(-1, keepdim=True)
+        return (x.gather(-1, chosen) * 300.0).square().tanh()
+
+    monkeypatch.setattr(attribution, "MAX_RERUNS", 1)
+    measured = measurement_of(Function(forward), torch.tensor([[1.0001, 1.3]]))
+    product, square = nodes_by_op(measured.capture, "mul")[0].name, only(measured.capture, "square").name
+    traces = measured.traces
+    assert traces[product]["fp16"].low is not None  # both have no first-order answer
+    assert (traces[product]["fp16"].certain, traces[square]["fp16"].certain) == (False, True)
+    found = attribute(measured)
+    assert [found[name]["fp16"].decided_by for name in (product, square)] == ["first-order", "re-run"]
+
+
+def test_a_node_run_again_is_asked_apart_what_rounding_its_result_alone_does() -> None:
+    # Rounding x makes both entries 1 (2^-11 is half of the spacing, a tie): the second no longer wins.
+    # Rounding 3 x, where the spacing is 2^-9, takes 3 + 0.75 * 2^-9 to 3 + 2^-9: it still does.
+    x = torch.tensor([[1.0, 1 + 2.0**-11]])
+    measured = measurement_of(Function(lambda x: (x * 3.0).argmax(-1)), x)
+    found = contribution(measured, "mul")
+    assert (found.decided_by, found.isolated, found.own, found.cast) == ("re-run", 1.0, 1.0, 0.0)
+
+
+def test_an_output_is_rounded_for_its_readers_and_not_for_the_caller() -> None:
+    # y = 3 x = 3 + 3 * 2^-11 and z = 2 y are returned, |(y, z)| = sqrt(5) y. Rounding y moves it by 2^-11: for its
+    # reader z moves by twice that, while y itself is returned as it is. Of z, which nobody reads, nothing is rounded.
+    measured = measurement_of(Function(lambda x: (y := x * 3.0, y * 2.0)), torch.tensor([[1 + 2.0**-11]]))
+    first, second = nodes_by_op(measured.capture, "mul")
+    found = attribute(measured)
+    moved = 2 * 2.0**-11 / (math.sqrt(5) * (3 + 3 * 2.0**-11))
+    assert found[first.name]["fp16"].cast == pytest.approx(moved, rel=2**-7)
+    assert found[second.name]["fp16"].cast == 0.0

@@ -73,6 +73,18 @@ def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> No
         assert getattr(together, kind) == pytest.approx((sum(squares) / 3) ** 0.5)
 
 
+def test_what_adds_up_is_averaged_by_hand() -> None:
+    # 3 (1 + 2^-10) = 3 + 1.5 * 2^-9, a tie, goes to 3 + 2 * 2^-9: off by 2^-10. 3 itself is exact.
+    off, exact = torch.tensor([[1 + 2.0**-10]]), torch.tensor([[1.0]])
+    moved = 2.0**-10 / (3 + 3 * 2.0**-10)
+    for inputs, share in (((off, exact), 1 / 2), ((exact, off, exact), 1 / 3), ((off, off, exact), 2 / 3)):
+        found, name = calibrated(Function(lambda x: x * 3.0 + 0.0), *inputs)
+        together = found.contributions[name]["fp16"]
+        assert together.isolated == pytest.approx(moved, rel=2**-7)
+        assert together.own == pytest.approx(moved * share**0.5, rel=2**-7)
+        assert together.cast == pytest.approx(moved * share**0.5, rel=2**-7)
+
+
 def test_batches_of_another_shape_are_left_to_the_verification() -> None:
     subject = subject_on(SQUARE, torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
     traced = capture(subject, FORMATS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -12,7 +13,7 @@ from auditor.measure import estimates
 from auditor.measure.estimates import estimate
 from tests.brute_force import true_isolated
 from tests.capturing import Function
-from tests.subjects import FORMATS, measurement_of, only, seeded
+from tests.subjects import FORMATS, measurement_of, normal, only, seeded
 
 
 def test_a_common_shift_of_all_parts_is_not_taken_for_noise() -> None:
@@ -62,6 +63,32 @@ def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
         assert 0.8 < statistics.median(ratios) < 1.25
         assert ratios[1] > 0.5  # all but the extremes
         assert ratios[-2] < 2
+
+
+@pytest.mark.parametrize(("samples", "passes"), [(1, 4), (2, 3), (3, 3), (4, 2)])
+def test_a_large_model_gets_more_passes_the_fewer_its_samples(
+    samples: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A sum of two numbers per sample: one pass gives at most four squares, and those of one sample tell no scatter.
+    monkeypatch.setattr(estimates, "LIGHT", 0)
+    monkeypatch.setattr(estimates, "ENOUGH", 0.0)
+    measured = measurement_of(Function(lambda x: (x * 3.0).sum(-1)), normal(samples, 2))
+    product = only(measured.capture, "mul").name
+    assert len(estimate(measured, 0).passes[product]) == passes
+
+
+def test_a_pass_that_does_not_tell_how_it_scatters_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whatever would be enough: one square per pass says nothing of its scatter before the fourth pass.
+    monkeypatch.setattr(estimates, "LIGHT", 0)
+    monkeypatch.setattr(estimates, "ENOUGH", math.inf)
+    measured = measurement_of(Function(lambda x: x * 3.0), torch.tensor([[1.1]]))
+    found = estimate(measured, 0)
+    assert len(found.passes[only(measured.capture, "mul").name]) == 4
+
+
+def test_a_small_model_gets_all_passes() -> None:
+    measured = measurement_of(Function(lambda x: x * 3.0), torch.tensor([[1.1]]))
+    assert len(estimate(measured, 0).passes[only(measured.capture, "mul").name]) == estimates.MAX_PROBES
 
 
 def test_no_gradient_is_left_behind(tokens: Tensor) -> None:
