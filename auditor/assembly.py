@@ -32,7 +32,7 @@ def assembled(options: Options, bench: Workbench, measured: Calibration, judged:
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged),
         findings=tuple(bench.findings),
-        warnings=(*subject.warnings, *captured.warnings, *_unheld(subject)),
+        warnings=(*captured.warnings, *_unheld(subject)),
         command=options.command,
         weights=_weights(captured, measured),
         **found,

@@ -101,10 +101,12 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
 
 def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     """The model, and where the files go."""
+    from ..load import cautions
+
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
     publish.check_directory(directory)
-    for warning in subject.warnings:
+    for warning in cautions(subject):
         print(f"warning: {warning}", file=sys.stderr)
     return subject, directory
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..load import cautions
 from ..records import FORMAT_VERSION, Baseline, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
 from ..snippets.offer import shared_modules, tied_parameters
 from .training import training_document
@@ -41,7 +42,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
         "weights": [{"name": w.name, "kind": w.kind, "range": _range(w.range)} for w in audit.weights],
         "regions": [_region(region) for region in audit.regions],
         "findings": [_finding(finding) for finding in audit.findings],
-        "warnings": list(audit.warnings),
+        "warnings": [*cautions(audit.subject), *audit.warnings],
         **({"training": training_document(audit.training)} if audit.training else {}),
     }
 

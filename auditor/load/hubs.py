@@ -6,35 +6,40 @@ import difflib
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
 from ..errors import LoadError
 from ..records import Origin
 from ..state.draws import reseed
+from ..state.process import swapped
 from .discover import Found
 from .sandbox import blame, call
 from .target import Target
 
 PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 @contextmanager
 def offline() -> Iterator[None]:
     """No request to the Hub, by either of the two ways in which its client can be told."""
-    with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}):
-        try:
-            constants = importlib.import_module("huggingface_hub.constants")
-        except ImportError:  # then there is no client
+    kept = {name: os.environ.get(name) for name in OFFLINE}
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    try:
+        with ExitStack() as stack:
+            with suppress(ImportError):  # then there is no client
+                constants = importlib.import_module("huggingface_hub.constants")
+                stack.enter_context(swapped(constants, "HF_HUB_OFFLINE", True))
             yield
-            return
-        with mock.patch.object(constants, "HF_HUB_OFFLINE", True):
-            yield
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
 
 
 def require(target: Target) -> None:

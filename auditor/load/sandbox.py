@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from ..dispatch.regions import written_as_meant
 from ..errors import LoadError
-from ..state.draws import reseed
+from ..state.process import untouched
 
 T = TypeVar("T")
 
@@ -24,46 +22,17 @@ def user_code(folders: tuple[str, ...], seed: int, argv: str) -> Iterator[None]:
     """Runs the body as the user's script would run: its folders on `sys.path`, every generator seeded.
 
     `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-
-    Put back afterwards: `sys.path`, `sys.argv`, bytecode writing, the Python, NumPy and torch generators, the default
-    dtype and the thread count.
+    Put back afterwards: `sys.path`, `sys.argv`, bytecode writing, and what `untouched` restores.
     """
     path, arguments, no_bytecode = list(sys.path), sys.argv, sys.dont_write_bytecode
-    dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     sys.argv = [argv]
     sys.dont_write_bytecode = True
     try:
-        with preserved_rng(), written_as_meant():
-            reseed(seed)
+        with untouched(seed), written_as_meant():
             yield
     finally:
         sys.path[:], sys.argv, sys.dont_write_bytecode = path, arguments, no_bytecode
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(grad)
-
-
-@contextmanager
-def preserved_rng() -> Iterator[None]:
-    """Restores the state of every random generator, without starting CUDA where it has not been used."""
-    numpy = sys.modules.get("numpy")
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
-    numpy_state = numpy.random.get_state() if numpy else None
-    cuda_state = torch.cuda.get_rng_state_all() if _cuda_in_use() else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state_all(cuda_state)
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:

@@ -27,11 +27,6 @@ from .target import Target, import_target, parse
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 """Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
 
-RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
-SYNTHETIC_INPUTS = (
-    "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
-)
-
 
 def load(
     target: str,
@@ -125,8 +120,6 @@ def _load(
     _materialise(model, given.batches[0])
     kind = found.origin.kind if found.origin else ""
     restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
-    notes += [] if restored else [RANDOM_WEIGHTS]
-    notes += [SYNTHETIC_INPUTS] if given.synthetic else []
     subject = Subject(
         model=model,
         batches=given.batches,

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from ..errors import LoadError
+from ..state.process import swapped
 
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights")
@@ -58,11 +58,11 @@ def watching() -> Iterator[WeightWatch]:
     try:
         with ExitStack() as stack:
             restore = _noted(nn.Module.load_state_dict, restores=True)
-            stack.enter_context(mock.patch.object(nn.Module, "load_state_dict", restore))
+            stack.enter_context(swapped(nn.Module, "load_state_dict", restore))
             for module_name, name in READERS:
                 module = sys.modules.get(module_name)
-                if module is not None and hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, _noted(getattr(module, name))))
+                if module is not None and name in vars(module):
+                    stack.enter_context(swapped(module, name, _noted(getattr(module, name))))
             yield watch
     finally:
         _active = None

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..load.subject import RANDOM_WEIGHTS, SYNTHETIC_INPUTS
 from ..records import Baseline, Plan
 from ..records.audit import Audit
 from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
@@ -241,14 +240,11 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         limits.append("The inputs were made up: give real ones with --inputs before relying on ranges.")
     if audit.environment.execution != "native":
         limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
-    if audit.capture_method == "path":
-        limits.append("Python reads values in this model: what was audited is the path that these inputs take.")
     untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
-    said = (*limits, RANDOM_WEIGHTS, SYNTHETIC_INPUTS)
-    return tuple(limits) + tuple(w for w in audit.warnings if w not in said)
+    return (*limits, *subject.warnings, *audit.warnings)
 
 
 def place(owner: str, source: str | None) -> str:

@@ -1,32 +1,56 @@
-"""An audit leaves no trace in the process: global random state, dtypes, thread count and warnings come back."""
+"""An audit leaves no trace in the process: generators, dtype, thread count and gradient mode come back as they were."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import numpy as np
 import torch
+
+from .draws import reseed
 
 
 @contextmanager
 def untouched(seed: int) -> Iterator[None]:
-    """Run the body from `seed`; every generator and global setting of torch, numpy and random is restored after it."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    """Run the body from `seed`; every generator and global setting of torch, NumPy and random is restored after it."""
     dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    with _generators():
+        reseed(seed)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def _generators() -> Iterator[None]:
+    """Restores the state of every random generator, without starting CUDA where it has not been used."""
+    numpy = sys.modules.get("numpy")
+    of_python, of_torch = random.getstate(), torch.get_rng_state()
+    of_numpy = numpy.random.get_state() if numpy else None
+    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(grad)
+        random.setstate(of_python)
+        torch.set_rng_state(of_torch)
+        if numpy and of_numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if of_cuda is not None:
+            torch.cuda.set_rng_state_all(of_cuda)
+
+
+@contextmanager
+def swapped(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """`holder.name` is `value` in the body. The holder has the attribute itself: a module, or the class that defines it."""
+    kept = vars(holder)[name]
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, kept)

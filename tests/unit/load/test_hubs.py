@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from auditor.errors import LoadError
-from auditor.load import load
+from auditor.load import cautions, load
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -41,7 +41,7 @@ def test_timm_model_by_name():
     assert subject.name == "test_resnet"
     assert subject.random_weights
     assert subject.synthetic_inputs
-    assert any("weights are RANDOM" in warning for warning in subject.warnings)
+    assert any("weights are RANDOM" in warning for warning in cautions(subject))
     size = subject.model.pretrained_cfg["input_size"]
     assert subject.batches[0][0][0].shape == (2, *size)
     assert (subject.origin.module, subject.origin.symbol, subject.origin.init_args) == (
@@ -96,7 +96,7 @@ def test_a_config_alone_gives_random_weights_that_repeat_with_the_seed(bert, tmp
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     first, second, other = (load(f"hf:{tmp_path}", seed=seed) for seed in (1, 1, 2))
     assert first.random_weights
-    assert any("weights are RANDOM" in warning for warning in first.warnings)
+    assert any("weights are RANDOM" in warning for warning in cautions(first))
     assert first.origin is None  # no call with plain arguments makes this model again
     weight = first.model.state_dict()["classifier.weight"]
     assert weight.dtype == torch.float32

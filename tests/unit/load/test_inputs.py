@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import load
+from auditor.load import cautions, load
 from auditor.load.inputs import MOST_BATCHES, as_batches
 
 NET = """
@@ -111,7 +111,7 @@ def test_made_up_inputs_follow_the_first_weighted_layer(write, layer, shape):
     (tensor,) = subject.batches[0][0]
     assert tensor.shape == shape
     assert subject.synthetic_inputs
-    assert any("made up" in warning for warning in subject.warnings)
+    assert any("made up" in warning for warning in cautions(subject))
 
 
 def test_no_inputs_to_be_found(write):

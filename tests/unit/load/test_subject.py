@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import from_object, in_eval, load
+from auditor.load import cautions, from_object, in_eval, load
 
 
 class Counter(nn.Module):
@@ -126,6 +126,6 @@ def test_examples_load(root, number):
     subject = load(str(root / "examples" / f"{number}.py"))
     assert not subject.random_weights
     assert not subject.synthetic_inputs
-    assert subject.warnings == ()
+    assert cautions(subject) == ()
     assert subject.held_out
     assert not subject.model.training

@@ -10,7 +10,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import load
+from auditor.load import cautions, load
 
 NET = """
 class Net(nn.Module):
@@ -156,7 +156,7 @@ def test_random_weights_are_noticed(write, tmp_path, tail, random):
     save_file(state(), tmp_path / "w.safetensors")
     subject = load(write(SAVED + NET + tail))
     assert subject.random_weights is random
-    assert any("RANDOM" in warning for warning in subject.warnings) is random
+    assert any("RANDOM" in warning for warning in cautions(subject)) is random
 
 
 def test_watching_leaves_the_loaders_as_they_were(write):
@@ -168,7 +168,7 @@ def test_watching_leaves_the_loaders_as_they_were(write):
 def test_half_precision_model_is_audited_as_fp32(write):
     subject = load(write(NET + "def get_model(): return Net().half()\n"))
     assert {p.dtype for p in subject.model.parameters()} == {torch.float32}
-    assert any("float16" in warning for warning in subject.warnings)
+    assert any("float16" in warning for warning in cautions(subject))
 
 
 @pytest.mark.parametrize(

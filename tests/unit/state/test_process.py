@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.state.process import untouched
+from auditor.state.process import swapped, untouched
 
 
 def state() -> tuple[Any, ...]:
@@ -59,3 +59,23 @@ def test_the_seed_decides_what_is_drawn() -> None:
 
     assert draw(1) == draw(1)
     assert all(a != b for a, b in zip(draw(1), draw(2), strict=True))
+
+
+class Base:
+    value = 1
+
+
+def test_what_is_swapped_comes_back_after_an_error() -> None:
+    seen = []
+    with pytest.raises(ValueError, match="inside"), swapped(Base, "value", 2):
+        raise ValueError(seen.append(Base.value) or "inside")
+    assert [*seen, Base.value] == [2, 1]
+
+
+def test_what_a_class_inherits_is_not_swapped_in_it() -> None:
+    class Heir(Base):
+        pass
+
+    with pytest.raises(KeyError), swapped(Heir, "value", 2):
+        pass
+    assert vars(Heir).get("value") is None

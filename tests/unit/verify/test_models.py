@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import auditor
 from auditor.formats.metrics import output_error
 from auditor.imitation import imitated
-from auditor.load.sandbox import reseed
 from auditor.runs.outputs import tensor_outputs
+from auditor.state.draws import reseed
 from tests.subjects import normal
 
 
