@@ -98,7 +98,7 @@ class _Collector:
             casts_up=self._upcasts.casts_up(node),
             casts_up_input=self._upcasts.casts_up_input(node),
             autocast_off=not autocast_on(self._capture, node.name),
-            autocast="none" if node.name in self._capture.in_place else treatment(record.op),
+            autocast="none" if record.in_place else treatment(record.op),
             reduction_length=reduction_length(node),
             sequence_length=sequence_length(node),
             gemm_m=m,

@@ -106,11 +106,12 @@ def _promotes(node: fx.Node) -> bool:
 
 def autocast_on(capture: Capture, name: str) -> bool:
     """Whether an ambient autocast reaches the node: no region around it switches it off."""
-    return capture.regions.get(name, (True, ""))[0]
+    node = capture.nodes.get(name)
+    return node is None or node.region is None or node.region.enabled
 
 
 def _followers(capture: Capture) -> frozenset[str] | None:
     """Nodes with a literal that changes with the model's format; None where no low run could be made."""
-    if not capture.constants:
+    if not capture.compared:
         return None
-    return frozenset(name for nodes in capture.constants.values() for name in nodes)
+    return frozenset(name for name, node in capture.nodes.items() if node.literals or node.autocast_literals)

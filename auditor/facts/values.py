@@ -166,11 +166,11 @@ def numel(node: fx.Node) -> int | None:
 
 def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
     """Per node, the arguments whose literal changes with the format."""
-    found: dict[str, set[int | str]] = {}
-    for nodes in capture.constants.values():
-        for name, changed in nodes.items():
-            found.setdefault(name, set()).update(changed)
-    return {name: frozenset(keys) for name, keys in found.items()}
+    found = {}
+    for name, node in capture.nodes.items():
+        changed = [*node.literals.values(), *node.autocast_literals.values()]
+        found[name] = frozenset(key for literals in changed for key in literals.arguments)
+    return found
 
 
 def smallest(values: list[Any]) -> float | None:

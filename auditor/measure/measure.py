@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..formats.profile import Profile
 from ..formats.table import FORMATS
 from ..ops.kernels import lowered, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of, viewed
-from ..records import Batch, Capture, NodeError, NodeRange
+from ..records import Batch, Capture, Literals, NodeError, NodeRange
 from ..replay.execute import with_literals
 from .causes import cause_of
 from .derivatives import DIFFERENTIABLE
@@ -123,7 +123,7 @@ class _Measuring(Reference):
                     continue
                 values = {source: low.round(self.result.values[source.name]) for source in n.all_input_nodes}
                 inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
-                literals = self.result.capture.constants.get(name, {}).get(n.name)
+                literals = self.result.capture.nodes[n.name].literals.get(name)
                 with torch.no_grad():
                     trace.low = run_alone(n, inputs, literals, low.round.dtype).low
 
@@ -152,7 +152,7 @@ class _Measuring(Reference):
 
     def _measure(self, n: fx.Node, name: str, low: _Low, inputs: tuple[Any, Any]) -> None:
         reference = self.result.values[n.name]
-        literals = self.result.capture.constants.get(name, {}).get(n.name)
+        literals = self.result.capture.nodes[n.name].literals.get(name)
         if any(leaf.is_nested for leaf in tensors_of((inputs, reference))):
             self._propagate(n, low, reference, literals)
             self.result.errors.setdefault(n.name, {})[name] = NodeError(cause="nested")
@@ -230,7 +230,7 @@ class _Measuring(Reference):
         share = _disagreement(ours, tensors_of(local))
         return NodeError(disagreement=share, cause="discrete" if share else None)
 
-    def _propagate(self, n: fx.Node, low: _Low, reference: Any, literals: Mapping[int | str, Any] | None) -> None:
+    def _propagate(self, n: fx.Node, low: _Low, reference: Any, literals: Literals | None) -> None:
         """The node in the run that is low from the start; where it cannot run, that run goes on from the reference."""
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda source: self._begun(source, low))
         args, kwargs = with_literals(args, kwargs, literals)

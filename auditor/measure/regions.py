@@ -164,7 +164,7 @@ class _RegionLow(_Values):
         super().__init__(capture, set(region.leaving))
         self.inside, self.dtype = set(region.nodes), DTYPES[region.fmt]
         self.round: Rounder = rounder(capture, region.fmt)
-        self.literals = capture.constants.get(region.fmt, {})
+        self.nodes, self.format = capture.nodes, region.fmt
 
     def result_of(self, n: fx.Node) -> Any:
         """The node's result, low where it belongs to the region."""
@@ -181,4 +181,4 @@ class _RegionLow(_Values):
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), read)
         if not low:
             return settled(n.target, target_of(n)(*args, **kwargs))
-        return run_op(target_of(n), *with_literals(args, kwargs, self.literals.get(n.name)))
+        return run_op(target_of(n), *with_literals(args, kwargs, self.nodes[n.name].literals.get(self.format)))

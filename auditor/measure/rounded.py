@@ -40,8 +40,8 @@ def rounder(capture: Capture, fmt: str) -> Rounder:
     """The rounding of a capture's values to one format."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     found = {}
-    for name, changed in capture.constants.get(fmt, {}).items():
-        for key, value in changed.items():
+    for name, node in capture.nodes.items():
+        for key, value in node.literals[fmt].arguments.items() if fmt in node.literals else ():
             ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
             if isinstance(value, float) and isinstance(ours, float):
                 found[ours] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import fx
 from ..errors import first_line
 from ..ops.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of, viewed
-from ..records import NodeError
+from ..records import Literals, NodeError
 from ..replay.execute import with_literals
 from .exact import Exact, sampled
 
@@ -57,9 +57,7 @@ class Alone:
     unsupported: str | None = None
 
 
-def run_alone(
-    n: fx.Node, inputs: tuple[Any, Any], literals: Mapping[int | str, Any] | None, dtype: torch.dtype
-) -> Alone:
+def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, dtype: torch.dtype) -> Alone:
     """The node on inputs that were rounded to the format."""
     args, kwargs = inputs
     target = target_of(n)

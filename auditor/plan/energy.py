@@ -152,13 +152,9 @@ def _shielded(problem: Problem) -> frozenset[str]:
     """Owners all of whose operations lie in regions where the author switches autocast off before calling them."""
     if problem.strategy != "autocast":
         return frozenset()
-    regions, depths, calls = problem.capture.regions, problem.capture.region_depths, problem.capture.calls
-    free = {
-        node.owner
-        for name, node in problem.capture.nodes.items()
-        if regions.get(name, (True, ""))[0] or len(calls[name]) <= depths[name]
-    }
-    return frozenset({node.owner for node in problem.capture.nodes.values()} - free)
+    nodes = problem.capture.nodes.values()
+    free = {n.owner for n in nodes if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
+    return frozenset({node.owner for node in nodes} - free)
 
 
 def _tied(problem: Problem) -> set[tuple[str, str]]:

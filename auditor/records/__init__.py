@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
-from .graph import Batch, Call, Capture, Node, Objective, Origin, Placeholder, Progress, Subject
+from .graph import (
+    AutocastRegion,
+    Batch,
+    Call,
+    Capture,
+    Literals,
+    Node,
+    Objective,
+    Origin,
+    Placeholder,
+    Progress,
+    Subject,
+)
 from .measure import Contribution, Distance, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
 from .plan import Baseline, Memory, Plan, ScopeChoice, Verification
 
 __all__ = [
     "FORMAT_VERSION",
     "Audit",
+    "AutocastRegion",
     "Baseline",
     "Batch",
     "Call",
@@ -19,6 +32,7 @@ __all__ = [
     "Environment",
     "Finding",
     "FlaggedRegion",
+    "Literals",
     "Memory",
     "Node",
     "NodeError",

@@ -63,11 +63,43 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
+
+    path: str
+    depth: int
+    key: str
+
+
+@dataclass(frozen=True)
+class AutocastRegion:
+    """A region of autocast that the author put an operation in. depth: how many module calls were open where it begins."""
+
+    enabled: bool
+    dtype: str
+    depth: int
+
+
+@dataclass(frozen=True)
+class Literals:
+    """What Python writes at one operation once the model is low.
+
+    arguments: {position or name: value} of those that differ. result: dtype of a cast that follows the operation then.
+    """
+
+    arguments: Mapping[int | str, Any] = field(default_factory=dict)
+    result: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
 class Node:
     """One operation of the graph in the user's own terms.
 
     op: ATen overload name, for example `aten.softmax.int`; owner: module path ("" is the root); source: `file.py:line`
     of the innermost line of the user's code, None where there is none; inputs: names of the graph nodes it reads.
+    calls: the module calls that enclose it, the root's first. region: the author's own, if it lies in one.
+    in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
+    what it writes to. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
     name: str
@@ -81,24 +113,24 @@ class Node:
     shape: tuple[int, ...]
     dtype: str
     floating: bool
+    calls: tuple[Call, ...] = ()
+    region: AutocastRegion | None = None
+    in_place: bool = False
+    literals: Mapping[str, Literals] = field(default_factory=dict)
+    autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one."""
+    """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one.
+
+    made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
+    """
 
     name: str
     kind: str
     fqn: str | None
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
-
-    path: str
-    depth: int
-    key: str
+    made_in: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,13 +139,9 @@ class Capture:
 
     method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
     for inputs that take the same path). same_path: what tells the other batches that do, see tape/paths.py.
-    constants: {format: {node: {argument position: value}}} for literals that Python derived from a tensor's dtype.
-    regions: {node: (enabled, dtype)} where the author put the operation in an autocast region of their own.
-    region_depths: {node: number of module calls open where its region was entered}.
-    in_place: nodes that the author wrote as operations in place: autocast leaves those alone, and their result has the
-    dtype of what they write to.
-    calls: {node: the module calls that enclose it, the root's first}. aliases: {first path of a module: its other paths}.
-    outputs: names of the nodes the model returns, in flattened order.
+    nodes: {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
+    compared: whether the run was held against low ones, to find literals that Python derives from a dtype.
+    aliases: {first path of a module: its other paths}.
     """
 
     graph_module: torch.fx.GraphModule
@@ -122,11 +150,7 @@ class Capture:
     outputs: tuple[str, ...]
     bind: Callable[[nn.Module, Batch], list[Any]]
     method: str
-    constants: Mapping[str, Mapping[str, Mapping[int | str, Any]]] = field(default_factory=dict)
-    regions: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
-    region_depths: Mapping[str, int] = field(default_factory=dict)
-    in_place: frozenset[str] = frozenset()
-    calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
+    compared: bool = False
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     same_path: frozenset[tuple[int, ...]] = frozenset()
     warnings: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from torch import fx
 from ..ops.autocast import only_fp16, treatment
 from ..ops.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..ops.nodes import target_of, tensors_of
-from ..records import Capture
+from ..records import AutocastRegion, Capture, Literals
 from ..trees import tensors_in
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -30,11 +30,11 @@ class Setting:
     autocast: bool
     wins: bool = False
 
-    def in_region(self, region: tuple[bool, str] | None) -> Setting:
+    def in_region(self, region: AutocastRegion | None) -> Setting:
         """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
         if region is None or self.wins:
             return self
-        return Setting(_NAMES.get(region[1], self.precision), autocast=region[0])
+        return Setting(_NAMES.get(region.dtype, self.precision), autocast=region.enabled)
 
 
 Crossing = Callable[[str, str], tuple[str, ...]]
@@ -51,13 +51,13 @@ class Running:
     """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
 
     crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
-    is not FP32. literals: values of dtype-derived literals, {node: {argument: value}}.
+    is not FP32. literals: what Python writes otherwise then, {node: Literals}.
     """
 
     setting: Callable[[str], Setting]
     crossing: Crossing = straight
     placeholder_precision: Mapping[str, str] = field(default_factory=dict)
-    literals: Mapping[str, Mapping[int | str, Any]] = field(default_factory=dict)
+    literals: Mapping[str, Literals] = field(default_factory=dict)
 
 
 FULL = Running(lambda name: Setting("fp32", autocast=False))
@@ -100,15 +100,16 @@ class PolicyInterpreter(fx.Interpreter):
         setting = self._how.setting(n.name)
         if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
             args, kwargs = with_literals(args, kwargs, self._how.literals.get(n.name))
-        setting = setting.in_region(self._capture.regions.get(n.name))
-        in_place = n.name in self._capture.in_place
-        if setting.autocast and not in_place:
-            args, kwargs = autocast_arguments(self._capture.nodes[n.name].op, args, kwargs, DTYPES[setting.precision])
+        node = self._capture.nodes[n.name]
+        setting = setting.in_region(node.region)
+        if setting.autocast and not node.in_place:
+            args, kwargs = autocast_arguments(node.op, args, kwargs, DTYPES[setting.precision])
         result = run_op(target_of(n), args, kwargs)
-        if in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
+        if node.in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
             result = result.to(tensors_of(args)[0].dtype)
-        cast = self._how.literals.get(n.name, {}).get("result")
-        return result if cast is None or setting.precision == "fp32" else lowered(result, cast)
+        literals = self._how.literals.get(n.name)
+        cast = None if literals is None or setting.precision == "fp32" else literals.result
+        return result if cast is None else lowered(result, cast)
 
     def _arrived(self, n: fx.Node, arguments: Any) -> Any:
         """Arguments of a node as they reach it, once the wrapped modules on the way have converted them."""
@@ -140,13 +141,14 @@ def autocast_arguments(
 
 
 def with_literals(
-    args: tuple[Any, ...], kwargs: dict[str, Any], literals: Mapping[int | str, Any] | None
+    args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with dtype-derived literals replaced."""
-    if not literals:
+    if literals is None or not literals.arguments:
         return args, kwargs
-    changed = tuple(literals.get(index, value) for index, value in enumerate(args))
-    return changed, {key: literals.get(key, value) for key, value in kwargs.items()}
+    changed = literals.arguments
+    positional = tuple(changed.get(index, value) for index, value in enumerate(args))
+    return positional, {key: changed.get(key, value) for key, value in kwargs.items()}
 
 
 def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

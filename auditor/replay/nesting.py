@@ -114,14 +114,14 @@ class Passage:
     """
 
     def __init__(self, capture: Capture, wrapped: Mapping[str, Boundary]) -> None:
-        self._calls, self._wrapped = capture.calls, wrapped
+        self._nodes, self._wrapped = capture.nodes, wrapped
         self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
         self._between: dict[tuple[tuple[Call, ...], tuple[Call, ...]], Steps] = {}
 
     def steps(self, source: str, reader: str) -> Steps:
         """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
-        if source not in self._calls and source not in self._inputs:
+        if source not in self._nodes and source not in self._inputs:
             return ()
         key = self.enclosing(source), self.enclosing(reader)
         if key not in self._between:
@@ -130,7 +130,7 @@ class Passage:
 
     def enclosing(self, name: str) -> tuple[Call, ...]:
         """Wrapped calls around a node, outermost first."""
-        calls = self._calls.get(name, ())
+        calls = self._nodes[name].calls if name in self._nodes else ()
         if calls not in self._kept:
             self._kept[calls] = tuple(call for call in calls if call.path in self._wrapped)
         return self._kept[calls]

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..ops.autocast import only_fp16, treatment
 from ..ops.nodes import tensors_of
-from ..records import Capture
+from ..records import Capture, Literals, Node
 from .execute import Running
 
 LOW = ("fp16", "bf16")
@@ -78,7 +78,8 @@ class _Walk:
         own = _NAMES.get(value.dtype, "") if value is not None else ""
         if node.op == "call_function":
             self.dtypes[node.name] = self._call(node, own)
-            cast = self.how.literals.get(node.name, {}).get("result")
+            literals = self.how.literals.get(node.name)
+            cast = literals.result if literals is not None else None
             if cast is not None and self.how.setting(node.name).precision != "fp32":
                 self.dtypes[node.name] = _NAMES[cast]
         elif node.op == "placeholder" and own:
@@ -89,11 +90,10 @@ class _Walk:
 
     def _call(self, node: fx.Node, own: str) -> str:
         described = self.capture.nodes[node.name]
-        setting = self.how.setting(node.name).in_region(self.capture.regions.get(node.name))
+        setting = self.how.setting(node.name).in_region(described.region)
         inputs = self._entering(node)
         literal = self._literal_dtype(node)
-        in_place = node.name in self.capture.in_place
-        if setting.autocast and not in_place:
+        if setting.autocast and not described.in_place:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
                 precision = "fp16" if only_fp16(described.op) else setting.precision
@@ -110,7 +110,7 @@ class _Walk:
             return literal
         if own not in ("fp32", "fp16", "bf16"):
             return own
-        return self._promoted(node, described.op, inputs, own)
+        return self._promoted(node, described, inputs, own)
 
     def _entering(self, node: fx.Node) -> dict[str, str]:
         """Dtype of each input once the wrapped modules on its way have cast it."""
@@ -136,23 +136,23 @@ class _Walk:
 
     def _literal_dtype(self, node: fx.Node) -> str:
         low = self.how.setting(node.name).precision != "fp32"
-        changed = self.how.literals.get(node.name, {}) if low else {}
-        literals: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
-        for key, value in literals:
+        literals = self.how.literals.get(node.name, Literals()) if low else Literals()
+        written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        for key, value in written:
             if isinstance(value, torch.dtype):
-                return _NAMES.get(changed.get(key, value), "")
+                return _NAMES.get(literals.arguments.get(key, value), "")
         return ""
 
-    def _promoted(self, node: fx.Node, op: str, inputs: Mapping[str, str], own: str) -> str:
+    def _promoted(self, node: fx.Node, described: Node, inputs: Mapping[str, str], own: str) -> str:
         floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
         if not floats:
             return own
-        packet = op.removeprefix("aten.").split(".")[0]
-        if packet in _FIRST or node.name in self.capture.in_place:
+        packet = described.op.removeprefix("aten.").split(".")[0]
+        if packet in _FIRST or described.in_place:
             return floats[0][1]
         shaped = [dtype for name, dtype in floats if not self.scalar[name]]
         found = set(shaped or [dtype for _, dtype in floats])
-        if len(found) > 1 and treatment(op) == "lower":
+        if len(found) > 1 and treatment(described.op) == "lower":
             self.conflicts.add(node.name)
         if found >= set(LOW):  # the two half formats have float32 in common
             return "fp32"

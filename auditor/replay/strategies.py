@@ -25,21 +25,24 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
     def setting(name: str) -> Setting:
         innermost = passage.enclosing(name)[-1]
         precision = wrapped[innermost.path].precision
-        inside = innermost.depth >= capture.region_depths.get(name, innermost.depth + 1)
+        region = capture.nodes[name].region if name in capture.nodes else None
+        inside = region is not None and innermost.depth >= region.depth
         return Setting(precision, autocast and precision != "fp32", wins=autocast and inside)
 
     if autocast:
-        return Running(setting, passage.steps, {}, capture.constants.get(f"autocast_{format}", {}))
+        changed = {n.name: n.autocast_literals[format] for n in capture.nodes.values() if format in n.autocast_literals}
+        return Running(setting, passage.steps, {}, changed)
     readers = readers_of(capture)
     stored = {}
     for placeholder in capture.placeholders:
         if placeholder.kind == "input":
             stored[placeholder.name] = precision_of("")
-        elif placeholder.kind in ("parameter", "buffer") or placeholder.name in capture.constants.get(format, {}):
+        elif placeholder.kind in ("parameter", "buffer") or format in placeholder.made_in:
             owners = readers.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             stored[placeholder.name] = format if low else "fp32"
-    return Running(setting, passage.steps, stored, capture.constants.get(format, {}))
+    changed = {n.name: n.literals[format] for n in capture.nodes.values() if format in n.literals}
+    return Running(setting, passage.steps, stored, changed)
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:

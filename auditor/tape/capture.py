@@ -9,14 +9,13 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError
 from ..formats.metrics import output_error
-from ..ops.nodes import packet_name, target_of
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
 from ..runs.outputs import tensor_outputs
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of
-from .literals import dtype_literals
+from .literals import compared
 from .naming import describe_nodes
 from .paths import on_the_path
 from .record import record
@@ -53,17 +52,13 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
         )
     _check(recorded, subject, batch, answer)
     others = [other for other in (*subject.batches[1:], *subject.held_out) if tape.reads]
-    return replace(
-        recorded,
-        constants=dtype_literals(recorded, tape, subject.model, batch, formats, seed),
-        same_path=on_the_path(tape, subject.model, others, seed),
-    )
+    recorded = compared(recorded, tape, subject.model, batch, formats, seed)
+    return replace(recorded, same_path=on_the_path(tape, subject.model, others, seed))
 
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
     """The tape as the stages read it."""
     placeholders = placeholders_of(tape)
-    marked = {name: mark for name, mark in tape.marks.items() if mark.region is not None}
     order = tuple(placeholder.name for placeholder in placeholders)
     return Capture(
         graph_module=TapeModule(nn.Module(), tape.graph),
@@ -72,23 +67,9 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
         outputs=tape.outputs,
         bind=Binder(order, tape.names, tape.constants, keywords_of(batch)),
         method="path" if tape.reads else "run",
-        regions={
-            name: (mark.region.enabled, mark.region.dtype) for name, mark in marked.items() if mark.region is not None
-        },
-        region_depths={name: mark.depth for name, mark in marked.items()},
-        in_place=frozenset(node.name for node in tape.graph.nodes if _stands_for_one(node, tape)),
-        calls={name: mark.calls for name, mark in tape.marks.items()},
         aliases=aliases_of(model),
         warnings=(_PATH,) if tape.reads else (),
     )
-
-
-def _stands_for_one(node: fx.Node, tape: Tape) -> bool:
-    """Whether the operation is what the author wrote in place, and not one that tells others of what was written."""
-    mark = tape.marks.get(node.name)
-    if mark is None or mark.in_place is None or node.op != "call_function":
-        return False
-    return packet_name(target_of(node)) in (mark.in_place, mark.in_place.removesuffix("_"))
 
 
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, TypeVar
 
@@ -14,13 +15,13 @@ from torch.utils import _pytree as pytree
 from ..dispatch import Region
 from ..imitation import Imitation
 from ..ops.nodes import op_name
-from ..records import Batch, Capture
+from ..records import Batch, Capture, Literals
 from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
 from .outlines import Outlines
 from .record import record
 
-Literals = dict[str, dict[int | str, Any]]
+ByNode = dict[str, Literals]
 T = TypeVar("T")
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -28,30 +29,43 @@ _INFO = torch.finfo(torch.float32)
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _INFO.resolution)
 
 
-def dtype_literals(
+def compared(
     captured: Capture, tape: Tape, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
-) -> Mapping[str, Mapping[str, Mapping[int | str, Any]]]:
-    """{format: {node: {argument: value}}} for nodes whose literals change with the dtype of the model.
+) -> Capture:
+    """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
 
-    Two keys are no arguments. "result": a cast that Python puts behind the node in the low model alone. "dtype": on a
-    placeholder, a constant that Python makes in the model's dtype. "autocast_<format>" holds the literals under autocast.
     The model is run again only where its tape holds a dtype or a limit of float32, since only then may Python have
     looked at a dtype. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
     """
     if not _suspicious(tape.graph):
-        return {}
-    found = {}
+        return captured
+    literals: dict[str, ByNode] = {}
+    under_autocast: dict[str, ByNode] = {}
+    made_in: dict[str, dict[str, torch.dtype]] = {}
     for name in formats:
         dtype = _DTYPES.get(name)
         if dtype is None:
             continue
         stored = _in_dtype(model, batch, dtype, seed)
         if stored is not None:
-            found[name] = _differences(tape, stored) | _constants_in(tape, stored)
+            literals[name], made_in[name] = _differences(tape, stored), _constants_in(tape, stored)
         regional = _in_region(model, batch, dtype, seed)
         if regional is not None:
-            found[f"autocast_{name}"] = _differences(tape, regional)
-    return found
+            under_autocast[name] = _differences(tape, regional)
+    return replace(
+        captured,
+        nodes={
+            name: replace(node, literals=_of(name, literals), autocast_literals=_of(name, under_autocast))
+            for name, node in captured.nodes.items()
+        },
+        placeholders=tuple(replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders),
+        compared=bool(literals or under_autocast),
+    )
+
+
+def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """What was found in each format, of one node or placeholder."""
+    return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
 def _suspicious(graph: fx.Graph) -> bool:
@@ -94,30 +108,32 @@ def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | No
     return from_the_start(model, batch, lambda: record(model, batch, handler=handler, around=around)[0], seed)
 
 
-def _constants_in(ours: Tape, theirs: Tape) -> Literals:
+def _constants_in(ours: Tape, theirs: Tape) -> dict[str, torch.dtype]:
     """Constants that the low model makes in another dtype than the FP32 one; they are known by their order."""
     mine, other = (
         [(n, x) for n, x in tape.constants.items() if tape.kinds[n] == "constant"] for tape in (ours, theirs)
     )
     pairs = _twins(mine, other, [tuple(x.shape) for _, x in mine], [tuple(x.shape) for _, x in other])
-    return {name: {"dtype": low.dtype} for (name, x), (_, low) in pairs if low.dtype != x.dtype}
+    return {name: low.dtype for (name, x), (_, low) in pairs if low.dtype != x.dtype}
 
 
-def _differences(ours: Tape, theirs: Tape, *, casts: bool = True) -> Literals:
+def _differences(ours: Tape, theirs: Tape, *, casts: bool = True) -> ByNode:
     mine, others = _operations(ours, casts), _operations(theirs, casts)
-    found: Literals = {}
+    found: ByNode = {}
     twins: dict[fx.Node, fx.Node] = {}
     for node, other in _twins(mine, others, [_key(n, ours) for n in mine], [_key(n, theirs) for n in others]):
         twins[other] = node
         changed = _changed_literals(node, other)
         if changed:
-            found[node.name] = changed
+            found[node.name] = Literals(changed)
     for other in others if casts else ():
         if other in twins or op_name(other.target) != "aten.to.dtype":
             continue
         (source,) = other.all_input_nodes
         if source in twins and len(source.users) == 1:
-            found.setdefault(twins[source].name, {})["result"] = other.args[1]
+            name, dtype = twins[source].name, other.args[1]
+            assert isinstance(dtype, torch.dtype)
+            found[name] = replace(found.get(name, Literals()), result=dtype)
     return found
 
 

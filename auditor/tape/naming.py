@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from ..records import Node
+from ..ops.nodes import packet_name, target_of
+from ..records import AutocastRegion, Node
 from .builder import Mark, Tape
 from .calls import first_paths
 from .source import code_at
@@ -43,4 +44,14 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
         shape=tuple(tensor.shape) if tensor is not None else (),
         dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
         floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
+        calls=mark.calls,
+        region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
+        in_place=_stands_for_one(node, mark),
     )
+
+
+def _stands_for_one(node: fx.Node, mark: Mark) -> bool:
+    """Whether the operation is what the author wrote in place, and not one that tells others of what was written."""
+    if mark.in_place is None:
+        return False
+    return packet_name(target_of(node)) in (mark.in_place, mark.in_place.removesuffix("_"))

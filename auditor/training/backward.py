@@ -152,7 +152,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:
-                literals = step.capture.constants.get(fmt, {}).get(node.name)
+                literals = step.capture.nodes[node.name].literals.get(fmt)
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             found = _backward(results, gradients, list(wanted.values()))

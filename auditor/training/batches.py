@@ -14,7 +14,7 @@ from ..errors import AuditorError
 from ..formats.table import FORMATS
 from ..records import Batch, Objective, Subject
 from ..records.training import BatchSize, Spread
-from .gradients import LOSS, Step, bind_step, capture_step, run_step
+from .gradients import LOSS, Step, bind_step, capture_step, run_step, with_literals_of
 from .lowstep import gradient_error
 from .objective import step_batches
 from .own import Lowering, own_step, settle
@@ -76,7 +76,7 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
         captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
         if list(captured.nodes) != list(whole.capture.nodes):
             return []
-        captured = replace(captured, constants=whole.capture.constants)
+        captured = with_literals_of(captured, whole.capture)
         starts = range(0, total - count + 1, count)
         kept = list(starts)[: PARTS if captured.method == "run" else 1]
         parts = [_part(subject, total, slice(start, start + count)) for start in kept]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..ops.nodes import tensors_of
-from ..records import Batch, Call, Capture, Subject
+from ..records import Batch, Call, Capture, Node, Subject
 from ..tape import capture
 from .objective import TrainingStep, step_batches
 
@@ -72,15 +72,21 @@ def in_its_terms(captured: Capture) -> Capture:
     aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
     return replace(
         captured,
-        nodes={name: replace(node, owner=_owner(node.owner)) for name, node in captured.nodes.items()},
+        nodes={name: _node(node) for name, node in captured.nodes.items()},
         placeholders=tuple(replace(p, fqn=p.fqn and in_the_model(p.fqn)) for p in captured.placeholders),
-        calls={name: _calls(calls) for name, calls in captured.calls.items()},
-        region_depths={
-            name: depth + (-1 if _in_model(captured.calls[name]) else 1)
-            for name, depth in captured.region_depths.items()
-        },
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
     )
+
+
+def with_literals_of(captured: Capture, other: Capture) -> Capture:
+    """The capture with the literals of another one of the same operations, which was held against low runs."""
+    nodes = {
+        name: replace(node, literals=other.nodes[name].literals, autocast_literals=other.nodes[name].autocast_literals)
+        for name, node in captured.nodes.items()
+    }
+    made_in = {place.name: place.made_in for place in other.placeholders}
+    places = tuple(replace(place, made_in=made_in.get(place.name, {})) for place in captured.placeholders)
+    return replace(captured, nodes=nodes, placeholders=places, compared=other.compared)
 
 
 def in_the_model(name: str) -> str:
@@ -89,6 +95,13 @@ def in_the_model(name: str) -> str:
 
 
 _ROOT = Call("", 0, "")
+
+
+def _node(node: Node) -> Node:
+    region = node.region
+    if region is not None:
+        region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
+    return replace(node, owner=_owner(node.owner), calls=_calls(node.calls), region=region)
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:

@@ -25,7 +25,7 @@ class _OneLow(fx.Interpreter):
     def __init__(self, step: Step, name: str, format: str) -> None:
         super().__init__(step.capture.graph_module)
         self._name, self._dtype = name, DTYPES[format]
-        self._literals = step.capture.constants.get(format, {}).get(name)
+        self._literals = step.capture.nodes[name].literals.get(format)
 
     def run_node(self, n: fx.Node) -> Any:
         """The operation's result, in FP32. Raises: UnsupportedInFormat for the one that cannot run."""

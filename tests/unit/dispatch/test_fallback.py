@@ -74,7 +74,7 @@ def test_a_recording_replays_bit_for_bit() -> None:
     assert {"convolution", "native_layer_norm", "addmm", "softmax"} <= set(operations(found))
     assert only(found, "convolution").owner == "conv"
     assert {node.owner for node in nodes_by_op(found, "addmm")} >= {"head.0", "head.2"}
-    assert [node.name for node in nodes_by_op(found, "softmax") if node.name in found.regions]
+    assert [node.name for node in nodes_by_op(found, "softmax") if node.region is not None]
     assert all(node.source for node in found.nodes.values())
 
 
@@ -106,8 +106,10 @@ def test_literals_and_protected_regions_show() -> None:
         return scores.softmax(-1)
 
     found = replayed(Model(forward, layer=linear(4, 4)), normal(3, 4))
-    assert found.regions[only(found, "softmax").name][0] is False
-    assert found.constants["fp16"][only(found, "masked_fill").name][2] == -65504.0
+    region = only(found, "softmax").region
+    assert region is not None
+    assert not region.enabled
+    assert only(found, "masked_fill").literals["fp16"].arguments[2] == -65504.0
 
 
 @pytest.mark.usefixtures("public")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
-from auditor.records import Capture
+from auditor.records import Capture, Literals
 from auditor.replay.execute import PolicyInterpreter, Running, Setting, autocast_arguments, with_literals
 from auditor.replay.strategies import running
 from tests.capturing import Function
@@ -53,7 +53,7 @@ def test_what_autocast_refuses() -> None:
 
 
 def test_literals_are_replaced_by_place_and_by_name() -> None:
-    assert with_literals((1, 2.0), {"dtype": torch.float32}, {1: 3.0, "dtype": torch.float16}) == (
+    assert with_literals((1, 2.0), {"dtype": torch.float32}, Literals({1: 3.0, "dtype": torch.float16})) == (
         (1, 3.0),
         {"dtype": torch.float16},
     )

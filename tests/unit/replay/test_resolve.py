@@ -41,7 +41,7 @@ def captured(name: str) -> Capture:
 
 def without_regions(capture: Capture) -> Capture:
     """The author's own regions are the interpreter's business; fake tensors know the ambient autocast alone."""
-    return replace(capture, regions={})
+    return replace(capture, nodes={name: replace(node, region=None) for name, node in capture.nodes.items()})
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

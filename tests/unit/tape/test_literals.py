@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from auditor.records import Capture
 from auditor.tape import literals
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, only
 
 X = torch.tensor([[1.0, -1.0]])
+
+
+def arguments(found: Capture, fmt: str) -> dict[str, Any]:
+    """{node: {argument: literal}} of those that change with the format."""
+    return {name: node.literals[fmt].arguments for name, node in found.nodes.items() if fmt in node.literals}
 
 
 def masked(x: Tensor) -> Tensor:
@@ -21,8 +27,8 @@ def masked(x: Tensor) -> Tensor:
 def test_the_smallest_number_of_the_dtype() -> None:
     found = capture_of(Function(masked), X)
     name = only(found, "masked_fill").name
-    assert found.constants["fp16"] == {name: {2: -65504.0}}
-    assert found.constants["bf16"] == {name: {2: torch.finfo(torch.bfloat16).min}}
+    assert arguments(found, "fp16") == {name: {2: -65504.0}}
+    assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
 
 
 def test_in_place_too() -> None:
@@ -35,7 +41,7 @@ def test_in_place_too() -> None:
     found = capture_of(Function(in_place), X)
     assert found.method == "run"
     eps, filled = only(found, "add").name, only(found, "masked_fill").name
-    assert found.constants["fp16"] == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
+    assert arguments(found, "fp16") == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
 
 
 class Positions(nn.Module):
@@ -54,18 +60,16 @@ class Positions(nn.Module):
 
 def test_constants_made_in_the_dtype_of_the_input() -> None:
     found = capture_of(Positions(), X)
-    by_name = {p.name: p for p in found.placeholders}
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        made = {key for key, literals in found.constants[name].items() if literals.get("dtype") is dtype}
-        assert len(made) == 1
-        assert {by_name[key].kind for key in made} == {"constant"}
+        made = [place for place in found.placeholders if place.made_in.get(name) is dtype]
+        assert [place.kind for place in made] == ["constant"]
 
 
 def test_epsilon_and_tiny() -> None:
     found = capture_of(
         Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X
     )
-    assert found.constants["fp16"] == {
+    assert arguments(found, "fp16") == {
         only(found, "add").name: {1: 2.0**-10},
         only(found, "clamp").name: {1: 2.0**-14},
     }
@@ -74,21 +78,22 @@ def test_epsilon_and_tiny() -> None:
 def test_one_less_epsilon() -> None:
     found = capture_of(Function(lambda x: x.clamp(max=1 - torch.finfo(x.dtype).eps)), X)
     name = only(found, "clamp").name
-    assert found.constants["fp16"] == {name: {2: 1 - 2.0**-10}}
-    assert found.constants["bf16"] == {name: {2: 1 - 2.0**-7}}
+    assert arguments(found, "fp16") == {name: {2: 1 - 2.0**-10}}
+    assert arguments(found, "bf16") == {name: {2: 1 - 2.0**-7}}
 
 
 def test_a_cast_back_to_the_dtype_of_the_input() -> None:
     found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), X)
     up, down = nodes_by_op(found, "to")
-    assert found.constants["fp16"] == {down.name: {1: torch.float16}}
-    assert found.constants["bf16"] == {down.name: {1: torch.bfloat16}}
-    assert up.name not in found.constants["fp16"]
+    assert arguments(found, "fp16") == {down.name: {1: torch.float16}}
+    assert arguments(found, "bf16") == {down.name: {1: torch.bfloat16}}
+    assert not up.literals
 
 
 def test_literals_that_are_written_out_do_not_change() -> None:
     found = capture_of(Function(lambda x: x.masked_fill(x > 0, torch.finfo(torch.float32).min) + 1e-6), X)
-    assert not any(found.constants.get(fmt) for fmt in ("fp16", "bf16"))
+    assert found.compared
+    assert not any(arguments(found, fmt) for fmt in ("fp16", "bf16"))
 
 
 def test_nothing_suspicious_no_second_run(monkeypatch: Any) -> None:
@@ -96,7 +101,7 @@ def test_nothing_suspicious_no_second_run(monkeypatch: Any) -> None:
         raise AssertionError("recorded again")
 
     monkeypatch.setattr(literals, "_recorded", refused)
-    assert not capture_of(Function(lambda x: x.exp() + 1e-5), X).constants
+    assert not capture_of(Function(lambda x: x.exp() + 1e-5), X).compared
 
 
 class Branching(nn.Module):
@@ -109,7 +114,7 @@ class Branching(nn.Module):
 def test_where_python_looks_at_values_too() -> None:
     found = capture_of(Branching(), X)
     assert found.method == "path"
-    assert found.constants["fp16"] == {only(found, "masked_fill").name: {2: -65504.0}}
+    assert arguments(found, "fp16") == {only(found, "masked_fill").name: {2: -65504.0}}
 
 
 def test_the_model_stays_in_fp32() -> None:

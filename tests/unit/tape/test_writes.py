@@ -275,4 +275,4 @@ def test_in_place_nodes_are_marked_and_those_that_pass_them_on_are_not() -> None
         return y + 1
 
     found = replayed(Model(forward, layer=linear(8, 8)), X)
-    assert {found.nodes[name].op.split(".")[1] for name in found.in_place} == {"mul", "relu"}
+    assert {node.op.split(".")[1] for node in found.nodes.values() if node.in_place} == {"mul", "relu"}
