@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _API = {
     "audit": "api",
     "Audit": "records",
-    "apply": "patch.live",
+    "apply": "document.live",
     "imitated": "imitation",
     "load_plan": "document.load",
     "snippet": "snippets",

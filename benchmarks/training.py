@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.patch.live import plan_table
+from auditor.patch.table import plan_table
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.replay.strategies import plain
 from auditor.training.gradients import Step, bind_step, capture_step, run_step

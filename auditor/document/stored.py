@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..patch.emit import emit
-from ..patch.live import apply, select
 from ..records import Plan, ScopeChoice, Subject
+from .live import apply, select
 from .load import load_plan
 
 NUMBERS = ("predicted_error", "low_precision_flops", "predicted_speedup")

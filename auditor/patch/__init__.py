@@ -1,1 +1,1 @@
-"""Patch: a plan and a module become a module that follows the plan, live or as an importable file."""
+"""Patch: a plan and a module become a module that follows the plan, in memory or as an importable file."""

@@ -15,7 +15,7 @@ from ..errors import MeasureError
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS
 from ..patch.emit import emit
-from ..patch.live import plan_table
+from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Baseline, Plan, Subject, Verification
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted

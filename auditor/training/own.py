@@ -16,7 +16,7 @@ from ..errors import LoadError
 from ..formats.table import LOW_DTYPES
 from ..imitation import Imitation, imitated
 from ..ops.nodes import tensors_of
-from ..patch.live import plan_table
+from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Plan
 from ..replay.execute import DTYPES

@@ -15,8 +15,8 @@ import torch
 
 from auditor.formats.metrics import output_error
 from auditor.patch.emit import emit
-from auditor.patch.live import plan_table
 from auditor.patch.runtime import apply_plan
+from auditor.patch.table import plan_table
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.verify import Answers, run_patched, verify_emitted
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.api import audit
-from auditor.patch.live import apply
+from auditor.document.live import apply
 from auditor.patch.runtime import DTYPES, apply_plan, is_wrapped
 from tests.patching import plan, scope
 from tests.subjects import normal, seeded

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
-from auditor.patch.live import plan_table
 from auditor.patch.runtime import apply_plan
+from auditor.patch.table import plan_table
 from auditor.plan.choose import scopes_of
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem

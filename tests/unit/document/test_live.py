@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.document.live import apply
 from auditor.errors import PlanError
-from auditor.patch.live import apply
 from auditor.patch.runtime import apply_plan, is_wrapped
 from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.subjects import normal, seeded

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from ..document.load import checked, load_plan, plan_problem
 from ..errors import PlanError
+from ..patch.runtime import apply_plan
+from ..patch.table import plan_table
 from ..records import Plan
-from .runtime import apply_plan
+from .load import checked, load_plan, plan_problem
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -49,15 +50,6 @@ def select(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, Mapping) and plan:
         return _pick(plan, name)
     raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
-
-
-def plan_table(plan: Plan) -> dict[str, Any]:
-    """A Plan record as the plain data that the runtime reads."""
-    scopes = {
-        path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
-        for path, choice in plan.scopes.items()
-    }
-    return {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
 
 
 def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
