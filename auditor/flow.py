@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .assembly import assembled
 from .facts import gather
+from .judge.backward import with_backward
 from .judge.classify import classify
 from .judge.findings import confronted, silenced
 from .judge.verdicts import judge
@@ -22,7 +23,6 @@ from .replay.depth import plan_errors
 from .stages import Stages
 from .state.process import untouched
 from .tape import capture
-from .training.nodes import with_backward
 from .training.stage import conclude, prepare
 
 

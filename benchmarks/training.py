@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 import auditor
+from auditor.formats.histogram import merged, spread_of
 from auditor.patch.table import plan_table
 from auditor.records.training import LossScale, ParameterGradients
+from auditor.replay.step import Step, bind_step, run_step
 from auditor.replay.strategies import plain
-from auditor.training.gradients import Step, bind_step, capture_step, run_step
+from auditor.runs.step import step_batches
+from auditor.tape.step import capture_step
 from auditor.training.lowered import low_by_module, low_names
-from auditor.training.objective import in_training, step_batches
+from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle
-from auditor.training.spreads import merged, spread_of
 from auditor.training.trials import trial
 from auditor.training.updates import lost_by_adam, lost_by_sgd, ratios_of
 from auditor.training.window import loss_scale

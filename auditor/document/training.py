@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..formats.histogram import flushed, subnormal
 from ..formats.table import FORMATS
 from ..records.training import BackwardError, BackwardNode, LossScale, ParameterGradients, Spread, Training
-from ..training.spreads import flushed, subnormal
 
 
 def training_document(found: Training) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..formats.histogram import flushed, merged, significant, subnormal
 from ..formats.table import FORMATS
 from ..records.training import Spread, Training
-from ..training.spreads import flushed, merged, significant, subnormal
 from .charts import LEFT, RIGHT, WIDTH, Tick, scale
 from .exponents import Band
 from .words import percent, power

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..formats.histogram import flushed, subnormal
 from ..formats.table import FORMATS
 from ..records.audit import Audit
 from ..records.training import BackwardNode, ModuleGradients, Training
-from ..training.spreads import flushed, subnormal
 from ..training.window import scaler_code
 from .gradients import GradientChart, WindowChart, gradient_chart, window_chart
 from .words import label, percent, scope

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from ..formats.histogram import merged
 from ..formats.table import FORMATS
 from ..records import Capture
 from ..records.training import Advice, Training
-from .spreads import merged
 
 DOMINANT = 0.5
 """Share of the squared gradient norm from which an embedding is said to dominate."""

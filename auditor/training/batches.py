@@ -11,14 +11,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError
+from ..formats.histogram import flushed, largest_scale, merged, significant, spread_of
 from ..formats.table import FORMATS
 from ..records import Batch, Objective, Subject
 from ..records.training import BatchSize, Spread
-from .gradients import LOSS, Step, bind_step, capture_step, run_step, with_literals_of
-from .lowstep import gradient_error
-from .objective import step_batches
+from ..replay.lowstep import gradient_error
+from ..replay.step import Step, bind_step, run_step
+from ..runs.step import step_batches
+from ..tape.step import LOSS, capture_step, with_literals_of
 from .own import Lowering, own_step, settle
-from .spreads import flushed, largest_scale, merged, significant, spread_of
 
 HALVINGS, PARTS = 2, 2
 """How often the batch is halved, and how many parts of one size are run at most."""

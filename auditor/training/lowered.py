@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..formats.histogram import merged, significant
 from ..records import Capture
 from ..records.training import ModuleGradients, ParameterGradients, Spread
 from ..replay.resolve import resolve
 from ..replay.strategies import running
-from .spreads import merged, significant
 
 Weights = Mapping[str, tuple[Spread, dict[int, int]]]
 """{parameter: histogram of its values, and of its update ratios}."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from ..load.sandbox import blame
 from ..load.state import in_eval
 from ..load.subject import from_object
 from ..records import Batch, Objective, Subject
+from ..runs.step import TrainingStep, step_batches
 from ..state import unchanged
 
 OWN_LOSS = "the model's own loss"
@@ -25,34 +26,6 @@ WHOLE_BATCH = "batch"
 """A loss function whose only parameter besides the outputs has this name is given the whole batch."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class TrainingStep(nn.Module):
-    """Model and loss as one module, which returns the loss; `model` is the caller's own object.
-
-    Whoever runs it, gradients are on, as they are in training: `detach` and `no_grad` mean something.
-    """
-
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-
-    def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """The loss of one batch, a scalar."""
-        with torch.enable_grad():
-            outputs = self.model(*args, **kwargs)
-            return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
-
-
-def own_loss(outputs: Any) -> Any:
-    """`.loss` or `["loss"]` of what a model returns, or the returned tensor itself; None if there is none."""
-    if isinstance(outputs, Mapping) and "loss" in outputs:
-        return outputs["loss"]
-    loss = getattr(outputs, "loss", None)
-    if loss is None and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-        return outputs.reshape(())
-    return loss
 
 
 def training_subject(
@@ -104,13 +77,6 @@ def checked(subject: Subject) -> Subject:
                 ) from error
         _check_loss(loss, objective)
     return subject
-
-
-def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The subject's batches as TrainingStep takes them."""
-    assert subject.objective is not None
-    pairs = zip(subject.batches, subject.objective.targets, strict=True)
-    return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
 
 
 @contextmanager

@@ -20,15 +20,16 @@ from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Plan
 from ..replay.execute import DTYPES
+from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
+from ..replay.step import Step
 from ..replay.strategies import plain, scoped
 from ..runs.answer import copied, from_the_start
+from ..runs.step import TrainingStep
 from ..tape.capture import assembled
+from ..tape.places import places_of
 from ..tape.record import Plain, record
+from ..tape.step import LOSS, in_its_terms, in_the_model
 from ..tape.twins import Drawn
-from .gradients import LOSS, Step, in_its_terms, in_the_model
-from .lowstep import LowStep, failed, gradient_error, unscaled
-from .objective import TrainingStep
-from .places import places_of
 
 Watch = Callable[[str, int, torch.Tensor], None]
 """Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""

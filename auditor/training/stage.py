@@ -9,20 +9,23 @@ import torch
 
 from ..dispatch import sees_whole
 from ..errors import CaptureError, LoadError
+from ..formats.histogram import flushed, merged, spread_of
 from ..formats.table import FORMATS
+from ..judge.backward import reasoned
+from ..measure.backward_nodes import backward_nodes
 from ..measure.calibrate import usable_batches
 from ..records import Capture, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
+from ..replay.lowstep import gradient_error
+from ..replay.step import Step, bind_step, run_step
+from ..runs.step import step_batches
+from ..tape.step import capture_step
 from .advice import advice_of
 from .batches import batch_sizes
-from .gradients import Step, bind_step, capture_step, run_step
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
-from .lowstep import gradient_error
-from .nodes import backward_nodes
-from .objective import in_training, step_batches
+from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import recommend
-from .spreads import flushed, merged, spread_of
 from .trials import trials_of
 from .updates import outlook, ratios_of
 from .window import loss_scale
@@ -84,7 +87,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merged(found) for name, found in spreads.items()}
-    return Prepared(subject, captured, formats, seed, first, pooled, weights, nodes, attribution, steps)
+    return Prepared(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
 
 
 def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:

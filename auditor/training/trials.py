@@ -6,11 +6,11 @@ from collections import Counter
 
 import torch
 
+from ..formats.histogram import flushed, merged, significant, significant_entries, spread_of
 from ..formats.table import FORMATS
 from ..records.training import LossScale, Trial
-from .gradients import Step
+from ..replay.step import Step
 from .own import Lowering, own_step
-from .spreads import flushed, merged, significant, significant_entries, spread_of
 
 
 def trials_of(step: Step, low: Lowering, window: LossScale) -> tuple[Trial, ...]:

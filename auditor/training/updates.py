@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from ..formats.histogram import exponent_counts
 from ..formats.table import FORMATS
 from ..records.training import ParameterGradients
-from .spreads import exponent_counts
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Learning rates that the outlook lists."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..formats.histogram import flushed, largest_scale, merged, subnormal
 from ..formats.table import FORMATS
 from ..records.training import LossScale, Spread
-from .spreads import flushed, largest_scale, merged, subnormal
 
 ALLOWED = 0.01
 """Share of the non-zero low gradients that may be flushed to zero."""

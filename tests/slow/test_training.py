@@ -9,10 +9,12 @@ from functools import cache
 import pytest
 import torch
 
-from auditor.training.attribution import Moved, attribute_gradients, jumps, rerun
-from auditor.training.backward import backward_errors
-from auditor.training.gradients import bind_step, capture_step, run_step
-from auditor.training.objective import in_training, step_batches
+from auditor.measure.backward import backward_errors
+from auditor.measure.gradients import Moved, attribute_gradients, jumps, rerun
+from auditor.replay.step import bind_step, run_step
+from auditor.runs.step import step_batches
+from auditor.tape.step import capture_step
+from auditor.training.objective import in_training
 from benchmarks.learning import fresh, loop, subject_of, task
 from benchmarks.training import ScaleRow, curves, scale_rows, update_rows
 

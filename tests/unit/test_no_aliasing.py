@@ -21,17 +21,19 @@ from torch import Tensor, nn
 import auditor
 from auditor.formats.profile import Profile, range_of
 from auditor.formats.table import FORMATS
+from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import _signs, estimate
 from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
 from auditor.measure.testrun import _gaps
+from auditor.replay.step import bind_step, run_step
 from auditor.runs.answer import copied
+from auditor.runs.step import step_batches
 from auditor.state.draws import in_float32
 from auditor.tape.record import record
+from auditor.tape.step import capture_step
 from auditor.tape.twins import COPY
-from auditor.training.backward import backward_errors
-from auditor.training.gradients import bind_step, capture_step, run_step
-from auditor.training.objective import in_training, step_batches, training_subject
+from auditor.training.objective import in_training, training_subject
 from tests.subjects import capture_of, normal, seeded
 
 PACKAGE = Path(auditor.__file__).parent
@@ -179,8 +181,8 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "runs/answer.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
-    "training/backward.py:_vjp.leaf": ("requires_grad_", trained),
-    "training/gradients.py:bind_step": ("requires_grad_", trained),
+    "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
+    "replay/step.py:bind_step": ("requires_grad_", trained),
 }
 ON_PURPOSE = {
     "state/storages.py:_write": "resize_ copy_",

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.formats.histogram import spread_of
 from auditor.records.training import BatchSize, ParameterGradients, Training
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
-from auditor.training.spreads import spread_of
 from auditor.training.stage import Prepared, conclude, prepare
 
 

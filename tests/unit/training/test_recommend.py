@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from auditor.formats.histogram import spread_of
 from auditor.records.training import LossScale
 from auditor.training.recommend import recommend
-from auditor.training.spreads import spread_of
 from auditor.training.window import loss_scale
 
 BOTH = ("fp16", "bf16")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import auditor
+from auditor.formats.histogram import spread_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report import html, markdown, terminal
 from auditor.report.training import loop_code, training_answers, training_view
-from auditor.training.spreads import spread_of
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made

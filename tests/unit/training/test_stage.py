@@ -14,9 +14,9 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.training import training_document
 from auditor.errors import AuditorError
+from auditor.formats.histogram import flushed, spread_of
 from auditor.formats.table import FORMATS
 from auditor.training.objective import training_subject
-from auditor.training.spreads import flushed, spread_of
 from auditor.training.stage import conclude, prepare
 from tests.unit.training.conftest import Trained, loss_fn, made
 

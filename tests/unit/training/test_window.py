@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from auditor.training.spreads import spread_of
+from auditor.formats.histogram import spread_of
 from auditor.training.window import loss_scale, scaler_code
 
 

@@ -1,22 +1,19 @@
-"""The operations of a training step: what their backward passes do, and what that makes of their verdicts."""
+"""The operations of a training step: what their backward passes do alone, in a low step, and to all gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..judge.verdicts import Judgement
-from ..records import Capture, Verdict
 from ..records.training import BackwardError, BackwardNode
-from .attribution import Moved, attribute_gradients, jumps, rerun
-from .backward import Handed, backward_errors, reason_of
-from .gradients import Step, bind_step, run_step
-from .places import places_of
-from .replay import spoilt
+from ..replay.lowered_step import spoilt
+from ..replay.step import Step, bind_step, run_step
+from .backward import Handed, backward_errors
+from .gradients import Moved, attribute_gradients, jumps, rerun
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Every operation's backward pass, with what it moves and why it is unsafe; and why what it moves is missing."""
+    """Every operation's backward pass, with what it moves; and why what it moves is missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: spoilt(first, fmt) for fmt in formats}
     handed = {name: {fmt: one for fmt, (_, one) in found.items()} for name, found in tested.items()}
@@ -31,8 +28,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
                 error = replace(error, reaches=lost[fmt].get(name))
             errors[fmt] = _with_contribution(error, moved.get(name, {}).get(fmt))
         node = first.capture.nodes[name]
-        reasons = {fmt: reason for fmt, error in errors.items() if (reason := reason_of(error, fmt)) is not None}
-        nodes.append(BackwardNode(name, node.op, node.owner, node.source, errors, reasons))
+        nodes.append(BackwardNode(name, node.op, node.owner, node.source, errors, {}))
     return tuple(nodes), why
 
 
@@ -55,19 +51,3 @@ def _attributed(
         return attribute_gradients(step, handed, formats, first.seed), None
     except (RuntimeError, NotImplementedError) as error:
         return {}, f"an operation has no second derivative ({str(error).strip().splitlines()[0][:120]})"
-
-
-def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
-    """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
-    step, is."""
-    places = places_of(captured)
-    verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
-    ours = {name: key for key, name in places_of(step).items()}
-    for node in nodes:
-        name = places.get(ours[node.name])
-        if name is None:
-            continue
-        for fmt, reason in node.reasons.items():
-            if judged.exposed[name].get(fmt) and verdicts[name][fmt].verdict != "unsafe":
-                verdicts[name][fmt] = Verdict("unsafe", reason, "range")
-    return Judgement(verdicts, judged.exposed)

@@ -7,10 +7,12 @@ import copy
 import pytest
 import torch
 
-from auditor.training.attribution import Moved, attribute_gradients, jumps, rerun
-from auditor.training.backward import backward_errors
-from auditor.training.gradients import Step, bind_step, capture_step, run_step
-from auditor.training.objective import in_training, step_batches, training_subject
+from auditor.measure.backward import backward_errors
+from auditor.measure.gradients import Moved, attribute_gradients, jumps, rerun
+from auditor.replay.step import Step, bind_step, run_step
+from auditor.runs.step import step_batches
+from auditor.tape.step import capture_step
+from auditor.training.objective import in_training, training_subject
 from tests.unit.training.conftest import loss_fn, made
 
 

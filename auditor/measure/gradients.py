@@ -10,10 +10,10 @@ import torch
 
 from ..ops.nodes import packet_name
 from ..records import Capture
+from ..replay.lowered_step import one_low
+from ..replay.lowstep import gradient_error
+from ..replay.step import Step
 from .backward import Handed
-from .gradients import Step
-from .lowstep import gradient_error
-from .replay import one_low
 
 PROBES = 8
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from ..formats.table import FORMATS, Format
 from ..records.training import EMPTY, Spread
+from .table import FORMATS, Format
 
 SIGNIFICANT_BITS = 24
 """Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.training.gradients import bind_step, capture_step, run_step
-from auditor.training.objective import in_training, step_batches, training_subject
+from auditor.replay.step import bind_step, run_step
+from auditor.runs.step import step_batches
+from auditor.tape.step import capture_step
+from auditor.training.objective import in_training, training_subject
 from tests.subjects import normal, seeded
 
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.formats.table import FORMATS
-from auditor.training.spreads import (
+from auditor.formats.histogram import (
     flushed,
     largest_scale,
     merged,
@@ -17,6 +16,7 @@ from auditor.training.spreads import (
     spread_of,
     subnormal,
 )
+from auditor.formats.table import FORMATS
 
 
 def gradients(seed: int, centre: float) -> torch.Tensor:

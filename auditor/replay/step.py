@@ -5,24 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError
 from ..ops.nodes import tensors_of
-from ..records import Batch, Call, Capture, Node, Subject
-from ..tape import capture
-from .objective import TrainingStep, step_batches
-
-LOSS = "(loss)"
-"""Owner of the operations of the loss, which belong to no module of the model."""
-
-_PREFIX = "model"
+from ..records import Batch, Capture, Subject
 
 
 @dataclass
@@ -52,84 +44,6 @@ class Step:
     def on_gpu(self) -> bool:
         """Whether it runs natively."""
         return bool(_devices(self.flat))
-
-
-def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
-
-    The caller has put the model in training mode. Raises: CaptureError(slug="capture-failed").
-    """
-    assert subject.objective is not None
-    step = TrainingStep(subject.model, subject.objective.loss_fn)
-    captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
-    if len(captured.outputs) != 1:
-        raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
-    return replace(in_its_terms(captured), bind=_Bound(captured.bind, subject))
-
-
-def in_its_terms(captured: Capture) -> Capture:
-    """The capture of a TrainingStep with the paths that the model itself knows; what is not the model's is the `LOSS`'s."""
-    aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
-    return replace(
-        captured,
-        nodes={name: _node(node) for name, node in captured.nodes.items()},
-        placeholders=tuple(replace(p, fqn=p.fqn and in_the_model(p.fqn)) for p in captured.placeholders),
-        aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
-    )
-
-
-def with_literals_of(captured: Capture, other: Capture) -> Capture:
-    """The capture with the literals of another one of the same operations, which was held against low runs."""
-    nodes = {
-        name: replace(node, literals=other.nodes[name].literals, autocast_literals=other.nodes[name].autocast_literals)
-        for name, node in captured.nodes.items()
-    }
-    made_in = {place.name: place.made_in for place in other.placeholders}
-    places = tuple(replace(place, made_in=made_in.get(place.name, {})) for place in captured.placeholders)
-    return replace(captured, nodes=nodes, placeholders=places, compared=other.compared)
-
-
-def in_the_model(name: str) -> str:
-    """Name of a parameter of a TrainingStep in the model's own state dict."""
-    return name.removeprefix(f"{_PREFIX}.")
-
-
-_ROOT = Call("", 0, "")
-
-
-def _node(node: Node) -> Node:
-    region = node.region
-    if region is not None:
-        region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
-    return replace(node, owner=_owner(node.owner), calls=_calls(node.calls), region=region)
-
-
-def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """Around an operation: the model's root, or the root and the loss, and what these call.
-
-    The model's root encloses the loss too, since it decides what the loss computes in.
-    """
-    if _in_model(calls):
-        return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))
-    inner = (replace(call, path=_owner(call.path), depth=call.depth + 1) for call in calls[1:])
-    return (_ROOT, Call(LOSS, 1, LOSS), *inner)
-
-
-def _in_model(calls: tuple[Call, ...]) -> bool:
-    return len(calls) > 1 and calls[1].path == _PREFIX
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """Binds a model, not a step, so that the capture is used as any other."""
-
-    inner: Any
-    subject: Subject
-
-    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        assert self.subject.objective is not None
-        flat: list[Any] = self.inner(TrainingStep(model, self.subject.objective.loss_fn), batch)
-        return flat
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
@@ -233,12 +147,6 @@ def _differentiable(wanted: bool) -> Iterator[None]:
         return
     with sdpa_kernel(SDPBackend.MATH):
         yield
-
-
-def _owner(path: str) -> str:
-    if path == _PREFIX:
-        return ""
-    return path.removeprefix(f"{_PREFIX}.") if path.startswith(f"{_PREFIX}.") else LOSS
 
 
 def _devices(flat: list[Any]) -> list[int]:

@@ -11,10 +11,10 @@ from torch import fx
 
 from ..ops.kernels import lowered, raised, run_op
 from ..ops.nodes import target_of, tensors_of
-from ..replay.execute import DTYPES, PolicyInterpreter, with_literals
-from ..replay.strategies import plain, running
-from .gradients import Step
+from .execute import DTYPES, PolicyInterpreter, with_literals
 from .lowstep import LowStep, failed, unscaled
+from .step import Step
+from .strategies import plain, running
 
 RERUN_SCALE = 2.0**12
 

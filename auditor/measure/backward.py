@@ -11,12 +11,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat, lowered, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of
 from ..records.training import BackwardError
 from ..replay.execute import DTYPES, with_literals
-from .gradients import Step
+from ..replay.step import Step
 
 Leaves = list[torch.Tensor | None]
 
@@ -186,14 +185,3 @@ def _exponent(gradients: Leaves) -> int:
 
 def _floating(step: Step, node: fx.Node) -> bool:
     return any(x.is_floating_point() and x.requires_grad for x in step.live[node.name])
-
-
-def reason_of(error: BackwardError, fmt: str) -> str | None:
-    """Why an operation must not run backwards in a format; None where it may."""
-    if error.reaches is None:
-        return None
-    many = "1 finite gradient" if error.nonfinite == 1 else f"{error.nonfinite:,} finite gradients"
-    return (
-        f"its backward pass turns {many} into Inf or NaN in {FORMATS[fmt].name.upper()}, "
-        f"and the gradient of {error.reaches} with them"
-    )
