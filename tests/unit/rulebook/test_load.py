@@ -1,0 +1,56 @@
+"""Rule files of several directories together: codes, families, and rules that supersede others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from auditor.errors import RuleError
+from auditor.resources import resource_dir
+from auditor.rulebook import load_rules
+from tests.rule_files import RULE, write
+
+
+def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, family="others")
+    with pytest.raises(RuleError) as twice:
+        load_rules([tmp_path])
+    assert twice.value.slug == "rule-code-twice"
+    (tmp_path / "others" / "TST001-bad-thing.toml").unlink()
+    write(tmp_path, RULE.replace("TST001", "ABC001"), stem="ABC001-bad-thing")
+    with pytest.raises(RuleError) as prefix:
+        load_rules([tmp_path])
+    assert prefix.value.slug == "rule-prefix"
+
+
+SECOND = RULE.replace("TST001", "TST002")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ('supersedes = ["TST002"]', 'formats = ["fp16", "bf16"]', "TST002 also speaks of bf16, which TST001 does not"),
+        ('supersedes = ["TST002"]', 'formats = ["fp16"]\nsupersedes = ["TST001"]', "TST002 supersedes TST001 in turn"),
+        ('supersedes = ["TST001"]', 'formats = ["fp16"]', "TST001 supersedes TST001 in turn"),
+    ],
+)
+def test_a_rule_supersedes_only_what_it_can_stand_for(tmp_path: Path, first: str, second: str, words: str) -> None:
+    path = write(tmp_path, RULE.replace('formats = ["fp16"]', f'formats = ["fp16"]\n{first}'))
+    write(tmp_path, SECOND.replace('formats = ["fp16"]', second), stem="TST002-bad-thing")
+    with pytest.raises(RuleError) as caught:
+        load_rules([tmp_path])
+    assert str(caught.value) == f"{path}:8: supersedes: {words}"
+
+
+def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="holds no rule"):
+        load_rules([tmp_path])
+
+
+def test_users_rules_join_the_shipped_ones(tmp_path: Path) -> None:
+    write(tmp_path)
+    codes = [rule.code for rule in load_rules([resource_dir("rules"), tmp_path])]
+    assert codes == sorted(codes)
+    assert {"NRM001", "TST001"} <= set(codes)

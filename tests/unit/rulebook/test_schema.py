@@ -1,0 +1,91 @@
+"""The form of a rule file: what becomes a rule, and what is refused, by file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from auditor.errors import RuleError
+from auditor.rulebook import Condition, explain, load_rules
+from tests.rule_files import CHAIN, RULE, write
+
+
+def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (rule,) = load_rules([tmp_path])
+    assert (rule.code, rule.name, rule.family, rule.path) == ("TST001", "bad-thing", "tests", path)
+    assert (rule.severity, rule.confidence, rule.formats) == ("warning", "low", ("fp16",))
+    assert rule.match.ops == ("aten.sum",)
+    assert rule.when == Condition("all", parts=(Condition("fact", "reduction_length", {"above": 8}),))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words", "slug"),
+    [
+        ('severity = "warning"', 'severity = "fatal"', 5, "severity: 'fatal' is not one of", "rule-bad-value"),
+        ('since = "0.1.0"\n', "", 1, "since: is missing", "rule-missing-key"),
+        ('why = "because"', "why = 3", 10, "why: must be a string, not int", "rule-bad-type"),
+        ('why = "because"', 'why = " "', 10, "why: must not be empty", "rule-bad-value"),
+        ('why = "because"', 'why = "because"\ncolour = "red"', 11, "colour: unknown key", "rule-unknown-key"),
+        ('code = "TST001"', 'code = "T1"', 1, "code: 'T1' does not have the form", "rule-bad-value"),
+        ('name = "bad-thing"', 'name = "other"', 2, "the file must be called TST001-other.toml", "rule-bad-value"),
+        ("above = 8", "over = 8", 8, "when[0].over: unknown key", "rule-unknown-key"),
+        ("above = 8", 'above = "8"', 8, "reduction_length is a number; '8' is none", "rule-bad-type"),
+        ("above = 8", "matches = 8", 8, "when[0].matches: unknown key", "rule-unknown-key"),
+        (", above = 8", "", 8, "compares reduction_length with nothing", "rule-missing-key"),
+        ('"reduction_length", above', '"reduction", above', 8, "'reduction' is not one of", "rule-bad-value"),
+        ("{reduction_length}", "{length}", 9, "'length' is not a fact", "rule-bad-value"),
+        ("{reduction_length}", "{reduction_length", 9, "is no valid template", "rule-bad-value"),
+        ("{reduction_length}", "{op:.3g}", 9, "is no valid template", "rule-bad-value"),
+        ('formats = ["fp16"]', 'formats = ["half"]', 7, "formats: 'half' is not one of", "rule-bad-value"),
+        ("formats = [", "formats = [[], ", 7, "must be a non-empty list of strings", "rule-bad-type"),
+        ('ops = ["aten.sum"]', 'op = "aten.sum"', 15, "match.op: unknown key", "rule-unknown-key"),
+        ('ops = ["aten.sum"]', "", 14, "says nothing", "rule-missing-key"),
+        ('ops = ["aten.sum"]', 'position = "middle"', 15, "match.position: 'middle' is not one of", "rule-bad-value"),
+        ('why = "because"', "why = ", 10, "file:", "rule-not-toml"),
+        (
+            'formats = ["fp16"]',
+            'formats = ["fp16"]\nmeasurable = 1',
+            8,
+            "must be true or false, not int",
+            "rule-bad-type",
+        ),
+        ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 8, "no rule is called", "rule-bad-value"),
+        ("[match]", "[example]\ncode = 3\n\n[match]", 15, "example.code: must be a string", "rule-bad-type"),
+        ("[match]", '[example]\ncod = "x"\n\n[match]', 15, "example.cod: unknown key", "rule-unknown-key"),
+        ("[match]", '[example]\nfixed = "x"\n\n[match]', 14, "example.code: is missing", "rule-missing-key"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_file_line_and_key(
+    tmp_path: Path, old: str, new: str, line: int, words: str, slug: str
+) -> None:
+    assert old in RULE
+    path = write(tmp_path, RULE.replace(old, new))
+    with pytest.raises(RuleError) as caught:
+        load_rules([tmp_path])
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert words in str(caught.value)
+    assert caught.value.slug == slug
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('report = "a"', 'report = "z"', "report: 'z' is not one of"),
+        ('report = "a"', 'report = "b"', "the reported one is not optional"),
+        ("a > b? > c", "a > d", "'d' is not described under nodes"),
+        ("a > b? > c", "a > c", "every node stands on a path"),
+    ],
+)
+def test_a_malformed_chain_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    write(tmp_path, RULE + CHAIN.replace(old, new))
+    with pytest.raises(RuleError, match=words.replace("?", r"\?")):
+        load_rules([tmp_path])
+
+
+def test_a_rule_of_ones_own_needs_no_example(tmp_path: Path) -> None:
+    write(tmp_path)
+    (rule,) = load_rules([tmp_path])
+    assert rule.example is None
+    assert "## Example" not in explain(rule)
