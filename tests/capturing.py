@@ -45,6 +45,11 @@ def captured(model: nn.Module, *inputs: Tensor) -> Captured:
     return Captured(traced, recorder.ranges, gather(traced, model, recorder.ranges))
 
 
+def facts_of(function: Callable[..., Any], *inputs: Tensor) -> Captured:
+    """The facts of a plain function on these inputs."""
+    return captured(Function(function), *inputs)
+
+
 class _Recorder(fx.Interpreter):
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)
