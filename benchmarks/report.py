@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from auditor.report import html
+from auditor.report.reporters import html
 from benchmarks.harness import Row, report, seconds
 from tests.browser.devtools import Browser, browser
 from tests.unit.report.factory import make_audit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +11,6 @@ from ..errors import AuditorError
 
 if TYPE_CHECKING:
     from ..records.audit import Audit
-
-REPORTERS = {"text": "terminal", "sarif": "sarif", "github": "github", "md": "markdown"}
 
 
 def extra(audit: Audit, wanted: bool) -> dict[str, str]:
@@ -27,12 +23,10 @@ def extra(audit: Audit, wanted: bool) -> dict[str, str]:
 
 
 def rendered(audit: Audit, form: str) -> str:
-    """The audit as `--format` asks for it; colour and width follow stdout."""
-    if form == "json":
-        return json.dumps(audit.to_json(), indent=2) + "\n"
-    options = importlib.import_module("auditor.report.page").looks() if form == "text" else {}
-    text: str = importlib.import_module(f"auditor.report.{REPORTERS[form]}").render(audit, **options)
-    return text if text.endswith("\n") else text + "\n"
+    """The audit as `--format` asks for it."""
+    from ..report.reporters import reporter
+
+    return reporter(form).render(audit)
 
 
 def append_summary(audit: Audit) -> None:

@@ -44,7 +44,7 @@ def diff(args: argparse.Namespace) -> int:
         from ..report import diff_terminal
         from ..report.page import looks
 
-        print(diff_terminal.render(found, **looks()), end="")
+        print(diff_terminal.render(found, looks()), end="")
         print(f"Report   {args.html}\n" if args.html else "", end="")
     if args.fail_on == "never":
         return 0

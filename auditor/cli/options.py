@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import config
+from ..report import reporters
 from ..resources import table
 from . import verbs
 
@@ -51,7 +52,7 @@ def audit_parser() -> argparse.ArgumentParser:
     add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
-    add("--format", choices=("text", "json", "sarif", "github", "md"), default="text", help="what stdout gets")
+    add("--format", choices=reporters.names(), default="text", help="what stdout gets")
     add(
         "--baseline",
         metavar="PLAN",

@@ -80,15 +80,14 @@ class Audit:
     def save(self, directory: str | Path) -> tuple[Path, ...]:
         """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths."""
         from ..patch.emit import emit
-        from ..report import html, sarif
+        from ..report.reporters import files
 
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         texts = {
-            "report.html": html.render(self),
             "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
             "patched_model.py": emit(self.subject.origin, self.parameters, self.plans, self.recommended, folder),
-            "findings.sarif": sarif.render(self),
+            **files(self),
         }
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Reporters: each takes an Audit alone and returns text; none of them measures or decides anything."""
+"""Report: what an audit came to, in words, tables and pictures; nothing here measures or decides anything."""

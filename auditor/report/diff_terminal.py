@@ -5,16 +5,16 @@ from __future__ import annotations
 from ..document.compare import Comparison
 from ..document.readback import Known
 from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
-from .page import Page, columns, shorten
+from .page import Look, Page, columns, shorten
 from .prose import sentence
 from .words import count, label, op, printable, scope
 
 SHOWN = 12
 
 
-def render(found: Comparison, *, width: int = 80, color: bool = False) -> str:
-    """Headline, plans, new and gone findings, and changed verdicts, in lines of at most `width` cells."""
-    page = Page(max(width, 40), color)
+def render(found: Comparison, look: Look) -> str:
+    """Headline, plans, new and gone findings, and changed verdicts, in lines of at most `look.width` cells."""
+    page = Page(max(look.width, 40), look.color)
     page.labelled("Before", f"{found.before.label} ({found.before.name})", "muted")
     page.labelled("After", f"{found.after.label} ({found.after.name})", "muted")
     page.line()

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
@@ -17,15 +17,20 @@ WIDEST = 110
 """Cells beyond which lines are harder to read, however wide the terminal is."""
 
 
-def looks() -> dict[str, Any]:
-    """Width and colour for this stdout, as arguments of a page: plain and 80 cells wide where nobody watches.
+class Look(NamedTuple):
+    """Cells in a line, and whether they may be coloured."""
+
+    width: int
+    color: bool
+
+
+def looks() -> Look:
+    """Width and colour for this stdout: plain and 80 cells wide where nobody watches.
 
     FORCE_COLOR and NO_COLOR, set to anything but nothing, decide before what stdout is.
     """
-    color = _wants_color()
-    if not sys.stdout.isatty():
-        return {"color": True} if color else {}
-    return {"width": min(shutil.get_terminal_size().columns, WIDEST), "color": color}
+    width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 80
+    return Look(width, _wants_color())
 
 
 def _wants_color() -> bool:

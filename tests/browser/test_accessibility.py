@@ -10,7 +10,8 @@ import pytest
 
 from auditor.document.compare import compare
 from auditor.document.readback import record
-from auditor.report import diff_html, html
+from auditor.report import diff_html
+from auditor.report.reporters import html
 from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import make_audit
 

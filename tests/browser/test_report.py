@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.report import html
+from auditor.report.reporters import html
 from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import HOSTILE, make_audit
 

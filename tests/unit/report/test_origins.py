@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from auditor.records import FlaggedRegion, NodeError
-from auditor.report import html
 from auditor.report.origins import origins
+from auditor.report.reporters import html
 from tests.unit.report.factory import make_audit
 
 

@@ -26,13 +26,13 @@ def environment(monkeypatch):
 @pytest.mark.parametrize(
     ("tty", "variables", "expected"),
     [
-        (True, {}, {"width": 100, "color": True}),
-        (True, {"NO_COLOR": "1"}, {"width": 100, "color": False}),
-        (True, {"NO_COLOR": ""}, {"width": 100, "color": True}),
-        (True, {"TERM": "dumb"}, {"width": 100, "color": False}),
-        (False, {}, {}),
-        (False, {"FORCE_COLOR": "1"}, {"color": True}),
-        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, {}),
+        (True, {}, (100, True)),
+        (True, {"NO_COLOR": "1"}, (100, False)),
+        (True, {"NO_COLOR": ""}, (100, True)),
+        (True, {"TERM": "dumb"}, (100, False)),
+        (False, {}, (80, False)),
+        (False, {"FORCE_COLOR": "1"}, (80, True)),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, (80, False)),
     ],
 )
 def test_looks(environment, tty, variables, expected):
@@ -42,4 +42,4 @@ def test_looks(environment, tty, variables, expected):
 
 def test_a_wide_terminal_is_not_filled(environment):
     environment(True, columns=400)
-    assert looks()["width"] == WIDEST
+    assert looks().width == WIDEST

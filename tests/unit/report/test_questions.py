@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Baseline
-from auditor.report import html
 from auditor.report.questions import questions
+from auditor.report.reporters import html
 from tests.unit.report.factory import make_audit
 
 ASKED = (

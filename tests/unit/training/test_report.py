@@ -14,7 +14,7 @@ import auditor
 from auditor.formats.histogram import spread_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
-from auditor.report import html, markdown, terminal
+from auditor.report.reporters import html, md, text
 from auditor.report.training import loop_code, training_answers, training_view
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
@@ -41,8 +41,8 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert all(advice.title.replace("'", "&#39;") in section for advice in training.advice)
     assert "loss_fn(model(inputs), targets)" in section
     assert '<a href="#training">' in page
-    assert training.recommendation.split(":")[0] in " ".join(terminal.render(trained.audit, width=200).split())
-    assert "Training: " in markdown.render(trained.audit)
+    assert training.recommendation.split(":")[0] in " ".join(text.render(trained.audit, width=200).split())
+    assert "Training: " in md.render(trained.audit)
 
 
 def test_inference_has_no_section() -> None:

@@ -2,7 +2,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from auditor.report import github
+from auditor.report.reporters import github
 from tests.unit.report.factory import make_audit
 
 COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,title=[^:,]+::.+$")

@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from auditor.report import terminal
-from auditor.report.terminal import shorten
+from auditor.report.reporters import text
+from auditor.report.reporters.text import shorten
 from tests.unit.report.factory import make_audit
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("hostile", [False, True])
 def test_no_line_is_wider_than_asked(width, hostile):
-    text = terminal.render(make_audit(60, hostile=hostile, synthetic=True), width=width)
-    assert max(map(cell_len, text.splitlines())) <= width
+    shown = text.render(make_audit(60, hostile=hostile, synthetic=True), width=width)
+    assert max(map(cell_len, shown.splitlines())) <= width
 
 
 @given(st.text(max_size=200), st.integers(2, 90))
@@ -27,27 +27,27 @@ def test_shortened_text_fits_and_short_text_is_untouched(text, width):
 def test_wide_letters_count_as_two_cells():
     audit = make_audit(20)
     wide = tuple(replace(f, owner="層." * 40, message="長" * 200) for f in audit.findings)
-    text = terminal.render(replace(audit, findings=wide))
-    assert max(map(cell_len, text.splitlines())) <= 80
+    shown = text.render(replace(audit, findings=wide))
+    assert max(map(cell_len, shown.splitlines())) <= 80
 
 
 def test_names_cannot_drive_the_terminal():
-    text = terminal.render(make_audit(60, hostile=True))
-    assert "\x1b" not in text
-    assert "\\x1b[31m" in text
+    shown = text.render(make_audit(60, hostile=True))
+    assert "\x1b" not in shown
+    assert "\\x1b[31m" in shown
 
 
 def test_color_changes_nothing_but_codes():
     from rich.text import Text
 
     audit = make_audit()
-    colored = terminal.render(audit, color=True)
+    colored = text.render(audit, color=True)
     assert "\x1b[" in colored
-    assert Text.from_ansi(colored).plain.rstrip() == terminal.render(audit).rstrip()
+    assert Text.from_ansi(colored).plain.rstrip() == text.render(audit).rstrip()
 
 
 def test_the_summary_answers_first():
-    lines = terminal.render(make_audit()).splitlines()
+    lines = text.render(make_audit()).splitlines()
     assert lines[3] == "Verdict   Run it in FP16 under autocast, keeping 2 modules in FP32."
     assert any(line.split() == ["RNG001", "error", "blocks.5.attn.qkv", "model.py:21"] for line in lines)
     assert any(line.startswith("*  FP16 under autocast") and "8.3e-4" in line for line in lines)

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ..records import Finding
-from ..records.audit import Audit
-from .findings import FindingGroup, ranked
-from .paths import Place, places
-from .prose import sentence, summary
-from .view import pattern
-from .words import count, label, op, scope
+from ...records import Finding
+from ...records.audit import Audit
+from ..findings import FindingGroup, ranked
+from ..paths import Place, places
+from ..prose import sentence, summary
+from ..view import pattern
+from ..words import count, label, op, scope
 
+FILE = "findings.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ..records.audit import Audit
-from .findings import FindingGroup, ranked
-from .prose import sentence
-from .view import Island, PlanView, view
-from .words import count, label, op, percent, printable, ratio, scope
+from ...records.audit import Audit
+from ..findings import FindingGroup, ranked
+from ..prose import sentence
+from ..view import Island, PlanView, view
+from ..words import count, label, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 10
 ISLANDS_SHOWN = 12

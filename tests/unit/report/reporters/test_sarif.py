@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Origin
-from auditor.report import sarif
 from auditor.report.paths import places
+from auditor.report.reporters import sarif
 from tests.unit.report.factory import make_audit
 
 

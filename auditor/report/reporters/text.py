@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..records.audit import Audit
-from .findings import FindingGroup, ranked
-from .page import Page, columns, shorten
-from .prose import sentence
-from .view import Island, PlanView, View, view
-from .words import count, memory, op, percent, printable, ratio, scope
+from ...records.audit import Audit
+from ..findings import FindingGroup, ranked
+from ..page import Page, columns, looks, shorten
+from ..prose import sentence
+from ..view import Island, PlanView, View, view
+from ..words import count, memory, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
@@ -15,8 +15,13 @@ ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
 
 
-def render(audit: Audit, *, width: int = 80, color: bool = False) -> str:
-    """Verdict, plans and findings in lines of at most `width` cells; `color` adds ANSI codes, which take no cells."""
+def render(audit: Audit, *, width: int | None = None, color: bool | None = None) -> str:
+    """Verdict, plans and findings in lines of at most `width` cells; `color` adds ANSI codes, which take no cells.
+
+    Both follow stdout unless they are given.
+    """
+    look = looks()
+    width, color = look.width if width is None else width, look.color if color is None else color
     page = Page(max(width, 40), color)
     seen = view(audit)
     _title(page, audit)

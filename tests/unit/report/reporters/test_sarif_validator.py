@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.report import sarif
+from auditor.report.reporters import sarif
 from tests.unit.report.factory import make_audit
 
 INSTALLED = ".ci/tools/node_modules/@microsoft/sarif-multitool-linux/Sarif.Multitool"
@@ -19,7 +19,7 @@ ALLOWED = {"SARIF2005"}
 
 
 def find_multitool() -> str | None:
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     names = (os.environ.get("SARIF_MULTITOOL", ""), "Sarif.Multitool", str(root / INSTALLED))
     return next((found for name in names if name and (found := shutil.which(name))), None)
 

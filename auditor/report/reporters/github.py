@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..records.audit import Audit
-from .findings import FindingGroup, ranked
-from .paths import Place, places
-from .prose import sentence, summary
-from .view import view
-from .words import count, op, printable, scope
+from ...records.audit import Audit
+from ..findings import FindingGroup, ranked
+from ..paths import Place, places
+from ..prose import sentence, summary
+from ..view import view
+from ..words import count, op, printable, scope
 
 COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 MOST_PER_LEVEL = 10

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from ..formats.table import FORMATS
-from ..records.audit import Audit
-from .charts import FRAME, depth_chart, tradeoff
-from .exponents import bars, exponent_map, narrowest, weight_map
-from .findings import ranked
-from .origins import origins
-from .questions import questions
-from .table import table
-from .templates import environment
-from .tools import tools
-from .training import training_view
-from .use import snippets
-from .view import view
+from ...formats.table import FORMATS
+from ...records.audit import Audit
+from ..charts import FRAME, depth_chart, tradeoff
+from ..exponents import bars, exponent_map, narrowest, weight_map
+from ..findings import ranked
+from ..origins import origins
+from ..questions import questions
+from ..table import table
+from ..templates import environment
+from ..tools import tools
+from ..training import training_view
+from ..use import snippets
+from ..view import view
 
+FILE = "report.html"
 GROUPS_SHOWN = 24
 MEMBERS_SHOWN = 40
 OPEN = 5

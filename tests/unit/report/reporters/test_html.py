@@ -3,7 +3,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from auditor.report import html, templates
+from auditor.report import templates
+from auditor.report.reporters import html
 from tests.unit.report.factory import HOSTILE, make_audit
 
 

@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from auditor.report.reporters import files, names, reporter
+from tests.unit.report.factory import make_audit
+
+AUDITS = {
+    "usual": make_audit(),
+    "hostile": make_audit(60, hostile=True, synthetic=True),
+    "empty": make_audit(empty=True),
+    "no plan": make_audit(recommended=None),
+    "one format": make_audit(30, formats=("bf16",), recommended="autocast_bf16"),
+    "tiny": make_audit(4),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "json"])
+@pytest.mark.parametrize("audit", AUDITS.values(), ids=AUDITS.keys())
+def test_renders(name, audit):
+    text = reporter(name).render(audit)
+    assert text.endswith("\n")
+    assert "\x1b" not in text
+    assert "Undefined" not in text
+
+
+def test_a_reporter_is_a_file_in_the_folder():
+    assert names() == ("github", "html", "json", "md", "sarif", "text")
+
+
+def test_those_that_name_a_file_are_written_to_it():
+    found = files(AUDITS["usual"])
+    assert list(found) == ["report.html", "findings.sarif"]
+    assert found["findings.sarif"] == reporter("sarif").render(AUDITS["usual"])
+
+
+def test_json_is_what_plan_json_holds():
+    audit = AUDITS["usual"]
+    assert json.loads(reporter("json").render(audit)) == audit.to_json()
