@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.formats.histogram import merged, spread_of
+from auditor.formats.histogram import magnitudes_of, merged
 from auditor.patch.table import plan_table
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.replay.step import Step, bind_step, run_step
@@ -51,7 +51,7 @@ class ScaleRow:
 def window_of(learning: Task, seed: int = 0) -> LossScale:
     """The window before training, under plain autocast."""
     step = first_step(learning, fresh(learning, seed), seed, seed)
-    spreads = {n: merged(spread_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
+    spreads = {n: merged(magnitudes_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
     window = loss_scale(low_by_module(step.capture, spreads, low_names(step.capture, "fp16", plain("fp16"))))
     assert window is not None and window.init is not None
     return window
@@ -136,7 +136,7 @@ def _parameters(trained: Loop) -> tuple[ParameterGradients, ...]:
     step = first_step(trained.learning, trained.model, trained.seed, 1000 * trained.seed)
     return tuple(
         ParameterGradients(
-            n, "", spread_of(w), spread_of(step.by_parameter[n]), ratios_of(w, step.by_parameter[n]), True
+            n, "", magnitudes_of(w), magnitudes_of(step.by_parameter[n]), ratios_of(w, step.by_parameter[n]), True
         )
         for n, w in step.parameters.items()
     )

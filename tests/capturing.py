@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.facts import NodeFacts, gather
-from auditor.records import Capture, NodeRange, Subject
+from auditor.records import Capture, Magnitudes, Subject
 from auditor.tape import capture
 
 
@@ -30,7 +30,7 @@ class Captured:
     """A capture with the magnitudes of one FP32 run and the facts that follow."""
 
     capture: Capture
-    ranges: dict[str, NodeRange]
+    ranges: dict[str, Magnitudes]
     facts: dict[str, NodeFacts]
 
 
@@ -53,7 +53,7 @@ def facts_of(function: Callable[..., Any], *inputs: Tensor) -> Captured:
 class _Recorder(fx.Interpreter):
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)
-        self.ranges: dict[str, NodeRange] = {}
+        self.ranges: dict[str, Magnitudes] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -63,5 +63,5 @@ class _Recorder(fx.Interpreter):
             positive = sizes[sizes > 0]
             smallest = float(positive.min()) if positive.numel() else 0.0
             largest = float(sizes.max()) if sizes.numel() else 0.0
-            self.ranges[n.name] = NodeRange(largest, smallest, float((tensor == 0).float().mean()), {})
+            self.ranges[n.name] = Magnitudes(largest, smallest, int((tensor == 0).sum()), {})
         return value

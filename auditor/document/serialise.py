@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..load import cautions
-from ..records import FORMAT_VERSION, Baseline, Finding, FlaggedRegion, NodeRange, NodeReport, Plan
+from ..records import FORMAT_VERSION, Baseline, Finding, FlaggedRegion, Magnitudes, NodeReport, Plan
 from ..snippets.offer import shared_modules, tied_parameters
 from .training import training_document
 
@@ -114,11 +114,11 @@ def _judgement(report: NodeReport, name: str) -> dict[str, Any]:
     }
 
 
-def _range(span: NodeRange) -> dict[str, Any]:
+def _range(span: Magnitudes) -> dict[str, Any]:
     return {
         "max_abs": _number(span.max_abs),
         "min_abs": _number(span.min_abs),
-        "zeros": _number(span.zeros),
+        "zeros": _number(span.zero_share),
         "exponents": {str(exponent): count for exponent, count in span.exponents.items()},
     }
 

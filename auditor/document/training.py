@@ -8,7 +8,8 @@ from typing import Any
 
 from ..formats.histogram import flushed, subnormal
 from ..formats.table import FORMATS
-from ..records.training import BackwardError, BackwardNode, LossScale, ParameterGradients, Spread, Training
+from ..records import Magnitudes
+from ..records.training import BackwardError, BackwardNode, LossScale, ParameterGradients, Training
 
 
 def training_document(found: Training) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _parameter(parameter: ParameterGradients) -> dict[str, Any]:
     }
 
 
-def _spread(spread: Spread) -> dict[str, Any]:
+def _spread(spread: Magnitudes) -> dict[str, Any]:
     fp16 = FORMATS["fp16"]
     return {
         "exponents": _counts(spread.exponents),

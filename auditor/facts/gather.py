@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..ops.autocast import treatment
 from ..ops.graph import dtype, op_of, operation, readers, source
-from ..records import Capture, NodeRange, Verdict
+from ..records import Capture, Magnitudes, Verdict
 from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
 from .literals import as_one, beyond, formats_where, lost
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
@@ -37,7 +37,7 @@ _MAXIMA = frozenset({"aten.amax", "aten.max", "aten.logsumexp"})
 def gather(
     capture: Capture,
     model: nn.Module,
-    ranges: Mapping[str, NodeRange],
+    ranges: Mapping[str, Magnitudes],
     verdicts: Mapping[str, Mapping[str, Verdict]] | None = None,
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
@@ -56,7 +56,7 @@ class _Collector:
         self,
         capture: Capture,
         model: nn.Module,
-        ranges: Mapping[str, NodeRange],
+        ranges: Mapping[str, Magnitudes],
         verdicts: Mapping[str, Mapping[str, Verdict]],
     ) -> None:
         self._capture = capture

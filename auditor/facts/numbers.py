@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from ..ops.graph import CASTS, PRODUCTS, arguments, dtype, is_transparent, op_of, packet, source
-from ..records import Capture, NodeRange
+from ..records import Capture, Magnitudes
 from .values import nearest_range
 
 _SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
@@ -51,7 +51,7 @@ def _is_floating(node: fx.Node) -> bool:
     return held is not None and held.is_floating_point
 
 
-def divisor_min_abs(node: fx.Node, ranges: Mapping[str, NodeRange]) -> float | None:
+def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | None:
     """Smallest non-zero magnitude of the tensor a quotient, a reciprocal or a logarithm is taken of."""
     name = packet(op_of(node))
     divisor: Any = arguments(node).get(_DIVISORS.get(name, ""))

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from ..ops.graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
-from ..records import Capture, NodeRange
+from ..records import Capture, Magnitudes
 
 _GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
 _SCALINGS = frozenset({"aten.div", "aten.mul"})
@@ -130,13 +130,13 @@ def _extremes(tensor: torch.Tensor) -> Extremes:
     return Extremes(float(magnitudes.max()), float(magnitudes.min()))
 
 
-def input_max_abs(node: fx.Node, ranges: Mapping[str, NodeRange], weights: frozenset[str]) -> float | None:
+def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:
     """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
     return largest([item.max_abs for item in (nearest_range(item, ranges) for item in activations) if item])
 
 
-def nearest_range(node: fx.Node, ranges: Mapping[str, NodeRange]) -> NodeRange | None:
+def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
     """Magnitudes of the node, measured at the nearest place above it that holds the same values."""
     for candidate in _upwards(node):
         if candidate.name in ranges:

@@ -1,4 +1,4 @@
-"""Exponent histograms of gradients: one answers, for every loss scale at once, what a format flushes or overflows."""
+"""Histograms of magnitudes by powers of two: one answers, for every loss scale at once, what a format flushes or overflows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from ..records.training import EMPTY, Spread
+from ..records import Magnitudes
+from .profile import Profile
 from .table import FORMATS, Format
 
 SIGNIFICANT_BITS = 24
@@ -19,22 +20,16 @@ _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
 
 
-def spread_of(x: torch.Tensor) -> Spread:
-    """Histogram of a real tensor of any shape, in float32."""
+def magnitudes_of(x: torch.Tensor) -> Magnitudes:
+    """Histogram of a real tensor of any shape, its norm in float64, and what FP16 and BF16 round off."""
+    found = Profile(x).range
+    if not found.max_abs:
+        return found
     values = x.detach().float().reshape(-1)
-    if not values.numel():
-        return EMPTY
-    counts = exponent_counts(values)
-    finite = values[torch.isfinite(values)] if counts.get(_BEYOND - _BIAS) else values
-    zeros = int((values == 0).sum())
-    subnormal = counts.get(-_BIAS, 0) - zeros
-    exponents = {e: n for e, n in counts.items() if -_BIAS < e < _BEYOND - _BIAS}
-    if subnormal:
-        exponents = {-_BIAS: subnormal, **exponents}
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    finite = values[torch.isfinite(values)] if found.nonfinite else values
     norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
-    rounding = {name: _rounding(finite, FORMATS[name], largest) for name in ("fp16", "bf16")} if largest else {}
-    return Spread(exponents, zeros, values.numel() - finite.numel(), largest, norm, rounding)
+    rounding = {name: _rounding(finite, FORMATS[name], found.max_abs) for name in ("fp16", "bf16")}
+    return replace(found, norm=norm, rounding=rounding)
 
 
 def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:
@@ -53,29 +48,31 @@ def exponent_counts(x: torch.Tensor) -> dict[int, int]:
     return {index - _BIAS: count for index, count in enumerate(counts) if count}
 
 
-def merged(spreads: Iterable[Spread]) -> Spread:
+def merged(parts: Iterable[Magnitudes]) -> Magnitudes:
     """One histogram of several tensors."""
     exponents: Counter[int] = Counter()
-    zeros, nonfinite, largest, square = 0, 0, 0.0, 0.0
+    zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0
     lost: defaultdict[str, float] = defaultdict(float)
-    for spread in spreads:
-        exponents.update(spread.exponents)
-        zeros, nonfinite = zeros + spread.zeros, nonfinite + spread.nonfinite
-        largest, square = max(largest, spread.max_abs), square + spread.norm**2
-        for name, error in spread.rounding.items():
-            lost[name] += (error * spread.norm) ** 2
+    for part in parts:
+        exponents.update(part.exponents)
+        zeros, nonfinite = zeros + part.zeros, nonfinite + part.nonfinite
+        largest, square = max(largest, part.max_abs), square + part.norm**2
+        smallest = min(smallest, part.min_abs or math.inf)
+        for name, error in part.rounding.items():
+            lost[name] += (error * part.norm) ** 2
     rounding = {name: math.sqrt(gap / square) for name, gap in lost.items()} if square else {}
-    return Spread(dict(sorted(exponents.items())), zeros, nonfinite, largest, math.sqrt(square), rounding)
+    least = smallest if smallest < math.inf else 0.0
+    return Magnitudes(largest, least, zeros, dict(sorted(exponents.items())), nonfinite, math.sqrt(square), rounding)
 
 
-def significant(spread: Spread) -> Spread:
+def significant(found: Magnitudes) -> Magnitudes:
     """One tensor's histogram without the entries that FP32 itself would lose beside its largest.
 
     Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to keep the former.
     """
-    top = max(spread.exponents, default=0)
-    kept = {e: n for e, n in spread.exponents.items() if e >= top - SIGNIFICANT_BITS}
-    return replace(spread, exponents=kept)
+    top = max(found.exponents, default=0)
+    kept = {e: n for e, n in found.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(found, exponents=kept)
 
 
 def significant_entries(x: torch.Tensor) -> torch.Tensor:
@@ -106,8 +103,8 @@ def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float
     return sum(n for e, n in exponents.items() if within(e)) / total if total else 0.0
 
 
-def largest_scale(spread: Spread, fmt: Format) -> float:
+def largest_scale(found: Magnitudes, fmt: Format) -> float:
     """The largest power of two by which no entry passes the largest finite number of `fmt`; inf for zeros alone."""
-    if spread.max_abs == 0:
+    if found.max_abs == 0:
         return math.inf
-    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(spread.max_abs))
+    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(found.max_abs))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..records import NodeRange
+from ..records import Magnitudes
 from .metrics import Damage, damage, max_ulp, relative_l2
 from .table import LOW_DTYPES, Format
 
@@ -37,9 +37,9 @@ class Profile:
         spans = [_Span(chunk) for (chunk,) in _chunks(self._float)]
         counts = [sum(bins) for bins in zip(*(span.counts for span in spans), strict=True)]
         self.finite = counts[_BEYOND] == 0
-        self.range = _range(spans, counts, self._float.numel()) if self.finite else _finite_range(self._float)
         self.norm = math.hypot(*(_norm(chunk) for (chunk,) in _chunks(self._float))) if self.finite else 0.0
-        self.nonzero = self._float.numel() - round(self.range.zeros * self._float.numel())
+        self.range = _range(spans, counts, self.norm) if self.finite else _finite_range(self._float)
+        self.nonzero = self.range.nonzero
 
     @property
     def rms(self) -> float:
@@ -168,25 +168,21 @@ def _norm(x: torch.Tensor) -> float:
     return size if _SMALL < size < _LARGE else float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
-def range_of(x: torch.Tensor) -> NodeRange:
-    """Magnitudes of `x` (shape [*], any real dtype). Non-finite entries are left out; empty and all-zero give 0."""
-    return Profile(x).range
-
-
-def _range(spans: Sequence[_Span], counts: list[int], total: int) -> NodeRange:
+def _range(spans: Sequence[_Span], counts: list[int], norm: float) -> Magnitudes:
     largest = max(span.largest for span in spans)
     if largest == 0:
-        return NodeRange(0.0, 0.0, 1.0 if total else 0.0, {})
+        return Magnitudes(0.0, 0.0, counts[0], {})
     zeros = sum(span.zeros for span in spans)
     exponents = {index - _BIAS: count for index, count in enumerate(counts[1:_BEYOND], start=1) if count}
     if counts[0] > zeros:
         exponents = {-_BIAS: counts[0] - zeros, **exponents}
     smallest = min(span.smallest for span in spans)
-    return NodeRange(_as_float(largest), _as_float(smallest), zeros / total, exponents)
+    return Magnitudes(_as_float(largest), _as_float(smallest), zeros, exponents, norm=norm)
 
 
-def _finite_range(x: torch.Tensor) -> NodeRange:
-    return range_of(x[torch.isfinite(x)])
+def _finite_range(x: torch.Tensor) -> Magnitudes:
+    finite = x[torch.isfinite(x)]
+    return replace(Profile(finite).range, nonfinite=x.numel() - finite.numel())
 
 
 def _bits(x: float) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
-from ..records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
+from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import STRATEGIES, plain, running
 
@@ -20,7 +20,7 @@ def verdict_of(
     node: Node,
     error: NodeError | None,
     contribution: Contribution | None,
-    span: NodeRange | None,
+    span: Magnitudes | None,
     exposed: tuple[str, ...],
     fmt: str,
     max_error: float,
@@ -48,7 +48,7 @@ def verdict_of(
 
 
 def _unsafe_reason(
-    error: NodeError, contribution: Contribution, span: NodeRange | None, fmt: str, max_error: float
+    error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
 ) -> str:
     effect = (
         "the outputs turn non-finite"

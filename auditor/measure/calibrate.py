@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils import _pytree as pytree
 
-from ..records import Batch, Capture, Contribution, NodeError, NodeRange, Subject
+from ..formats.histogram import merged
+from ..records import Batch, Capture, Contribution, Magnitudes, NodeError, Subject
 from ..tape.paths import key_of
 from .attribute import attribute
 from .measure import Measurement, measure
@@ -24,7 +25,7 @@ class Calibration:
 
     errors: Mapping[str, Mapping[str, NodeError]]
     contributions: Mapping[str, Mapping[str, Contribution]]
-    ranges: Mapping[str, NodeRange]
+    ranges: Mapping[str, Magnitudes]
     batches: int
 
 
@@ -86,7 +87,7 @@ def _merged(a: Calibration, b: Calibration) -> Calibration:
             n: {f: _averaged(c, b.contributions[n][f], count) for f, c in formats.items()}
             for n, formats in a.contributions.items()
         },
-        ranges={name: _wider(span, b.ranges[name], count) for name, span in a.ranges.items()},
+        ranges={name: merged((span, b.ranges[name])) for name, span in a.ranges.items()},
         batches=count,
     )
 
@@ -132,11 +133,3 @@ def _averaged(mean: Contribution, new: Contribution, count: int) -> Contribution
 
 def _rms(mean: float, new: float, count: int) -> float:
     return math.sqrt((mean**2 * (count - 1) + new**2) / count)
-
-
-def _wider(a: NodeRange, b: NodeRange, count: int) -> NodeRange:
-    smallest = [x for x in (a.min_abs, b.min_abs) if x > 0]
-    exponents = {e: a.exponents.get(e, 0) + b.exponents.get(e, 0) for e in sorted({*a.exponents, *b.exponents})}
-    return NodeRange(
-        max(a.max_abs, b.max_abs), min(smallest, default=0.0), (a.zeros * (count - 1) + b.zeros) / count, exponents
-    )

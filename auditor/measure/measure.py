@@ -15,7 +15,7 @@ from ..formats.profile import Profile
 from ..formats.table import FORMATS
 from ..ops.kernels import lowered, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of, viewed
-from ..records import Batch, Capture, Literals, NodeError, NodeRange
+from ..records import Batch, Capture, Literals, Magnitudes, NodeError
 from ..replay.execute import with_literals
 from .causes import cause_of
 from .derivatives import DIFFERENTIABLE
@@ -42,7 +42,7 @@ class Measurement:
     live: dict[str, Leaves] = field(default_factory=dict)
     errors: dict[str, dict[str, NodeError]] = field(default_factory=dict)
     traces: dict[str, dict[str, Trace]] = field(default_factory=dict)
-    ranges: dict[str, NodeRange] = field(default_factory=dict)
+    ranges: dict[str, Magnitudes] = field(default_factory=dict)
     outputs: Leaves = field(default_factory=list)
     anchors: Leaves = field(default_factory=list)
     readings: dict[str, dict[str, torch.Tensor | None]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from .graph import (
     Progress,
     Subject,
 )
-from .measure import Contribution, Distance, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
+from .measure import Contribution, Distance, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Memory, Plan, ScopeChoice, Verification
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "Finding",
     "FlaggedRegion",
     "Literals",
+    "Magnitudes",
     "Memory",
     "Node",
     "NodeError",
-    "NodeRange",
     "NodeReport",
     "Objective",
     "Origin",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .graph import Node, Subject
-from .measure import Contribution, Finding, FlaggedRegion, NodeError, NodeRange, Verdict, Weight
+from .measure import Contribution, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Plan
 from .training import Training
 
@@ -38,7 +38,7 @@ class NodeReport:
     contributions: Mapping[str, Contribution]
     verdicts: Mapping[str, Verdict]
     exposed: Mapping[str, tuple[str, ...]]
-    range: NodeRange | None
+    range: Magnitudes | None
     flops: int
 
 

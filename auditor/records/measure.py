@@ -64,17 +64,32 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class NodeRange:
-    """Magnitudes of a node's FP32 output over the audited inputs; None for non-floating outputs.
+class Magnitudes:
+    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read.
 
-    max_abs: largest finite magnitude; min_abs: smallest non-zero one; zeros: share of exact zeros.
-    exponents: counts per power of two, {floor(log2|x|): count}.
+    max_abs: largest finite magnitude; min_abs: smallest non-zero one, 0 if there is none. zeros, nonfinite: counts of the
+    entries that are. exponents: {floor(log2|x|): count} of the others. norm: L2 norm of the finite entries.
+    rounding: {format: relative L2 error of rounding them without overflow}: the bits that a format takes; where measured.
     """
 
     max_abs: float
     min_abs: float
-    zeros: float
+    zeros: int
     exponents: Mapping[int, int]
+    nonfinite: int = 0
+    norm: float = 0.0
+    rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def nonzero(self) -> int:
+        """How many entries are finite and not zero."""
+        return sum(self.exponents.values())
+
+    @property
+    def zero_share(self) -> float:
+        """Share of exact zeros among the finite entries; 0 where there are none."""
+        finite = self.nonzero + self.zeros
+        return self.zeros / finite if finite else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class Weight:
 
     name: str
     kind: str
-    range: NodeRange
+    range: Magnitudes
 
 
 @dataclass(frozen=True)

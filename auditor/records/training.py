@@ -5,30 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Spread:
-    """Magnitudes of one tensor, or of several together: an exponent histogram, from which any scaling can be read.
-
-    exponents: {floor(log2|x|): count} of the finite, non-zero entries. zeros, nonfinite: counts of the others.
-    max_abs: largest finite magnitude. norm: their L2 norm. rounding: {format: relative L2 error of rounding them}, of
-    finite entries and without overflow: the bits that a format takes.
-    """
-
-    exponents: Mapping[int, int]
-    zeros: int
-    nonfinite: int
-    max_abs: float
-    norm: float
-    rounding: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def nonzero(self) -> int:
-        """How many entries are finite and not zero."""
-        return sum(self.exponents.values())
-
-
-EMPTY = Spread({}, 0, 0, 0.0, 0.0)
+from .measure import Magnitudes
 
 
 @dataclass(frozen=True)
@@ -40,8 +17,8 @@ class ModuleGradients:
     """
 
     module: str
-    activations: Spread
-    low: Spread | None
+    activations: Magnitudes
+    low: Magnitudes | None
 
 
 @dataclass(frozen=True)
@@ -54,8 +31,8 @@ class ParameterGradients:
 
     name: str
     module: str
-    weight: Spread
-    gradient: Spread
+    weight: Magnitudes
+    gradient: Magnitudes
     ratios: Mapping[int, int]
     low: bool
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..formats.table import FORMATS
-from ..records import NodeRange
+from ..records import Magnitudes
 from ..records.audit import Audit
 from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, scale
 from .words import label, percent, power
@@ -61,7 +61,7 @@ def _edges(fmt: str) -> tuple[float, float, float]:
     return row.min_exponent - row.mantissa, row.min_exponent, math.log2(row.largest)
 
 
-def bars(span: NodeRange | None, formats: tuple[str, ...]) -> Bars | None:
+def bars(span: Magnitudes | None, formats: tuple[str, ...]) -> Bars | None:
     """One tensor's exponents against the narrowest format; None where there is nothing to draw."""
     fmt = narrowest(formats)
     if span is None or not span.exponents or fmt is None:
@@ -99,7 +99,7 @@ def _bands(fmt: str, place: Callable[[float], float]) -> tuple[Band, ...]:
     )
 
 
-def _summary(span: NodeRange, fmt: str) -> str:
+def _summary(span: Magnitudes, fmt: str) -> str:
     (zero, normal, top), total = _edges(fmt), sum(span.exponents.values())
     over = sum(n for e, n in span.exponents.items() if e >= top) / total
     small = sum(n for e, n in span.exponents.items() if zero <= e < normal) / total
@@ -122,7 +122,7 @@ def weight_map(audit: Audit) -> Map | None:
     return _map([weight.range for weight in audit.weights], audit.formats)
 
 
-def _map(ranges: list[NodeRange], formats: tuple[str, ...]) -> Map | None:
+def _map(ranges: list[Magnitudes], formats: tuple[str, ...]) -> Map | None:
     fmt = narrowest(formats)
     spans = [span for span in ranges if span.exponents]
     if not spans or fmt is None:
@@ -147,7 +147,7 @@ def _map(ranges: list[NodeRange], formats: tuple[str, ...]) -> Map | None:
     )
 
 
-def _column(spans: list[NodeRange]) -> dict[int, float]:
+def _column(spans: list[Magnitudes]) -> dict[int, float]:
     column: dict[int, float] = {}
     for span in spans:
         for exponent, share in _clamped(span.exponents).items():

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..formats.histogram import flushed, merged, significant, subnormal
 from ..formats.table import FORMATS
-from ..records.training import Spread, Training
+from ..records import Magnitudes
+from ..records.training import Training
 from .charts import LEFT, RIGHT, WIDTH, Tick, scale
 from .exponents import Band
 from .words import percent, power
@@ -54,7 +55,7 @@ class WindowChart:
     bottom: int = HEIGHT - BOTTOM
 
 
-def _low(found: Training) -> Spread:
+def _low(found: Training) -> Magnitudes:
     spreads = [m.low for m in found.modules if m.low is not None]
     return merged([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
 
@@ -92,7 +93,7 @@ def _outline(exponents: Mapping[int, int], shift: int) -> str:
     return f"M{x(low):g} {HEIGHT - BOTTOM}{steps}V{HEIGHT - BOTTOM}z"
 
 
-def _summary(pool: Spread, init: float | None) -> str:
+def _summary(pool: Magnitudes, init: float | None) -> str:
     plain = f"Without a scale {percent(flushed(pool.exponents, FP16))} of the gradients that FP16 holds become zero"
     plain += f" and {percent(subnormal(pool.exponents, FP16))} are subnormal"
     if init is None:

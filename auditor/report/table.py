@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..formats.table import FORMATS
-from ..records import NodeRange, NodeReport
+from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from .view import precision_of
 from .words import VERDICTS, label
@@ -137,7 +137,7 @@ def _number(value: float | None, digits: int = 2) -> float | str | None:
     return float(f"{value:.{digits}g}")
 
 
-def _histogram(span: NodeRange | None) -> str:
+def _histogram(span: Magnitudes | None) -> str:
     """`first exponent:digits`, one base-36 digit per power of two on a logarithmic scale, 0 for an empty one."""
     if span is None or not span.exponents:
         return ""

@@ -11,10 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError
-from ..formats.histogram import flushed, largest_scale, merged, significant, spread_of
+from ..formats.histogram import flushed, largest_scale, magnitudes_of, merged, significant
 from ..formats.table import FORMATS
-from ..records import Batch, Objective, Subject
-from ..records.training import BatchSize, Spread
+from ..records import Batch, Magnitudes, Objective, Subject
+from ..records.training import BatchSize
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
 from ..runs.step import step_batches
@@ -47,7 +47,7 @@ def batch_sizes(
 
 def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
     pool = merged(_inner(step) for step in steps)
-    norms = [merged(spread_of(g) for g in step.by_parameter.values()).norm for step in steps]
+    norms = [merged(magnitudes_of(g) for g in step.by_parameter.values()).norm for step in steps]
     known = {fmt: [row[fmt] for row in errors] for fmt in errors[0]}
     return BatchSize(
         samples,
@@ -58,10 +58,10 @@ def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, floa
     )
 
 
-def _inner(step: Step) -> Spread:
+def _inner(step: Step) -> Magnitudes:
     """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
     return merged(
-        significant(spread_of(g))
+        significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()
         for g in gradients
         if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..formats.histogram import merged, significant
-from ..records import Capture
-from ..records.training import ModuleGradients, ParameterGradients, Spread
+from ..records import Capture, Magnitudes
+from ..records.training import ModuleGradients, ParameterGradients
 from ..replay.resolve import resolve
 from ..replay.strategies import running
 
-Weights = Mapping[str, tuple[Spread, dict[int, int]]]
+Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
 """{parameter: histogram of its values, and of its update ratios}."""
 
 
@@ -20,9 +20,9 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 
-def low_by_module(captured: Capture, spreads: Mapping[str, Spread], low: frozenset[str]) -> dict[str, Spread]:
+def low_by_module(captured: Capture, spreads: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
     """The low gradients of every module, its parameters' among them."""
-    groups: dict[str, list[Spread]] = {}
+    groups: dict[str, list[Magnitudes]] = {}
     for name, spread in spreads.items():
         if name in low:
             groups.setdefault(_module(captured, name), []).append(significant(spread))
@@ -38,7 +38,7 @@ def _module(captured: Capture, name: str) -> str:
 
 
 def module_gradients(
-    captured: Capture, spreads: Mapping[str, Spread], low: frozenset[str]
+    captured: Capture, spreads: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
     """Gradients of what every module's operations return, in the order they run."""
     groups: dict[str, list[str]] = {}
@@ -56,7 +56,7 @@ def module_gradients(
 
 
 def parameter_gradients(
-    captured: Capture, spreads: Mapping[str, Spread], weights: Weights, low: frozenset[str]
+    captured: Capture, spreads: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
 ) -> tuple[ParameterGradients, ...]:
     """Every trainable parameter with its gradient, a tied one once."""
     found = {}

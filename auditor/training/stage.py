@@ -9,13 +9,13 @@ import torch
 
 from ..dispatch import sees_whole
 from ..errors import CaptureError, LoadError
-from ..formats.histogram import flushed, merged, spread_of
+from ..formats.histogram import flushed, magnitudes_of, merged
 from ..formats.table import FORMATS
 from ..judge.backward import reasoned
 from ..measure.backward_nodes import backward_nodes
 from ..measure.calibrate import usable_batches
-from ..records import Capture, Plan, Subject
-from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Spread, Training
+from ..records import Capture, Magnitudes, Plan, Subject
+from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
 from ..runs.step import step_batches
@@ -46,8 +46,8 @@ class Prepared:
     formats: tuple[str, ...]
     seed: int
     first: Step
-    spreads: dict[str, Spread]
-    weights: dict[str, tuple[Spread, dict[int, int]]]
+    spreads: dict[str, Magnitudes]
+    weights: dict[str, tuple[Magnitudes, dict[int, int]]]
     nodes: tuple[BackwardNode, ...]
     attribution: str | None
     losses: list[float] = field(default_factory=list)
@@ -68,20 +68,20 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
     with in_training(subject.model):
         tick("capture")
         captured = capture_step(subject, formats, seed)
-        spreads: dict[str, list[Spread]] = {}
+        spreads: dict[str, list[Magnitudes]] = {}
         steps = []
         batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
             step = settle(run_step(bind_step(captured, subject, batch, seed)))
             for name, gradients in step.gradients.items():
-                spreads.setdefault(name, []).extend(spread_of(g) for g in gradients if g is not None)
+                spreads.setdefault(name, []).extend(magnitudes_of(g) for g in gradients if g is not None)
             steps.append(float(step.loss.detach()))
             _refuse_broken(step)
             if len(steps) == 1:
                 first = step
         weights = {
-            name: (spread_of(leaf), ratios_of(leaf, first.by_parameter[name]))
+            name: (magnitudes_of(leaf), ratios_of(leaf, first.by_parameter[name]))
             for name, leaf in first.parameters.items()
         }
         tick("backward passes")

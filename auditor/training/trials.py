@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from ..formats.histogram import flushed, merged, significant, significant_entries, spread_of
+from ..formats.histogram import flushed, magnitudes_of, merged, significant, significant_entries
 from ..formats.table import FORMATS
 from ..records.training import LossScale, Trial
 from ..replay.step import Step
@@ -31,7 +31,7 @@ def trial(step: Step, lowering: Lowering, scale: float, window: LossScale) -> Tr
             kept = significant_entries(ours)
             counted["lost"] += int((kept & (gradient == 0)).sum())
             counted["all"] += int(kept.sum())
-            seen.append(significant(spread_of(ours)))
+            seen.append(significant(magnitudes_of(ours)))
 
     low = own_step(step, lowering, scale, watch)
     shift = round(torch.log2(torch.tensor(scale, dtype=torch.float64)).item())

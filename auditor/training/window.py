@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from ..formats.histogram import flushed, largest_scale, merged, subnormal
 from ..formats.table import FORMATS
-from ..records.training import LossScale, Spread
+from ..records import Magnitudes
+from ..records.training import LossScale
 
 ALLOWED = 0.01
 """Share of the non-zero low gradients that may be flushed to zero."""
@@ -19,7 +20,7 @@ _HIGHEST = 126
 FP16 = FORMATS["fp16"]
 
 
-def loss_scale(low: Mapping[str, Spread], allowed: float = ALLOWED) -> LossScale | None:
+def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossScale | None:
     """The window for gradients that are low, by module; None where none is, or all are zero."""
     pool = merged(low.values())
     if not pool.nonzero:
@@ -44,7 +45,7 @@ def loss_scale(low: Mapping[str, Spread], allowed: float = ALLOWED) -> LossScale
     )
 
 
-def _lost(spread: Spread, shift: int) -> int:
+def _lost(spread: Magnitudes, shift: int) -> int:
     """How many gradients of a module are flushed at the top of the window."""
     return round(flushed(spread.exponents, FP16, shift) * spread.nonzero)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.profile import Profile, range_of
+from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
 from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import _signs, estimate
@@ -106,7 +106,7 @@ def profile(dtype: torch.dtype) -> None:
 def ranges(dtype: torch.dtype) -> None:
     for x in (normal(400).to(dtype), torch.zeros(4, dtype=dtype), awkward(400, dtype)):
         with unchanged(x):
-            range_of(x)
+            Profile(x)
 
 
 def gaps(dtype: torch.dtype) -> None:

@@ -11,57 +11,64 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.formats.metrics import damage, max_ulp, relative_l2
-from auditor.formats.profile import Profile, range_of
+from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
-from auditor.records import NodeRange
+from auditor.records import Magnitudes
 
 LOW = ["fp16", "bf16"]
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+def magnitudes(x: torch.Tensor) -> Magnitudes:
+    """What a profile says of a tensor's magnitudes."""
+    return Profile(x).range
+
+
 def test_a_tensor_worked_out_by_hand() -> None:
-    span = range_of(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
-    # |x|: 3 = 1.5 * 2^1, 0.75 = 1.5 * 2^-1, 0.5 = 2^-1, 2 = 2^1; two of six are zero
-    assert span == NodeRange(max_abs=3.0, min_abs=0.5, zeros=pytest.approx(2 / 6), exponents={-1: 2, 1: 2})
+    span = magnitudes(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
+    # |x|: 3 = 1.5 * 2^1, 0.75 = 1.5 * 2^-1, 0.5 = 2^-1, 2 = 2^1; two of six are zero; squares: 9, 9/16, 1/4, 4
+    norm = pytest.approx(math.sqrt(13.8125))
+    assert span == Magnitudes(max_abs=3.0, min_abs=0.5, zeros=2, exponents={-1: 2, 1: 2}, norm=norm)
+    assert (span.nonzero, span.zero_share) == (4, pytest.approx(2 / 6))
 
 
 def test_powers_of_two_open_their_own_bin() -> None:
-    assert range_of(torch.tensor([1.0, 1.9999999, 2.0])).exponents == {0: 2, 1: 1}
+    assert magnitudes(torch.tensor([1.0, 1.9999999, 2.0])).exponents == {0: 2, 1: 1}
 
 
 def test_non_finite_entries_are_left_out() -> None:
-    span = range_of(torch.tensor([math.inf, -math.inf, math.nan, 4.0, 0.0]))
-    assert span == NodeRange(max_abs=4.0, min_abs=4.0, zeros=0.5, exponents={2: 1})
+    span = magnitudes(torch.tensor([math.inf, -math.inf, math.nan, 4.0, 0.0]))
+    assert span == Magnitudes(max_abs=4.0, min_abs=4.0, zeros=1, exponents={2: 1}, nonfinite=3, norm=4.0)
 
 
 def test_tensors_without_a_magnitude() -> None:
-    assert range_of(torch.empty(0)) == NodeRange(0.0, 0.0, 0.0, {})
-    assert range_of(torch.zeros(3)) == NodeRange(0.0, 0.0, 1.0, {})
-    assert range_of(torch.tensor([math.nan, math.inf])) == NodeRange(0.0, 0.0, 0.0, {})
+    assert magnitudes(torch.empty(0)) == Magnitudes(0.0, 0.0, 0, {})
+    assert magnitudes(torch.zeros(3)) == Magnitudes(0.0, 0.0, 3, {})
+    assert magnitudes(torch.tensor([math.nan, math.inf])) == Magnitudes(0.0, 0.0, 0, {}, nonfinite=2)
 
 
 def test_extremes_of_fp32() -> None:
-    span = range_of(torch.tensor([2.0**-149, -3.4028234663852886e38, 0.0]))
-    assert (span.min_abs, span.max_abs, span.zeros) == (2.0**-149, 3.4028234663852886e38, pytest.approx(1 / 3))
+    span = magnitudes(torch.tensor([2.0**-149, -3.4028234663852886e38, 0.0]))
+    assert (span.min_abs, span.max_abs, span.zeros) == (2.0**-149, 3.4028234663852886e38, 1)
     assert span.exponents == {-127: 1, 127: 1}  # all subnormals of FP32 share the bin below its normal numbers
 
 
 def test_a_tensor_inside_autograd_in_half_and_with_strides() -> None:
-    assert range_of(torch.tensor([2.0], requires_grad=True) * 3).max_abs == 6.0
-    assert range_of(torch.tensor([65504.0], dtype=torch.float16)).exponents == {15: 1}
-    assert range_of(torch.arange(6.0).reshape(2, 3).t()[1:]).zeros == 0.0  # without the row that holds 0
+    assert magnitudes(torch.tensor([2.0], requires_grad=True) * 3).max_abs == 6.0
+    assert magnitudes(torch.tensor([65504.0], dtype=torch.float16)).exponents == {15: 1}
+    assert magnitudes(torch.arange(6.0).reshape(2, 3).t()[1:]).zeros == 0  # without the row that holds 0
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(numbers, max_size=20))
 def test_any_range_against_a_count(values: list[float]) -> None:
-    span = range_of(torch.tensor(values, dtype=torch.float32))
+    span = magnitudes(torch.tensor(values, dtype=torch.float32))
     sizes = [abs(value) for value in values if math.isfinite(value)]
     nonzero = [size for size in sizes if size > 0]
     assert span.max_abs == max(nonzero, default=0.0)
     assert span.min_abs == min(nonzero, default=0.0)
-    assert span.zeros == pytest.approx(sizes.count(0.0) / len(sizes) if sizes else 0.0)
+    assert span.zeros == sizes.count(0.0)
     assert sum(span.exponents.values()) == len(nonzero)
     assert all(2.0**power <= max(nonzero) for power in span.exponents if power > -127)
 

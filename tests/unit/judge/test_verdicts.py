@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from auditor.judge.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
 from auditor.measure.calibrate import calibrate
-from auditor.records import Capture, Contribution, Node, NodeError, NodeRange, Verdict
+from auditor.records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
 from auditor.tape import capture
 from tests.capturing import Function
 from tests.subjects import FORMATS, normal, only, seeded, subject_of
 
 BOTH = ("autocast", "cast")
-SPAN = NodeRange(1e6, 1.0, 0.0, {})
+SPAN = Magnitudes(1e6, 1.0, 0, {})
 
 
 def node(dtype: str = "float32", floating: bool = True) -> Node:
@@ -94,7 +94,7 @@ def test_an_overflow_of_an_intermediate_is_said_to_be_one() -> None:
         node(),
         NodeError(overflow=1, cause="overflow"),
         Contribution(1, 0, 0),
-        NodeRange(5.0, 1.0, 0.0, {}),
+        Magnitudes(5.0, 1.0, 0, {}),
         BOTH,
         "fp16",
         0.01,

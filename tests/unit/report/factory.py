@@ -13,9 +13,9 @@ from auditor.records import (
     Baseline,
     Contribution,
     Finding,
+    Magnitudes,
     Node,
     NodeError,
-    NodeRange,
     NodeReport,
     Origin,
     Plan,
@@ -146,7 +146,7 @@ def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Ra
                 {f: fact[1] for f, fact in facts.items()},
                 {f: fact[2] for f, fact in facts.items()},
                 dict.fromkeys(formats, ("cast",)),
-                NodeRange(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 0.01, _histogram(center, rng)),
+                Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, _histogram(center, rng)),
                 int(1e9) if "linear" in op or "matmul" in op else int(1e6),
             )
         )
@@ -179,7 +179,7 @@ def _untested(reads: str, formats: tuple[str, ...]) -> NodeReport:
         {},
         {f: Verdict("untested", "the operation does not run in this format") for f in formats},
         dict.fromkeys(formats, ()),
-        NodeRange(0.0, 0.0, 1.0, {}),
+        Magnitudes(0.0, 0.0, 1, {}),
         0,
     )
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import NodeRange, Weight
+from auditor.records import Magnitudes, Weight
 from auditor.report.charts import BINS, HEIGHT, WIDTH, depth_chart, tradeoff
 from auditor.report.exponents import BARS_WIDTH, bars, exponent_map, narrowest, weight_map
 from tests.unit.report.factory import make_audit
@@ -48,7 +48,7 @@ def test_charts_without_data_are_none():
 
 def test_bars_say_what_the_format_cannot_hold():
     # of 8 values, 2 are in [2^17, 2^18), 1 in [2^-20, 2^-19), 1 in [2^-30, 2^-29)
-    chart = bars(NodeRange(2.0**17, 2.0**-30, 0.0, {17: 2, -20: 1, -30: 1, 0: 4}), ("bf16", "fp16"))
+    chart = bars(Magnitudes(2.0**17, 2.0**-30, 0, {17: 2, -20: 1, -30: 1, 0: 4}), ("bf16", "fp16"))
     assert chart is not None
     assert chart.summary == "FP16: 25% above the largest, 12% subnormal, 12% lost to zero"
     assert [b.kind for b in chart.bands] == ["zero", "subnormal", "normal", "over"]
@@ -64,7 +64,7 @@ def test_exponent_map_draws_every_column():
 
 def test_exponents_far_outside_the_chart_are_clamped():
     audit = make_audit(10)
-    wild = replace(audit.nodes[0], range=NodeRange(1e38, 1e-40, 0.0, {126: 1, -133: 1}))
+    wild = replace(audit.nodes[0], range=Magnitudes(1e38, 1e-40, 0, {126: 1, -133: 1}))
     drawn = exponent_map(replace(audit, nodes=(wild, *audit.nodes[1:])))
     assert drawn is not None
     assert all(b.end <= b.start for b in drawn.bands)
@@ -90,7 +90,7 @@ def test_the_recommended_plan_has_a_line_of_its_own_where_it_was_run():
 
 def test_weights_have_a_map_of_their_own():
     assert weight_map(make_audit(20)) is None
-    weight = Weight("head.weight", "parameter", NodeRange(0.5, 0.25, 0.0, {-1: 3, -2: 1}))
+    weight = Weight("head.weight", "parameter", Magnitudes(0.5, 0.25, 0, {-1: 3, -2: 1}))
     drawn = weight_map(replace(make_audit(20), weights=(weight, weight)))
     assert drawn is not None
     assert drawn.per_column == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.histogram import spread_of
+from auditor.formats.histogram import magnitudes_of
 from auditor.records.training import BatchSize, ParameterGradients, Training
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
@@ -87,7 +87,7 @@ def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[Prepared, Tra
 
 def test_eps_against_the_gradients(lookup: tuple[Prepared, Training]) -> None:
     prepared, training = lookup
-    tiny = tuple(replace(p, gradient=spread_of(torch.full((10,), 1e-9))) for p in training.parameters)
+    tiny = tuple(replace(p, gradient=magnitudes_of(torch.full((10,), 1e-9))) for p in training.parameters)
     (advice,) = (a for a in advice_of(replace(training, parameters=tiny), prepared.capture) if a.code == "adam-eps")
     assert advice.evidence == {"squares_lost_fp16": 1.0, "below_eps": 1.0}
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from auditor.formats.histogram import spread_of
+from auditor.formats.histogram import magnitudes_of
 from auditor.records.training import LossScale
 from auditor.training.recommend import recommend
 from auditor.training.window import loss_scale
@@ -16,7 +16,7 @@ BOTH = ("fp16", "bf16")
 
 
 def window(*exponents: int) -> LossScale:
-    found = loss_scale({"a": spread_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
+    found = loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
     assert found is not None
     return found
 

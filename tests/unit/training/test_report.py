@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import auditor
-from auditor.formats.histogram import spread_of
+from auditor.formats.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, md, text
@@ -28,7 +28,7 @@ def with_training(trained: Trained, **changes: object) -> Audit:
 
 def empty_window() -> object:
     far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
-    return loss_scale({"up": spread_of(far)})
+    return loss_scale({"up": magnitudes_of(far)})
 
 
 def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:

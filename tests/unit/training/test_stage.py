@@ -14,7 +14,7 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.training import training_document
 from auditor.errors import AuditorError
-from auditor.formats.histogram import flushed, spread_of
+from auditor.formats.histogram import flushed, magnitudes_of
 from auditor.formats.table import FORMATS
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
@@ -46,7 +46,7 @@ def test_parameter_histograms_are_those_of_autograd(trained: Trained) -> None:
         n for n, g in expected.items() if bool(g.any())
     ]
     for parameter in training.parameters:
-        ours, theirs = parameter.gradient, spread_of(expected[parameter.name])
+        ours, theirs = parameter.gradient, magnitudes_of(expected[parameter.name])
         assert ours.max_abs == pytest.approx(theirs.max_abs, rel=1e-4)
         assert ours.norm == pytest.approx(theirs.norm, rel=1e-4)
         assert flushed(ours.exponents, FORMATS["fp16"]) == pytest.approx(
