@@ -15,7 +15,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.state import storages, unchanged
-from auditor.state.writes import written_by
 from tests.writers import X
 
 MB = 1 << 20
@@ -213,44 +212,3 @@ def test_tensors_without_memory(make: Callable[[], torch.Tensor], none_at_once: 
         tensor.mul_(2)
         model.tensor = None
     assert model.tensor is tensor
-
-
-aten = torch.ops.aten
-
-
-@pytest.mark.parametrize(
-    ("operation", "names"),
-    [
-        (aten.add.Tensor, []),
-        (aten.add_.Tensor, ["self"]),
-        (aten.add.out, ["out"]),
-        (aten._foreach_add_.Scalar, ["self"]),
-        (aten.native_batch_norm.default, ["running_mean", "running_var"]),
-        (aten.batch_norm.default, ["running_mean", "running_var"]),
-        (aten.cudnn_batch_norm.default, ["running_mean", "running_var"]),
-        (aten.batch_norm_update_stats.default, ["running_mean", "running_var"]),
-        (aten.embedding_renorm_.default, ["self"]),
-        (aten.set_.source_Tensor, ["self"]),
-        (aten.resize_.default, ["self"]),
-        (aten._fused_adam_.default, ["self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"]),
-    ],
-)
-def test_what_an_operation_writes(operation: Any, names: list[str]) -> None:
-    assert [name for _, name in written_by(operation)] == names
-
-
-def test_an_operation_that_says_nothing_may_write_anything() -> None:
-    assert written_by(torch.ops.higher_order.cond) is None
-
-
-def test_an_operation_that_declares_no_write(none_at_once: None) -> None:
-    """Its name says what its schema doesn't."""
-    library = torch.library.Library("state_tests", "FRAGMENT")
-    library.define("poke_(Tensor x) -> ()")
-    library.impl("poke_", lambda x: x.untyped_storage().fill_(0) and None, "CPU")
-    model = nn.Module()
-    model.state = torch.ones(2)
-    with unchanged(model):
-        torch.ops.state_tests.poke_(model.state)
-        assert model.state.tolist() == [0, 0]
-    assert model.state.tolist() == [1, 1]
