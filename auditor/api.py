@@ -10,6 +10,7 @@ from torch import nn
 
 from .errors import AuditorError
 from .flow import run
+from .formats.table import DEFAULT
 from .load import from_object
 from .options import Options
 from .records import Distance, Progress
@@ -24,7 +25,7 @@ def audit(
     example_inputs: Any,
     *,
     kwargs: dict[str, Any] | None = None,
-    formats: Sequence[str] = ("fp16", "bf16"),
+    formats: Sequence[str] = DEFAULT,
     max_error: float = 0.01,
     device: str = "auto",
     strategies: Sequence[str] = ("autocast", "cast"),

@@ -9,12 +9,12 @@ import torch
 
 from .config import EVERYTHING, Selection
 from .errors import AuditorError
+from .formats.table import DEFAULT, auditable
 from .records import Distance, Progress
 from .replay.strategies import STRATEGIES
 from .resources import table
 from .rulebook import Rule
 
-FORMATS = ("fp16", "bf16")
 MODES = ("inference", "training")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -30,7 +30,7 @@ class Options:
 
     rules: tuple[Rule, ...]
     command: str
-    formats: tuple[str, ...] = FORMATS
+    formats: tuple[str, ...] = DEFAULT
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     max_error: float = 0.01
     metric: Distance | None = None
@@ -42,7 +42,7 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        _of("formats", self.formats, FORMATS)
+        _of("formats", self.formats, auditable())
         _of("strategies", self.strategies, STRATEGIES)
         _of("modes", (self.mode,), MODES)
         _of("devices", (self.device,), DEVICES)

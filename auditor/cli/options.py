@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import config
+from ..formats.table import DEFAULT, auditable
 from ..report import reporters
 from ..resources import table
 from . import verbs
@@ -30,7 +31,9 @@ def audit_parser() -> argparse.ArgumentParser:
     add("target", metavar="TARGET", help="the file or module that holds the model")
     add("--inputs", metavar="I", help="f.py:func, x.pt, x.safetensors, x.npz, or 'x:float32[1,3,224,224]'")
     add("--weights", metavar="F", help="checkpoint: .safetensors, its .index.json, or a torch file of tensors")
-    add("--formats", metavar="LIST", type=_choices("fp16", "bf16"), default="fp16,bf16", help="default: %(default)s")
+    add(
+        "--formats", metavar="LIST", type=_choices(*auditable()), default=",".join(DEFAULT), help="default: %(default)s"
+    )
     add(
         "--strategies",
         metavar="LIST",

@@ -8,14 +8,12 @@ from functools import lru_cache
 import torch
 
 from ..formats.rounding import round_to
-from ..formats.table import FORMATS
-
-LOW = tuple(name for name in FORMATS if name != "fp32")
+from ..formats.table import FORMATS, narrower
 
 
 def formats_where(holds: Callable[[float, str], bool], literals: tuple[float, ...]) -> tuple[str, ...]:
     """Names of the formats in which `holds(literal, format)` is true of some literal."""
-    return tuple(name for name in LOW if any(holds(literal, name) for literal in literals))
+    return tuple(name for name in narrower() if any(holds(literal, name) for literal in literals))
 
 
 def beyond(literal: float, name: str) -> bool:

@@ -10,7 +10,8 @@ import torch
 
 from ..records import Magnitudes
 from .metrics import Damage, damage, max_ulp, relative_l2
-from .table import LOW_DTYPES, Format
+from .rounding import round_to
+from .table import Format, is_low
 
 _MAGNITUDE, _EXPONENT = 0x7FFFFFFF, 0x7F800000
 _MAGNITUDE_16 = 0x7FFF
@@ -49,8 +50,11 @@ class Profile:
     def rounding(self, fmt: Format) -> Deviation:
         """What rounding every entry to `fmt` does; computed once."""
         if fmt.name not in self._roundings:
-            self._roundings[fmt.name], _ = self.deviation(self._float.to(fmt.dtype), fmt, keep=False, most=0.5)
+            self._roundings[fmt.name], _ = self.deviation(self._rounded(fmt), fmt, keep=False, most=0.5)
         return self._roundings[fmt.name]
+
+    def _rounded(self, fmt: Format) -> torch.Tensor:
+        return self._float.to(fmt.dtype) if fmt.native else round_to(self._float, fmt.name)
 
     def error(self, candidate: torch.Tensor, fmt: Format) -> float:
         """Relative L2 error of `candidate` alone."""
@@ -131,7 +135,7 @@ def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _gap(candidate: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    return candidate.float().sub_(reference) if candidate.dtype in LOW_DTYPES else candidate - reference
+    return candidate.float().sub_(reference) if is_low(candidate.dtype) else candidate - reference
 
 
 def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format, clamped: bool) -> float:
@@ -145,7 +149,7 @@ def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format, clamped: boo
 
 
 def _nonzero(x: torch.Tensor) -> int:
-    if x.dtype not in LOW_DTYPES:
+    if not is_low(x.dtype):
         return int(torch.count_nonzero(x))
     return _positive(x.view(torch.int16) & _MAGNITUDE_16)
 

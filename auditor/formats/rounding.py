@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from .table import FORMATS
+from .table import FORMATS, Format
+
+_SINGLE = 23
+"""Fraction bits of float32."""
 
 
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -19,7 +24,18 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
         x = x.clamp(-fmt.largest, fmt.largest)
     if fmt.dtype is not None:
         return x.to(fmt.dtype).float()
-    return _round_mantissa(x.float(), drop=23 - fmt.mantissa)
+    return _by_table(x.float(), fmt)
+
+
+def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Rounding by a format's numbers alone, where torch has no such type."""
+    rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
+    if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # subnormals of float32's own range are spaced by the same bits
+        steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
+        rounded = torch.where(x.abs() < fmt.smallest_normal, steps * fmt.smallest_subnormal, rounded)
+    if fmt.overflows_to == "inf":
+        rounded = torch.where(rounded.abs() > fmt.largest, torch.copysign(x.new_tensor(math.inf), x), rounded)
+    return rounded
 
 
 def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:

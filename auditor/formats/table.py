@@ -1,20 +1,39 @@
-"""The one table of number formats; a new format is a row."""
+"""The one table of number formats; a new format is a row, of the table or registered from outside. Imports no torch."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
+from ..errors import AuditorError
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
+_WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
+_WIDE = 4
+"""Bytes of FP32: what takes fewer can stand in for it."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format. mantissa: stored fraction bits; largest, smallest_*: finite positive values.
+    """A binary floating-point format.
 
-    dtype: torch's own type, None where torch has none (tf32 is an arithmetic mode, not a storage type).
+    mantissa: stored fraction bits. min_exponent: of the smallest normal number. largest: the largest finite value.
+    bytes: of one element in memory. label: the name as people write it, by default the name in capitals.
+    storage: the name of torch's own type, None where torch has none. native: whether torch computes in that type; a
+    format without arithmetic is measured by rounding what FP32 computes. autocast: whether `torch.autocast` takes it.
+    loss_scaling: whether gradients in it need a scaled loss, for want of range below.
     overflows_to: what a value beyond `largest` becomes, "inf", or "largest" (fp8_e4m3 has no infinity; torch saturates
-    it from 2.13 on, where it gave NaN before).
+    it from 2.13 on, where it gave NaN before). speed: the column of plan/devices.toml with a device's rate in it; where
+    a device lacks it, or there is none, arithmetic is timed as FP32's.
     Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
@@ -22,8 +41,37 @@ class Format:
     mantissa: int
     min_exponent: int
     largest: float
-    dtype: torch.dtype | None
+    bytes: int
+    storage: str | None = None
+    native: bool = False
+    autocast: bool = False
+    loss_scaling: bool = False
     overflows_to: str = "inf"
+    speed: str | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name.upper().replace("_", " "))
+
+    @classmethod
+    def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
+        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value holds Inf and NaN, and a fraction."""
+        bias = 2 ** (exponent_bits - 1) - 1
+        largest = math.ldexp(2 - math.ldexp(1.0, -mantissa), bias)
+        return cls(name, mantissa, 1 - bias, largest, -(-(1 + exponent_bits + mantissa) // 8))
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """torch's own type, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
+        import torch
+
+        return None if self.storage is None else getattr(torch, self.storage)
+
+    @property
+    def low(self) -> bool:
+        """Whether it stores a value in fewer bytes than FP32: what an audit can ask for."""
+        return self.bytes < _WIDE
 
     @property
     def smallest_normal(self) -> float:
@@ -46,13 +94,118 @@ class Format:
 
 
 _ROWS = (
-    Format("fp32", 23, -126, 3.4028234663852886e38, torch.float32),
-    Format("tf32", 10, -126, 3.4011621342146535e38, None),
-    Format("bf16", 7, -126, 3.3895313892515355e38, torch.bfloat16),
-    Format("fp16", 10, -14, 65504.0, torch.float16),
-    Format("fp8_e4m3", 3, -6, 448.0, torch.float8_e4m3fn, overflows_to="largest"),
-    Format("fp8_e5m2", 2, -14, 57344.0, torch.float8_e5m2),
+    Format("fp64", 52, -1022, 1.7976931348623157e308, 8, "float64", native=True),
+    Format("fp32", 23, -126, 3.4028234663852886e38, 4, "float32", native=True, speed="fp32"),
+    Format("tf32", 10, -126, 3.4011621342146535e38, 4, speed="tf32"),
+    Format("bf16", 7, -126, 3.3895313892515355e38, 2, "bfloat16", native=True, autocast=True, speed="bf16"),
+    Format("fp16", 10, -14, 65504.0, 2, "float16", native=True, autocast=True, loss_scaling=True, speed="fp16"),
+    Format("fp8_e4m3", 3, -6, 448.0, 1, "float8_e4m3fn", overflows_to="largest", speed="fp8"),
+    Format("fp8_e5m2", 2, -14, 57344.0, 1, "float8_e5m2", speed="fp8"),
 )
-FORMATS = {row.name: row for row in _ROWS}
-BY_DTYPE = {row.dtype: row for row in _ROWS if row.dtype is not None}
-LOW_DTYPES = (torch.float16, torch.bfloat16)
+_known = {row.name: row for row in _ROWS}
+FORMATS: Mapping[str, Format] = MappingProxyType(_known)
+"""{name: Format}: the table, and what was registered beside it."""
+
+DEFAULT = ("fp16", "bf16")
+"""Formats that an audit tries unless it is told others: those that GPUs train and run models in."""
+
+
+def narrower() -> tuple[str, ...]:
+    """Names of the formats with fewer significant bits than FP32: those that a literal can be lost in."""
+    return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
+
+
+def auditable() -> tuple[str, ...]:
+    """Names of the formats that an audit can be asked for, the default ones first."""
+    return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
+
+
+def label(name: str) -> str:
+    """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`; also of one that is not known here."""
+    return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
+
+
+def format_of(dtype: torch.dtype) -> Format | None:
+    """The format that torch computes in with tensors of this dtype; None for discrete, complex and FP8 ones."""
+    return _by_dtype().get(dtype)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where it does not."""
+    row = FORMATS[name]
+    if not row.native or row.dtype is None:
+        raise AuditorError(f"torch has no arithmetic in {row.label}: it can be measured, not run", slug="no-arithmetic")
+    return row.dtype
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    """Whether torch computes in this dtype in fewer bits than FP32 has."""
+    row = _by_dtype().get(dtype)
+    return row is not None and row.low
+
+
+@cache
+def _by_dtype() -> dict[torch.dtype, Format]:
+    return {row.dtype: row for row in FORMATS.values() if row.native and row.dtype is not None}
+
+
+def register(row: Format) -> None:
+    """Add a format to the table, for as long as the process lives: audits then take its name.
+
+    Raises: AuditorError(slug="bad-format") where its numbers are none of a format narrower than FP32, its name is taken,
+    or torch has no such type.
+    """
+    problem = _problem(row)
+    if problem is not None:
+        raise AuditorError(f"the format {row.name!r} cannot be registered: {problem}", slug="bad-format")
+    _known[row.name] = row
+    _by_dtype.cache_clear()
+
+
+@contextmanager
+def registered(row: Format) -> Iterator[Format]:
+    """A format that is in the table for the body. Raises: as `register`."""
+    register(row)
+    try:
+        yield row
+    finally:
+        del _known[row.name]
+        _by_dtype.cache_clear()
+
+
+def _problem(row: Format) -> str | None:
+    """What keeps a row out of the table: rounding to it is done on FP32 values, so it can have no more than FP32 has."""
+    if not _NAME.fullmatch(row.name):
+        return "a name is small letters with a digit behind them, for instance e6m9"
+    if row.name in FORMATS:
+        return "there is one of that name"
+    if not 1 <= row.mantissa <= _WIDEST_MANTISSA:
+        return f"it has 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
+    if not _LEAST_EXPONENT <= row.min_exponent <= 0:
+        return f"its smallest exponent is from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
+    if not 1 <= row.largest <= _LARGEST or not _on_grid(row):
+        return f"its largest value is one that it holds, from 1 to FP32's largest, not {row.largest}"
+    if not 1 <= row.bytes < _WIDE:
+        return f"an element takes 1 to {_WIDE - 1} bytes, not {row.bytes}"
+    if row.overflows_to not in ("inf", "largest"):
+        return f"what is beyond its largest value becomes 'inf' or 'largest', not {row.overflows_to!r}"
+    return _storage_problem(row)
+
+
+def _on_grid(row: Format) -> bool:
+    fraction, _ = math.frexp(row.largest)
+    return math.ldexp(fraction, row.mantissa + 1).is_integer()
+
+
+def _storage_problem(row: Format) -> str | None:
+    if row.autocast and not row.native:
+        return "autocast takes formats that torch computes in alone"
+    if row.storage is None:
+        return "torch computes in its own types alone: name one as storage" if row.native else None
+    import torch
+
+    dtype = getattr(torch, row.storage, None)
+    if not isinstance(dtype, torch.dtype):
+        return f"torch has no type {row.storage!r}"
+    taken = format_of(dtype) if row.native else None
+    return f"{taken.name} is computed in {row.storage} already" if taken else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..dispatch import Region, cast_weight
-from ..formats.table import LOW_DTYPES
+from ..formats.table import Format, dtype_of, format_of, is_low
 from ..ops.autocast import only_fp16, treatment
 from ..ops.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..ops.nodes import mutates, packet_name
@@ -18,8 +18,6 @@ from ..trees import over_tensors
 
 _RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
 """Operations that draw between their layers alone, and whose half kernels are what is wanted."""
-
-_MOVABLE = (torch.float32, *LOW_DTYPES)
 
 
 class Imitation:
@@ -45,11 +43,12 @@ class Imitation:
         if how == "none":
             return args, kwargs
         if how != "lower":
-            return autocast_arguments(str(op), args, kwargs, getattr(torch, region.dtype))
-        dtype = torch.float16 if only_fp16(str(op)) else getattr(torch, region.dtype)
+            return autocast_arguments(str(op), args, kwargs, _row(region))
+        dtype = dtype_of("fp16" if only_fp16(str(op)) else _row(region).name)
 
         def cast(x: torch.Tensor) -> torch.Tensor:
-            return cast_weight(x, dtype) if x.dtype is not dtype and x.dtype in _MOVABLE else x
+            movable = x.dtype is torch.float32 or is_low(x.dtype)
+            return cast_weight(x, dtype) if x.dtype is not dtype and movable else x
 
         return over_tensors(cast, args), over_tensors(cast, kwargs)
 
@@ -71,6 +70,13 @@ class Imitation:
 def _treatment(op: Any) -> str:
     """What autocast does to an operation; it leaves those alone that write to their arguments."""
     return treatment(str(op)) if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
+
+
+def _row(region: Region) -> Format:
+    """The format of a region of autocast, which takes none but those that torch computes in."""
+    row = format_of(getattr(torch, region.dtype))
+    assert row is not None
+    return row
 
 
 @cache

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from ..formats.metrics import output_error
+from ..formats.table import FORMATS
 from ..ops.kernels import lowered, raised
 from ..records import Contribution
-from ..replay.execute import DTYPES
 from .estimates import estimate
 from .measure import Measurement
 
@@ -80,5 +80,5 @@ def _rerun(measurement: Measurement, replay: _Replay, name: str, fmt: str) -> Co
     isolated = replay.error(name, raised(measurement.traces[name][fmt].low))
     cast = isolated
     if measurement.capture.nodes[name].floating:
-        cast = replay.error(name, raised(lowered(measurement.values[name], DTYPES[fmt])))
+        cast = replay.error(name, raised(lowered(measurement.values[name], FORMATS[fmt])))
     return Contribution(isolated=isolated, own=isolated, cast=cast, decided_by="re-run")

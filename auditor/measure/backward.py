@@ -11,10 +11,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat, lowered, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of
 from ..records.training import BackwardError
-from ..replay.execute import DTYPES, with_literals
+from ..replay.execute import with_literals
 from ..replay.step import Step
 
 Leaves = list[torch.Tensor | None]
@@ -138,7 +139,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
             if isinstance(item, torch.Tensor):
                 key, tensors = (source.name, tensors), tensors + 1
                 if key not in leaves:
-                    value = item.detach() if fmt is None else lowered(item.detach(), DTYPES[fmt])
+                    value = item.detach() if fmt is None else lowered(item.detach(), FORMATS[fmt])
                     leaves[key] = value.requires_grad_(item.requires_grad) if value.is_floating_point() else value
                 item = leaves[key]
             made.append(item)

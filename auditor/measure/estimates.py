@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..formats.table import FORMATS
 from ..ops.kernels import is_tensor_core
 from ..ops.nodes import target_of, viewed
 from ..records import Contribution
-from ..replay.execute import DTYPES
 from .derivatives import DIFFERENTIABLE
 from .inner import inner_products
 from .measure import Measurement
@@ -215,7 +215,7 @@ class _Hook:
                 self._sum(fmt, (kind,), inner_products(gradient, gap, self.samples))
 
     def _by_rounding(self, gradient: torch.Tensor, fmt: str) -> torch.Tensor:
-        return inner_products(gradient, self.live, self.samples, DTYPES[fmt])
+        return inner_products(gradient, self.live, self.samples, FORMATS[fmt])
 
     def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
         squares, counts = by_level(inner)

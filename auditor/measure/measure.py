@@ -125,7 +125,7 @@ class _Measuring(Reference):
                 inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
                 literals = self.result.capture.nodes[n.name].literals.get(name)
                 with torch.no_grad():
-                    trace.low = run_alone(n, inputs, literals, low.round.dtype).low
+                    trace.low = run_alone(n, inputs, literals, low.round.row).low
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.result.live[n.name] = tensors_of(reference)
@@ -158,7 +158,7 @@ class _Measuring(Reference):
             self.result.errors.setdefault(n.name, {})[name] = NodeError(cause="nested")
             self.result.traces.setdefault(n.name, {})[name] = Trace([], [])
             return
-        alone = run_alone(n, inputs, literals, low.round.dtype)
+        alone = run_alone(n, inputs, literals, low.round.row)
         self._propagate(n, low, reference, literals)
         inherited = any(source in low.spoilt for source in n.all_input_nodes)
         error, gap = self._error(n, name, low, reference, alone)
@@ -241,13 +241,13 @@ class _Measuring(Reference):
         except Exception:
             result = None
         if result is None or not _same_shapes(reference, result):
-            result = lowered(reference, low.round.dtype)
+            result = lowered(reference, low.round.row)
         low.env[n] = result
 
     def _begun(self, source: fx.Node, low: _Low) -> Any:
         """A value of the run that is low from the start; weights and inputs are rounded when first read."""
         if source not in low.env:
-            low.env[source] = lowered(self.result.values[source.name], low.round.dtype)
+            low.env[source] = lowered(self.result.values[source.name], low.round.row)
         return low.env[source]
 
     def _forget(self, n: fx.Node) -> None:

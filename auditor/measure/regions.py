@@ -16,7 +16,7 @@ from ..formats.metrics import output_error
 from ..ops.kernels import raised, run_op
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
-from ..replay.execute import DTYPES, with_literals
+from ..replay.execute import with_literals
 from .calibrate import Calibration
 from .rounded import Rounder, rounder
 
@@ -162,7 +162,7 @@ class _RegionLow(_Values):
 
     def __init__(self, capture: Capture, region: _Region) -> None:
         super().__init__(capture, set(region.leaving))
-        self.inside, self.dtype = set(region.nodes), DTYPES[region.fmt]
+        self.inside = set(region.nodes)
         self.round: Rounder = rounder(capture, region.fmt)
         self.nodes, self.format = capture.nodes, region.fmt
 

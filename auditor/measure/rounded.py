@@ -9,28 +9,29 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..formats.carried import in_format
+from ..formats.table import FORMATS, Format
 from ..ops.kernels import lowered
 from ..records import Capture
-from ..replay.execute import DTYPES
 
 
 @dataclass(frozen=True)
 class Rounder:
-    """Rounds the tensors of a tree to a dtype; masked entries become what the model itself would write there.
+    """Rounds the tensors of a tree to a format; masked entries become what the model itself would write there.
 
     sentinels: {float32 value: value in the format} of the literals with which Python marks what to mask.
     """
 
-    dtype: torch.dtype
+    row: Format
     sentinels: Mapping[float, float]
 
     def __call__(self, tree: Any) -> Any:
         """Tensors in the format, the rest as it is."""
 
         def convert(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = lowered(x, self.dtype)
+            result: torch.Tensor = lowered(x, self.row)
             for ours, theirs in self.sentinels.items() if x.dtype is torch.float32 else ():
-                result = torch.where(x == ours, torch.full_like(result, theirs), result)
+                result = in_format(torch.where(x == ours, torch.full_like(result, theirs), result), self.row)
             return result
 
         return pytree.tree_map_only(torch.Tensor, convert, tree)
@@ -45,4 +46,4 @@ def rounder(capture: Capture, fmt: str) -> Rounder:
             ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
             if isinstance(value, float) and isinstance(ours, float):
                 found[ours] = value
-    return Rounder(DTYPES[fmt], found)
+    return Rounder(FORMATS[fmt], found)

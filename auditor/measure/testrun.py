@@ -11,6 +11,8 @@ import torch
 from torch import fx
 
 from ..errors import first_line
+from ..formats.carried import like
+from ..formats.table import Format
 from ..ops.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..ops.nodes import packet_name, target_of, tensors_of, viewed
 from ..records import Literals, NodeError
@@ -57,16 +59,16 @@ class Alone:
     unsupported: str | None = None
 
 
-def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, dtype: torch.dtype) -> Alone:
+def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, row: Format) -> Alone:
     """The node on inputs that were rounded to the format."""
     args, kwargs = inputs
     target = target_of(n)
     exact = None
     try:
         if viewed(n) is not None:
-            return Alone(target(*args, **kwargs))
+            return Alone(run_op(target, args, kwargs))
         if is_tensor_core(target) and _on_cpu(args):
-            return Alone(product(target, args, kwargs, dtype))  # its only error is the rounding of the result
+            return Alone(product(target, args, kwargs, row))  # its only error is the rounding of the result
         if packet_name(target) not in _MOVES:
             exact = Exact(target, args, kwargs)
             exact.prepare()
@@ -98,7 +100,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
     else:
         isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
     if alone.exact is not None:
-        own, rounding = _sampled_errors(alone.exact.sample(local))
+        own, rounding = _sampled_errors(alone.exact.sample(local), tensors_of(local))
         if own > _ONE_ROUNDING * rounding:
             return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)
         exact = own == 0
@@ -111,20 +113,20 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(_equal(sampled(r).to(low.dtype), sampled(low)) for r, low in pairs)
+    return all(_equal(like(sampled(r), low), sampled(low)) for r, low in pairs)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*((torch.view_as_real(x) if x.is_complex() else x) for x in (a, b)))
 
 
-def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, float]:
+def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], results: Leaves) -> tuple[float, float]:
     """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
     own, rounding = [0.0], [0.0]
-    for exact, low in pairs:
+    for (exact, low), result in zip(pairs, results, strict=True):
         wide = torch.promote_types(exact.dtype, torch.float64)
         own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
-        rounding.append(float(torch.linalg.vector_norm(exact.to(low.dtype).to(wide) - exact.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(like(exact, result).to(wide) - exact.to(wide))))
     return math.hypot(*own), math.hypot(*rounding)
 
 

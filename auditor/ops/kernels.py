@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from ..errors import MeasureError
-from ..formats.table import LOW_DTYPES
+from ..formats.carried import Carried, in_format, plain
+from ..formats.table import Format, format_of, is_low
 from ..resources import table
 from ..trees import over_tensors, tensors_in
 from .nodes import packet_name, settled
+from .rounded import asks_for_rounding, rounding
 
 _TENSOR_CORE = frozenset(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution conv_tbc "
@@ -42,49 +44,53 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
     and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
+    In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
     """
-    dtype, on_cpu = _low_dtype(args, kwargs)
-    if dtype is None:
+    if asks_for_rounding(args, kwargs):
+        if packet_name(target) in _TENSOR_CORE:
+            _refuse_mixed(packet_name(target), args, kwargs)
+        return rounding(target, args, kwargs)
+    row, on_cpu = _low_format(args, kwargs)
+    if row is None:
         return settled(target, target(*args, **kwargs))
     name = packet_name(target)
     if _listed(name, "missing_on_cuda"):
-        raise UnsupportedInFormat(f"{name} has no {_dtype_name(dtype)} kernel on CUDA")
+        raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
     if on_cpu and name in _TENSOR_CORE:
         _refuse_mixed(name, args, kwargs)
-        return product(target, args, kwargs, dtype)
+        return product(target, args, kwargs, row)
     try:
         return settled(target, target(*args, **kwargs))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if on_cpu and _listed(name, "missing_on_cpu") and _NO_KERNEL.search(str(error)):
-            return in_float32(target, args, kwargs, dtype)
-        raise UnsupportedInFormat(_reason(name, dtype, error)) from error
+            return in_float32(target, args, kwargs, row)
+        raise UnsupportedInFormat(_reason(name, row, error)) from error
 
 
-def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """Compute in float32 on the values the arguments have now, and round floating results to `dtype`."""
+def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """Compute in float32 on the values the arguments have now, and round floating results to the format."""
     args, kwargs = raised(args), raised(kwargs)
-    return lowered(target(*args, **kwargs), dtype)
+    return lowered(target(*args, **kwargs), row)
 
 
 def raised(tree: Any) -> Any:
-    """Half-precision tensors of `tree` as float32; the rest as it is."""
-    return over_tensors(lambda x: x.float() if x.dtype in LOW_DTYPES else x, tree)
+    """Low tensors of `tree` as float32; the rest as it is."""
+    return over_tensors(lambda x: plain(x).float() if is_low(x.dtype) or isinstance(x, Carried) else x, tree)
 
 
-def lowered(tree: Any, dtype: torch.dtype) -> Any:
-    """Float32 and half-precision tensors of `tree` in `dtype`; float64, complex and discrete ones as they are."""
-    movable = (torch.float32, *LOW_DTYPES)
-    return over_tensors(lambda x: x.to(dtype) if x.dtype in movable else x, tree)
+def lowered(tree: Any, row: Format) -> Any:
+    """Float32 and low tensors of `tree` in a format; float64, complex and discrete ones as they are."""
+    return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 or is_low(x.dtype) else x, tree)
 
 
-def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """A matrix product or convolution of tensors in `dtype` on a CPU, as tensor cores compute it."""
-    if dtype is torch.bfloat16 and _has_product(packet_name(target), args):
+def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    if row.dtype is torch.bfloat16 and _has_product(packet_name(target), args):
         return target(*args, **kwargs)
-    return in_float32(_fastest(target, args, kwargs), args, kwargs, dtype)
+    return in_float32(_fastest(target, args, kwargs), args, kwargs, row)
 
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -160,9 +166,9 @@ def is_product(target: Callable[..., Any]) -> bool:
     return is_tensor_core(target) and packet_name(target) not in _NOT_LINEAR
 
 
-def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
-    low = next((x for x in tensors_in((args, kwargs)) if x.dtype in LOW_DTYPES), None)
-    return (None, False) if low is None else (low.dtype, low.device.type == "cpu")
+def _low_format(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Format | None, bool]:
+    low = next((x for x in tensors_in((args, kwargs)) if is_low(x.dtype)), None)
+    return (None, False) if low is None else (format_of(low.dtype), low.device.type == "cpu")
 
 
 @cache
@@ -171,20 +177,20 @@ def _listed(name: str, key: str) -> bool:
 
 
 def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    dtypes = {x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()}
-    if len(dtypes) > 1:
-        together = " and ".join(sorted(_dtype_name(dtype) for dtype in dtypes))
+    names = {_type_name(x) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
+    if len(names) > 1:
+        together = " and ".join(sorted(names))
         raise UnsupportedInFormat(f"{name} got {together} together")
 
 
-def _reason(name: str, dtype: torch.dtype, error: Exception) -> str:
+def _reason(name: str, row: Format, error: Exception) -> str:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "without overflow" in text:
-        return f"{name} has a literal that does not fit {_dtype_name(dtype)}"
+        return f"{name} has a literal that does not fit {row.storage}"
     if _NO_KERNEL.search(text):
-        return f"{name} has no {_dtype_name(dtype)} kernel here ({text[:120]})"
+        return f"{name} has no {row.storage} kernel here ({text[:120]})"
     return f"{name}: {text[:160]}"
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _type_name(x: torch.Tensor) -> str:
+    return x.format.name if isinstance(x, Carried) else str(x.dtype).removeprefix("torch.")

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
+from ..formats.table import dtype_of
 from ..records import Baseline, Batch, Finding
-from ..replay.execute import DTYPES
 from ..runs.answer import answer, as_on, lowered_batch, stored_in
 from ..verify import failure_of
 from .choose import simulated_error
@@ -39,7 +39,7 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low: inside one `torch.autocast`, or after one `.half()` or `.bfloat16()`."""
     run = _autocast if problem.strategy == "autocast" else _cast
-    dtype = DTYPES[problem.format]
+    dtype = dtype_of(problem.format)
     try:
         errors = [bench.distance(bench.reference(batch), run(bench, batch, dtype)) for batch in bench.checks]
     except torch.OutOfMemoryError:

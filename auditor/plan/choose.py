@@ -93,8 +93,8 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findi
         predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
         note=_unfit(problem),
         target=problem.device,
-        memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen))),
-        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32"))),
+        memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen)), problem.format),
+        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
         pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
     )
 

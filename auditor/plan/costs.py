@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..formats.table import FORMATS
 from ..ops.nodes import packet_name, target_of, tensors_of
 from ..records import Capture
 from ..resources import table
 
 DEFAULT_DEVICE = "A100"
-_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _FORMULAS: dict[str, Callable[..., int]] = {}
 _FREE = frozenset(
     "view reshape transpose permute expand getitem select slice unsqueeze squeeze alias detach unbind split chunk t "
@@ -68,13 +68,18 @@ def seconds(cost: Cost, precision: str, device: str = DEFAULT_DEVICE) -> float:
     peaks: dict[str, float] = table("plan/devices")[device]
     if cost.free:
         return 0.0
-    arithmetic = cost.flops / (peaks.get(precision, peaks["fp32"]) * 1e12)
-    return max(arithmetic, cost.elements * _BYTES[precision] / (peaks["bandwidth"] * 1e9))
+    row = FORMATS[precision]
+    arithmetic = cost.flops / (peaks.get(row.speed or "", peaks["fp32"]) * 1e12)
+    return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
 
 
-def cast_seconds(elements: int, device: str = DEFAULT_DEVICE) -> float:
-    """Time to read `elements` in FP32 and write them in 16 bits, or the reverse."""
-    return elements * 6 / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
+def cast_seconds(elements: int, format: str, device: str = DEFAULT_DEVICE) -> float:
+    """Time to read `elements` in FP32 and write them in a format, or the reverse."""
+    return (
+        elements
+        * (FORMATS["fp32"].bytes + FORMATS[format].bytes)
+        / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
+    )
 
 
 def output_elements(capture: Capture) -> Mapping[str, int]:

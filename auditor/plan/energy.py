@@ -109,7 +109,7 @@ def energy_of(problem: Problem) -> Energy:
 
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
-        cast = cast_seconds(elements[value], problem.device)
+        cast = cast_seconds(elements[value], problem.format, problem.device)
         pairs[producer, consumer] = (error + problem.cast_square(value), elapsed + cast)
 
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and problem.strategy == "cast"}

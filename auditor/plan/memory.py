@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import fx
 
+from ..formats.table import FORMATS, is_low
 from ..ops.nodes import tensors_of
 from ..records import Capture, Memory
 from ..replay.resolve import Resolution
 from .costs import Cost
 
-_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
-
-def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution) -> Memory:
+def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> Memory:
     """Bytes of parameters and buffers, and the most that inputs, activations and cast copies take together.
 
     Inference: a value is freed after its last reader. A view takes none of its own; a copy that autocast or a boundary
@@ -27,7 +26,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
     held = {node.name: _holder(node, costs) for node in nodes}
     last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
-    copies = _copies(nodes, resolution)
+    copies = _copies(nodes, resolution, FORMATS[format].bytes)
     alive = peak = sum(size[name] for name in inputs)
     for index, node in enumerate(nodes):
         if node.op != "call_function":
@@ -46,18 +45,18 @@ def _holder(node: fx.Node, costs: Mapping[str, Cost]) -> str:
     return node.name
 
 
-def _copies(nodes: list[fx.Node], resolution: Resolution) -> dict[str, int]:
-    """{node: bytes of the low copies that are made of what it reads}."""
+def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str, int]:
+    """{node: bytes of the low copies that are made of what it reads}. size: of one low element."""
     elements = {node.name: sum(x.numel() for x in _floats(node)) for node in nodes}
     found: dict[str, int] = {}
     for value, readers in resolution.lowered.items():
         for reader in readers:
-            found[reader] = found.get(reader, 0) + 2 * elements[value]
+            found[reader] = found.get(reader, 0) + size * elements[value]
     return found
 
 
 def _bytes(node: fx.Node, dtype: str) -> int:
-    floats = sum(x.numel() * _BYTES.get(dtype, x.element_size()) for x in _floats(node))
+    floats = sum(x.numel() * (FORMATS[dtype].bytes if dtype in FORMATS else x.element_size()) for x in _floats(node))
     return floats + sum(x.numel() * x.element_size() for x in tensors_of(node.meta.get("val")) if not _is_float(x))
 
 
@@ -66,4 +65,4 @@ def _floats(node: fx.Node) -> Iterator[torch.Tensor]:
 
 
 def _is_float(x: torch.Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return x.dtype is torch.float32 or is_low(x.dtype)

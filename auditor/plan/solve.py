@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..replay.resolve import LOW
+from ..replay.resolve import is_low
 from .costs import cast_seconds, output_elements, seconds
 from .energy import energy_of, island_seconds
 from .problem import Problem, compute_dtype, nearest_above
@@ -83,11 +83,11 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
         dtype = compute_dtype(resolution, name)
         elapsed += seconds(cost, dtype, problem.device)
         flops += cost.flops
-        low_flops += cost.flops if dtype in LOW else 0
+        low_flops += cost.flops if is_low(dtype) else 0
     squares += sum(problem.cast_square(name) for name in problem.rounded_values(resolution))
     elements = output_elements(problem.capture)
     for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
-        elapsed += cast_seconds(elements[name], problem.device)
+        elapsed += cast_seconds(elements[name], problem.format, problem.device)
     price = elapsed + island_seconds(problem) * _changes(precision)
     return Candidate(dict(precision), math.sqrt(squares), elapsed, price, low_flops / flops if flops else 0.0)
 

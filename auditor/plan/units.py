@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..formats.metrics import output_error
+from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
 from ..ops.kernels import lowered
 from ..records import Contribution, Distance, Subject
@@ -32,7 +33,7 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
     1 where rounding the outputs says nothing: a metric that counts flips or non-finite entries stays 0.
     """
-    rounded = [lowered(output, torch.bfloat16) for output in reference]
+    rounded = [lowered(output, FORMATS["bf16"]) for output in reference]
     relative, measured = output_error(reference, rounded), metric(reference, rounded)
     if not (0 < relative < math.inf and 0 < measured < math.inf and max_error <= LARGEST_BUDGET):
         return 1.0

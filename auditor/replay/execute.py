@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..formats.carried import asked_for, format_in, like
+from ..formats.table import FORMATS, Format, format_of
 from ..ops.autocast import only_fp16, treatment
 from ..ops.kernels import UnsupportedInFormat, lowered, raised, run_op
 from ..ops.nodes import target_of, tensors_of
 from ..records import AutocastRegion, Capture, Literals
 from ..trees import tensors_in
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class Setting:
         """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
         if region is None or self.wins:
             return self
-        return Setting(_NAMES.get(region.dtype, self.precision), autocast=region.enabled)
+        named = format_of(getattr(torch, region.dtype))
+        return Setting(self.precision if named is None else named.name, autocast=region.enabled)
 
 
 Crossing = Callable[[str, str], tuple[str, ...]]
@@ -79,7 +79,7 @@ class PolicyInterpreter(fx.Interpreter):
         if n.op == "placeholder":
             value = super().run_node(n)
             precision = self._how.placeholder_precision.get(n.name)
-            result = value if precision is None else lowered(value, DTYPES[precision])
+            result = value if precision is None else lowered(value, FORMATS[precision])
         elif n.op == "call_function":
             try:
                 result = self._call(n)
@@ -103,12 +103,12 @@ class PolicyInterpreter(fx.Interpreter):
         node = self._capture.nodes[n.name]
         setting = setting.in_region(node.region)
         if setting.autocast and not node.in_place:
-            args, kwargs = autocast_arguments(node.op, args, kwargs, DTYPES[setting.precision])
+            args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[setting.precision])
         result = run_op(target_of(n), args, kwargs)
-        if node.in_place and isinstance(result, torch.Tensor) and result.dtype in DTYPES.values():
-            result = result.to(tensors_of(args)[0].dtype)
+        if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
+            result = like(result, tensors_of(args)[0])
         literals = self._how.literals.get(n.name)
-        cast = None if literals is None or setting.precision == "fp32" else literals.result
+        cast = None if literals is None or setting.precision == "fp32" else asked_for(literals.result)
         return result if cast is None else lowered(result, cast)
 
     def _arrived(self, n: fx.Node, arguments: Any) -> Any:
@@ -117,25 +117,25 @@ class PolicyInterpreter(fx.Interpreter):
         def arrived(source: fx.Node) -> Any:
             value = self.env[source]
             for precision in self._how.crossing(source.name, n.name):
-                value = lowered(value, DTYPES[precision])
+                value = lowered(value, FORMATS[precision])
             return value
 
         return fx.node.map_arg(arguments, arrived)
 
 
 def autocast_arguments(
-    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, device: str = "cuda"
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format, device: str = "cuda"
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as autocast on `device` hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
     how = treatment(op, device)
     if how == "banned":
         raise UnsupportedInFormat(f"{op} refuses to run under autocast")
     if how == "lower":
-        dtype = torch.float16 if device == "cuda" and only_fp16(op) else dtype
-        return lowered(args, dtype), lowered(kwargs, dtype)
+        row = FORMATS["fp16"] if device == "cuda" and row.autocast and only_fp16(op) else row
+        return lowered(args, row), lowered(kwargs, row)
     if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
         return raised(args), raised(kwargs)
-    if how == "promote" and _widest(args, kwargs) is torch.float32:
+    if how == "promote" and _widest(args, kwargs) is FORMATS["fp32"]:
         return raised(args), raised(kwargs)
     return args, kwargs
 
@@ -152,9 +152,9 @@ def with_literals(
 
 
 def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+    return any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
 
 
-def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    dtypes = [x.dtype for x in tensors_in((args, kwargs)) if x.is_floating_point()]
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=None)
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
+    rows = [row for row in map(format_in, tensors_in((args, kwargs))) if row is not None]
+    return max(rows, key=lambda row: row.bytes, default=None)

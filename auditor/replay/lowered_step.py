@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..formats.table import FORMATS
 from ..ops.kernels import lowered, raised, run_op
 from ..ops.nodes import target_of, tensors_of
-from .execute import DTYPES, PolicyInterpreter, with_literals
+from .execute import PolicyInterpreter, with_literals
 from .lowstep import LowStep, failed, unscaled
 from .step import Step
 from .strategies import plain, running
@@ -24,7 +25,7 @@ class _OneLow(fx.Interpreter):
 
     def __init__(self, step: Step, name: str, format: str) -> None:
         super().__init__(step.capture.graph_module)
-        self._name, self._dtype = name, DTYPES[format]
+        self._name, self._row = name, FORMATS[format]
         self._literals = step.capture.nodes[name].literals.get(format)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -32,7 +33,7 @@ class _OneLow(fx.Interpreter):
         if n.name != self._name:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = with_literals(lowered(args, self._dtype), lowered(kwargs, self._dtype), self._literals)
+        args, kwargs = with_literals(lowered(args, self._row), lowered(kwargs, self._row), self._literals)
         return raised(run_op(target_of(n), args, kwargs))
 
 

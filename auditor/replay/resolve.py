@@ -10,27 +10,23 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..formats.carried import asked_for
+from ..formats.table import FORMATS, Format
 from ..ops.autocast import only_fp16, treatment
 from ..ops.nodes import tensors_of
+from ..ops.rounded import promoted, takes_first
 from ..records import Capture, Literals, Node
 from .execute import Running
 
-LOW = ("fp16", "bf16")
-_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-_WIDTH = {"fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
 
-# Operations whose floating result has the dtype of their first tensor, whatever the others have.
-_FIRST = frozenset(
-    "batch_norm layer_norm group_norm instance_norm native_batch_norm native_layer_norm native_group_norm rms_norm "
-    "_native_batch_norm_legit_no_training masked_fill index_put scatter scatter_add index_add index_copy fill copy "
-    "select_scatter slice_scatter diagonal_scatter embedding_bag new_zeros new_ones new_full new_empty zeros_like "
-    "ones_like full_like empty_like rand_like randn_like prelu lstm gru rnn_tanh rnn_relu grid_sampler".split()
-)
+def is_low(name: str) -> bool:
+    """Whether it is the name of a low format: not of a wider one, nor "" as for what is discrete."""
+    return name in FORMATS and FORMATS[name].low
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """dtypes: {node or placeholder: fp16 | bf16 | fp32 | fp64 | "" for discrete}.
+    """dtypes: {node or placeholder: the name of a format, or "" for discrete}.
 
     lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}: each is rounded once.
     cast: values that are lowered, or raised where they cross into another scope: each takes time.
@@ -46,7 +42,7 @@ class Resolution:
 
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
-        return self.dtypes.get(name, "") in LOW
+        return is_low(self.dtypes.get(name, ""))
 
     def touches_low(self, name: str) -> bool:
         """Whether the node's result or anything its kernel reads is low: an upcast cannot bring back lost bits."""
@@ -75,13 +71,13 @@ class _Walk:
     def visit(self, node: fx.Node) -> None:
         value = next(iter(tensors_of(node.meta.get("val"))), None)
         self.scalar[node.name] = value is not None and value.dim() == 0
-        own = _NAMES.get(value.dtype, "") if value is not None else ""
+        own = _name(value.dtype) if value is not None else ""
         if node.op == "call_function":
             self.dtypes[node.name] = self._call(node, own)
             literals = self.how.literals.get(node.name)
             cast = literals.result if literals is not None else None
             if cast is not None and self.how.setting(node.name).precision != "fp32":
-                self.dtypes[node.name] = _NAMES[cast]
+                self.dtypes[node.name] = _name(cast)
         elif node.op == "placeholder" and own:
             self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, own)
         else:
@@ -96,19 +92,20 @@ class _Walk:
         if setting.autocast and not described.in_place:
             how = treatment(described.op)
             if how == "lower" and setting.precision != "fp32":
-                precision = "fp16" if only_fp16(described.op) else setting.precision
+                fixed = FORMATS[setting.precision].autocast and only_fp16(described.op)
+                precision = "fp16" if fixed else setting.precision
                 self._lower(node, inputs, precision)
                 self.reads_low.add(node.name)
                 return precision if own == "fp32" else own
             if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
                 return own
-        if any(dtype in LOW for dtype in inputs.values()):
+        if any(is_low(dtype) for dtype in inputs.values()):
             self.reads_low.add(node.name)
         if literal and own:
-            if literal in LOW:
+            if is_low(literal):
                 self._lower(node, inputs, literal)
             return literal
-        if own not in ("fp32", "fp16", "bf16"):
+        if own != "fp32" and not is_low(own):
             return own
         return self._promoted(node, described, inputs, own)
 
@@ -118,7 +115,7 @@ class _Walk:
 
     def _arrived(self, source: str, reader: str) -> str:
         dtype = self.dtypes[source]
-        for step in self.how.crossing(source, reader) if dtype in ("fp32", *LOW) else ():
+        for step in self.how.crossing(source, reader) if dtype == "fp32" or is_low(dtype) else ():
             if dtype != step:
                 self._cast(source, reader, step)
             dtype = step
@@ -126,12 +123,12 @@ class _Walk:
 
     def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
         for name, dtype in inputs.items():
-            if dtype == "fp32" and precision in LOW:
+            if dtype == "fp32" and is_low(precision):
                 self._cast(name, node.name, precision)
 
     def _cast(self, source: str, reader: str, precision: str) -> None:
         self.cast.add(source)
-        if precision in LOW and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
+        if is_low(precision) and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
             self.lowered.setdefault(source, set()).add(reader)
 
     def _literal_dtype(self, node: fx.Node) -> str:
@@ -140,7 +137,7 @@ class _Walk:
         written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
         for key, value in written:
             if isinstance(value, torch.dtype):
-                return _NAMES.get(literals.arguments.get(key, value), "")
+                return _name(literals.arguments.get(key, value))
         return ""
 
     def _promoted(self, node: fx.Node, described: Node, inputs: Mapping[str, str], own: str) -> str:
@@ -148,15 +145,18 @@ class _Walk:
         if not floats:
             return own
         packet = described.op.removeprefix("aten.").split(".")[0]
-        if packet in _FIRST or described.in_place:
+        if takes_first(packet) or described.in_place:
             return floats[0][1]
-        shaped = [dtype for name, dtype in floats if not self.scalar[name]]
-        found = set(shaped or [dtype for _, dtype in floats])
-        if len(found) > 1 and treatment(described.op) == "lower":
+        shaped = {dtype for name, dtype in floats if not self.scalar[name]}
+        if len(shaped or {dtype for _, dtype in floats}) > 1 and treatment(described.op) == "lower":
             self.conflicts.add(node.name)
-        if found >= set(LOW):  # the two half formats have float32 in common
-            return "fp32"
-        return max(sorted(found), key=_WIDTH.__getitem__)
+        return promoted([(dtype, self.scalar[name]) for name, dtype in floats])
+
+
+def _name(dtype: torch.dtype | Format) -> str:
+    """The format of a dtype, or of what stands in its place; "" for discrete ones."""
+    row = asked_for(dtype)
+    return "" if row is None else row.name
 
 
 def _tensor_arguments(node: fx.Node) -> list[str]:

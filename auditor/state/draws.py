@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..formats.table import LOW_DTYPES
+from ..formats.table import is_low
 from ..ops.nodes import mutates
 
 
@@ -97,14 +97,14 @@ def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | N
     leaves = pytree.tree_leaves((args, kwargs))
     asked = next((x for x in leaves if isinstance(x, torch.dtype)), None)
     if asked is not None:
-        return asked if asked in LOW_DTYPES else None
-    return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.dtype in LOW_DTYPES), None)
+        return asked if is_low(asked) else None
+    return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
 
 
 def _raised(tree: Any) -> Any:
     def wide(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dtype in LOW_DTYPES:
+        if isinstance(x, torch.Tensor) and is_low(x.dtype):
             return x.float()
-        return torch.float32 if isinstance(x, torch.dtype) and x in LOW_DTYPES else x
+        return torch.float32 if isinstance(x, torch.dtype) and is_low(x) else x
 
     return pytree.tree_map(wide, tree)

@@ -13,13 +13,12 @@ from torch import fx, nn
 
 from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
-from ..formats.table import LOW_DTYPES
+from ..formats.table import dtype_of, is_low
 from ..imitation import Imitation, imitated
 from ..ops.nodes import tensors_of
 from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Plan
-from ..replay.execute import DTYPES
 from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
 from ..replay.step import Step
 from ..replay.strategies import plain, scoped
@@ -106,7 +105,7 @@ class _Region(TrainingStep):
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss, which is kept as it is: whoever records the step hands out copies."""
-        region = nullcontext() if self.format == "fp32" else torch.autocast("cuda", dtype=DTYPES[self.format])
+        region = nullcontext() if self.format == "fp32" else torch.autocast("cuda", dtype=dtype_of(self.format))
         with region:
             loss = super().forward(args, kwargs, targets, named)
         self.kept.append(loss)
@@ -167,7 +166,7 @@ def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
 
     def observe(node: fx.Node, value: Any) -> None:
         for index, leaf in enumerate(tensors_of(value)):
-            if leaf.dtype in LOW_DTYPES and leaf.requires_grad:
+            if is_low(leaf.dtype) and leaf.requires_grad:
                 leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
 
     tape, _ = record(module, step.batch, handler=Imitation(), around=None, observe=observe)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from auditor.formats import FORMATS, Format, registered
 from auditor.formats.rounding import round_to
-from auditor.formats.table import FORMATS, Format
 
 NARROW = ["tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 FP32_BITS = st.integers(0, 2**32 - 1)
@@ -65,6 +65,22 @@ def test_ties_between_neighbours_go_to_the_even_one(name: str, dtype: torch.dtyp
     middle = ((below + above) / 2)[kept].float()  # one bit more than the format has: exact in FP32
     even = torch.where(lower % 2 == 0, below, above)[kept].float()
     assert_same(round_to(middle, name), even)
+
+
+@settings(deadline=None, derandomize=True)
+@given(bits=FP32_BITS, exponent_bits=st.integers(2, 8), mantissa=st.integers(1, 15))
+def test_the_numbers_of_any_format_predict_any_fp32_value(bits: int, exponent_bits: int, mantissa: int) -> None:
+    x = from_bits(bits)
+    with registered(Format.ieee("e0m0", exponent_bits, mantissa)) as fmt:
+        assert_same(round_to(x, "e0m0"), rounded_by_table(x, fmt))
+
+
+@pytest.mark.parametrize(("name", "exponent_bits", "mantissa"), [("fp16", 5, 10), ("bf16", 8, 7)])
+def test_rounding_by_the_numbers_is_the_rounding_of_torch(name: str, exponent_bits: int, mantissa: int) -> None:
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([x, x * 2.0**-20, x * 2.0**14, from_bits(0, 1, 0x7F800000, 0x7F7FFFFF)])
+    with registered(Format.ieee("e0m0", exponent_bits, mantissa)):
+        assert_same(round_to(x, "e0m0"), round_to(x, name))
 
 
 @pytest.mark.parametrize("name", NARROW)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.formats.table import format_of
 from auditor.measure.inner import _SHORT as SHORT
 from auditor.measure.inner import PARTS, inner_products
 from tests.subjects import normal
@@ -53,7 +54,10 @@ def test_with_a_dtype_the_error_is_that_of_rounding(dtype: torch.dtype, numbers:
     gradient, value = normal(2, numbers, seed=1), normal(2, numbers, seed=2)
     rounding = value.to(dtype).float() - value
     assert torch.allclose(
-        inner_products(gradient, value, 2, dtype), inner_products(gradient, rounding, 2), rtol=1e-4, atol=1e-6
+        inner_products(gradient, value, 2, format_of(dtype)),
+        inner_products(gradient, rounding, 2),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -76,5 +80,5 @@ def test_products_that_are_not_finite_count_as_nothing(numbers: int) -> None:
 def test_what_is_in_the_format_already_has_no_error_and_stays_as_it_is(dtype: torch.dtype, numbers: int) -> None:
     gradient, value = normal(2, numbers, seed=1), normal(2, numbers, seed=2).to(dtype)
     kept = value.clone()
-    assert not inner_products(gradient, value, 2, dtype).any()
+    assert not inner_products(gradient, value, 2, format_of(dtype)).any()
     assert torch.equal(value, kept)

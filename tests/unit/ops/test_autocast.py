@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.formats import FORMATS
 from auditor.ops.autocast import treatment
 from auditor.replay.execute import autocast_arguments
 from auditor.resources import table
@@ -181,7 +182,7 @@ def mistakes(t: Make) -> tuple[int, list[str]]:
             if actual is not None:
                 tried += 1
                 op = name if "." in name else f"{name}.default"
-                expected = attempt(name, autocast_arguments(f"aten.{op}", args, {}, FP16)[0], enabled=False)
+                expected = attempt(name, autocast_arguments(f"aten.{op}", args, {}, FORMATS["fp16"])[0], enabled=False)
                 if expected is not actual:
                     wrong.append(f"{name}: {actual}, where the policy says {expected}")
                 break

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.formats import FORMATS
+from auditor.formats.table import format_of
 from auditor.ops import kernels
 from auditor.ops.kernels import (
     UnsupportedInFormat,
@@ -103,7 +105,7 @@ def test_float32_runs_as_it_is() -> None:
 )
 def test_operations_without_a_half_kernel_on_cuda(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    assert refusal(target, *lowered(args, dtype)) == f"{packet_name(target)} has no {name} kernel on CUDA"
+    assert refusal(target, *lowered(args, format_of(dtype))) == f"{packet_name(target)} has no {name} kernel on CUDA"
 
 
 def test_a_literal_that_does_not_fit() -> None:
@@ -149,7 +151,7 @@ def test_elementwise_operations_promote_mixed_dtypes() -> None:
     ],
 )
 def test_what_only_the_cpu_lacks_runs_all_the_same(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
-    low = lowered(args, dtype)
+    low = lowered(args, format_of(dtype))
     result = run_op(target, low, {})
     assert result.dtype is dtype
     assert torch.allclose(result.float(), target(*raised(low)), rtol=2**-6, atol=2**-6)
@@ -165,13 +167,13 @@ def test_the_arguments_are_not_written() -> None:
 def test_in_float32_raises_computes_and_rounds() -> None:
     # 2048 + 1 + 1 = 2050 in FP32, a value of fp16; step by step in fp16 it stays 2048
     x = torch.tensor([2048.0, 1.0, 1.0]).half()
-    result = in_float32(aten.sum.default, (x,), {}, torch.float16)
+    result = in_float32(aten.sum.default, (x,), {}, FORMATS["fp16"])
     assert (float(result), result.dtype) == (2050.0, torch.float16)
 
 
 def test_raising_and_lowering_leave_other_types_alone() -> None:
     tree = {"half": torch.ones(1).half(), "double": torch.ones(1).double(), "index": [torch.tensor([1])], "literal": 2}
-    up, down = raised(tree), lowered({**tree, "full": torch.ones(1)}, torch.bfloat16)
+    up, down = raised(tree), lowered({**tree, "full": torch.ones(1)}, FORMATS["bf16"])
     assert (up["half"].dtype, up["double"].dtype, up["index"][0].dtype) == (torch.float32, torch.float64, torch.int64)
     assert (down["half"].dtype, down["full"].dtype, down["double"].dtype) == (
         torch.bfloat16,

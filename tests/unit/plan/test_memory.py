@@ -31,7 +31,7 @@ def memory_under(capture: Capture, strategy: str, labels: dict[str, str]) -> Mem
     every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
     problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, "fp16", "A100")
-    return memory_of(capture, problem.costs, problem.resolve(lambda owner: labels.get(owner, "fp32")))
+    return memory_of(capture, problem.costs, problem.resolve(lambda owner: labels.get(owner, "fp32")), problem.format)
 
 
 LOW = {"": "fp16", "wide": "fp16", "narrow": "fp16"}

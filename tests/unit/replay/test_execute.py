@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from auditor.formats import FORMATS
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
 from auditor.replay.execute import PolicyInterpreter, Running, Setting, autocast_arguments, with_literals
@@ -36,20 +37,20 @@ def dtypes(tree: Any) -> list[torch.dtype]:
     ],
 )
 def test_what_autocast_hands_over(op: str, args: tuple[Any, ...], expected: list[torch.dtype]) -> None:
-    found, _ = autocast_arguments(op, args, {}, torch.float16)
+    found, _ = autocast_arguments(op, args, {}, FORMATS["fp16"])
     assert dtypes(found) == expected
 
 
 def test_keywords_are_cast_too() -> None:
-    _, kwargs = autocast_arguments("aten.linear.default", (), {"input": FLOAT, "bias": None}, torch.bfloat16)
+    _, kwargs = autocast_arguments("aten.linear.default", (), {"input": FLOAT, "bias": None}, FORMATS["bf16"])
     assert kwargs["input"].dtype is torch.bfloat16
-    _, kept = autocast_arguments("aten.sum.default", (), {"self": HALF, "dtype": torch.float16}, torch.float16)
+    _, kept = autocast_arguments("aten.sum.default", (), {"self": HALF, "dtype": torch.float16}, FORMATS["fp16"])
     assert kept["self"].dtype is torch.float16
 
 
 def test_what_autocast_refuses() -> None:
     with pytest.raises(UnsupportedInFormat, match="binary_cross_entropy"):
-        autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, torch.float16)
+        autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, FORMATS["fp16"])
 
 
 def test_literals_are_replaced_by_place_and_by_name() -> None:

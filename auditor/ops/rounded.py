@@ -1,0 +1,76 @@
+"""Operations in a format that torch does not compute in: in float32 on values of the format, their results rounded to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..formats.carried import Carried, format_in, in_format, plain
+from ..formats.table import FORMATS, Format, is_low
+from ..trees import over_tensors, tensors_in
+from .nodes import packet_name, settled
+
+# Operations whose floating result has the dtype of their first tensor, whatever the others have.
+_FIRST = frozenset(
+    "batch_norm layer_norm group_norm instance_norm native_batch_norm native_layer_norm native_group_norm rms_norm "
+    "_native_batch_norm_legit_no_training masked_fill index_put scatter scatter_add index_add index_copy fill copy "
+    "select_scatter slice_scatter diagonal_scatter embedding_bag new_zeros new_ones new_full new_empty zeros_like "
+    "ones_like full_like empty_like rand_like randn_like prelu lstm gru rnn_tanh rnn_relu grid_sampler".split()
+)
+
+
+def takes_first(packet: str) -> bool:
+    """Whether the floating result of an operation has the dtype of its first tensor, whatever the others have."""
+    return packet in _FIRST
+
+
+def promoted(given: Sequence[tuple[str, bool]]) -> str:
+    """The format that torch promotes to. given: (format, whether it is a scalar) of each tensor, one at least.
+
+    Scalars count where there is nothing else. Two low formats have float32 in common.
+    """
+    found = {name for name, scalar in given if not scalar} or {name for name, _ in given}
+    low = {name for name in found if FORMATS[name].low}
+    return max(sorted(found | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
+
+
+def asks_for_rounding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a format without arithmetic in torch is among the arguments: in a tensor, or in the place of a dtype."""
+    if any(isinstance(value, Format) for value in (*args, *kwargs.values())):
+        return True
+    return any(isinstance(x, Carried) for x in tensors_in((args, kwargs)))
+
+
+def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target(*args, **kwargs)`, computed in float32 on the values the arguments have; the result in the format it promotes to."""
+    row = _result(packet_name(target), args, kwargs)
+    wide = settled(target, target(*_wide(args), **_wide(kwargs)))
+    if row is None or not row.low:
+        return wide
+    return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 else x, wide)
+
+
+def _result(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
+    """The format of the floating results; None where a dtype among the arguments says, or no float tensor is there."""
+    asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
+    if asked is not None:
+        return asked if isinstance(asked, Format) else None
+    given = [(row.name, x.dim() == 0) for x in tensors_in((args, kwargs)) if (row := format_in(x)) is not None]
+    if not given:
+        return None
+    return FORMATS[given[0][0] if takes_first(packet) else promoted(given)]
+
+
+def _wide(tree: Any) -> Any:
+    """The arguments in float32, which also stands where a format is asked for."""
+    asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
+    raised = over_tensors(lambda x: plain(x).float() if isinstance(x, Carried) or is_low(x.dtype) else x, tree)
+    if isinstance(tree, dict):
+        return {**raised, **asked}
+    return tuple(asked.get(index, value) for index, value in enumerate(raised))
+
+
+def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
+    return tree.items() if isinstance(tree, dict) else enumerate(tree)
