@@ -15,6 +15,7 @@ from ..ops.kernels import lowered, raised
 from ..records import Contribution
 from .estimates import estimate
 from .measure import Measurement
+from .rerun import chosen
 
 MAX_RERUNS = 96
 
@@ -73,7 +74,7 @@ class _Replay:
 def _undecided(measurement: Measurement, fmt: str) -> list[str]:
     """Nodes for which no first-order answer exists, those certain to matter first, at most MAX_RERUNS."""
     found = {name: traces[fmt] for name, traces in measurement.traces.items() if traces[fmt].low is not None}
-    return sorted(found, key=lambda name: not found[name].certain)[:MAX_RERUNS]
+    return chosen(found, lambda name: found[name].certain, MAX_RERUNS)
 
 
 def _rerun(measurement: Measurement, replay: _Replay, name: str, fmt: str) -> Contribution:

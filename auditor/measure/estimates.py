@@ -15,6 +15,7 @@ from ..records import Contribution
 from .derivatives import DIFFERENTIABLE
 from .inner import inner_products
 from .measure import Measurement
+from .probes import moved, probes
 from .sums import Sums, by_level
 
 MAX_PROBES = 8
@@ -60,10 +61,7 @@ class Estimates:
         return statistics.median(found) if found else math.nan
 
     def _relative(self, name: str, fmt: str, kind: str) -> float:
-        found = self.sums.get((name, fmt, kind))
-        if found is None or not self.outputs_norm:
-            return 0.0
-        return math.sqrt(found.square() / len(self.passes[name])) / self.outputs_norm
+        return moved(self.sums.get((name, fmt, kind)), len(self.passes.get(name, ())), self.outputs_norm)
 
 
 def reading(product: str, source: str) -> str:
@@ -72,33 +70,24 @@ def reading(product: str, source: str) -> str:
 
 
 def estimate(measurement: Measurement, seed: int) -> Estimates:
-    """One backward pass per probe, a hook on every value.
-
-    For a random sign vector v on the outputs, E<v, J d>^2 = ||J d||^2, and a backward pass gives <v, J d> = <J^T v, d>
-    for all nodes at once; with a batch, one independent estimate per sample.
-    Source: Hutchinson, A stochastic estimator of the trace (1989).
-    """
+    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample."""
     outputs = [x for x in measurement.outputs if x.is_floating_point() and x.requires_grad]
     norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
     batch = _batch_size(outputs)
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT
-    probes = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
+    count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
     estimates = Estimates(measurement, norm)
     views = _lone_views(measurement)
     handles = _hooked(estimates, batch, views)
-    generator = torch.Generator().manual_seed(seed)
     try:
-        for probe in range(probes):
-            if probe and not light and estimates.scatter() <= ENOUGH:
+        for index, probe in enumerate(probes(outputs, count, seed)):
+            if index and not light and estimates.scatter() <= ENOUGH:
                 break
-            weights = [_signs(x, generator) for x in outputs]
-            estimates.probe = probe
-            estimates.returned = {id(x): weight for x, weight in zip(outputs, weights, strict=True)}
-            ends = _cheap_ends(measurement) if probe and not light else None
-            # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
-            total = torch.stack([(x * weight).sum() for x, weight in zip(outputs, weights, strict=True)]).sum()
-            torch.autograd.backward(total, retain_graph=probe < probes - 1, inputs=ends)
+            estimates.probe = index
+            estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
+            ends = _cheap_ends(measurement) if index and not light else None
+            torch.autograd.backward(probe.total, retain_graph=index < count - 1, inputs=ends)
     finally:
         for handle in handles:
             handle.remove()
@@ -111,12 +100,6 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
                 same = estimates.sums[source, fmt, "cast"]
                 estimates.sums |= {(name, fmt, "cast"): same, (name, fmt, "isolated"): same}
     return estimates
-
-
-def _signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random signs; zero at masked entries, which hold infinities on purpose: nothing can move them."""
-    signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x).mul_(2).sub_(1)
-    return signs.masked_fill_(~torch.isfinite(x.detach()), 0.0)
 
 
 def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[torch.utils.hooks.RemovableHandle]:

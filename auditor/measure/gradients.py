@@ -14,6 +14,9 @@ from ..replay.lowered_step import one_low
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step
 from .backward import Handed
+from .probes import moved, probes
+from .rerun import chosen
+from .sums import Sums
 
 PROBES = 8
 
@@ -45,13 +48,16 @@ def jumps(captured: Capture) -> bool:
     return any(packet_name(n.target) in _KINKS for n in captured.graph_module.graph.nodes if n.op == "call_function")
 
 
-def rerun(step: Step, moved: Mapping[str, Mapping[str, Moved]]) -> dict[str, dict[str, Moved]]:
+def rerun(step: Step, first: Mapping[str, Mapping[str, Moved]]) -> dict[str, dict[str, Moved]]:
     """The same with every operation really run low, one at a time; those first that first order puts first."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
-    order = sorted(moved, key=lambda name: -max(one.both for one in moved[name].values()))
-    result = {name: dict(by_format) for name, by_format in moved.items()}
-    for name in order[: MAX_RERUNS if elements <= LIGHT else 0]:
-        for fmt, one in moved[name].items():
+
+    def weight(name: str) -> float:
+        return max(one.both for one in first[name].values())
+
+    result = {name: dict(by_format) for name, by_format in first.items()}
+    for name in chosen(first, weight, MAX_RERUNS, elements=elements, light=LIGHT):
+        for fmt, one in first[name].items():
             low = one_low(step, name, fmt)
             if low.failure is None:
                 found = gradient_error(step.by_parameter, low.gradients)
@@ -64,16 +70,15 @@ def attribute_gradients(
     handed: Mapping[str, Mapping[str, Handed | None]],
     formats: Sequence[str],
     seed: int,
-    probes: int = PROBES,
+    passes: int = PROBES,
 ) -> dict[str, dict[str, Moved]]:
     """{node: {format: what it moves}}; the step was run with `create_graph`.
 
     With g the gradients of the parameters and v a vector of random signs, s = <v, g> is a function of every value y and
     of every gradient h that the backward pass hands on. An error d of the one moves s by <ds/dy, d>, of the other by
-    <ds/dh, d>, and E<v, dg>^2 = ||dg||^2. One more backward pass, through the first, gives all of ds/dy and ds/dh.
+    <ds/dh, d>. One more backward pass, through the first, gives all of ds/dy and ds/dh.
     Raises: RuntimeError where an operation has no second derivative.
-    Source: Hutchinson, A stochastic estimator of the trace (1989); Pearlmutter, Fast exact multiplication by the
-    Hessian (1994).
+    Source: Pearlmutter, Fast exact multiplication by the Hessian (1994).
     """
     norm = math.sqrt(sum(float(g.detach().double().square().sum()) for g in step.by_parameter.values()))
     if not norm:
@@ -81,32 +86,23 @@ def attribute_gradients(
     values, gradients = _keys(step)
     tensors = [step.live[name][index] for name, index in values]
     tensors += [_gradient(step, key) for key in gradients]
-    generator = torch.Generator().manual_seed(seed)
-    squares: dict[tuple[str, str], list[float]] = {}
-    for _ in range(probes):
-        signs = {
-            name: torch.randint(0, 2, g.shape, generator=generator).to(g) * 2 - 1
-            for name, g in step.by_parameter.items()
-        }
-        s = torch.stack([(signs[name] * g).sum() for name, g in step.by_parameter.items()]).sum()
-        found = torch.autograd.grad(s, tensors, retain_graph=True, allow_unused=True)
+    sums: dict[tuple[str, str], tuple[Sums, Sums, Sums]] = {}
+    for probe in probes(list(step.by_parameter.values()), passes, seed):
+        found = torch.autograd.grad(probe.total, tensors, retain_graph=True, allow_unused=True)
         by_value = dict(zip(values, found[: len(values)], strict=True))
+        signs = dict(zip(step.by_parameter, probe.signs, strict=True))
         by_gradient = dict(zip(gradients, found[len(values) :], strict=True)) | _of_parameters(step, signs)
         for node, by_format in handed.items():
             for fmt in formats:
                 one = by_format.get(fmt)
-                if one is None:
-                    continue
-                forward = sum(_inner(by_value.get((node, i)), gap) for i, gap in enumerate(one.results))
-                backward = sum(
-                    _inner(by_gradient.get(key), gap) for key, gap in zip(one.sources, one.gradients, strict=True)
-                )
-                sums = squares.setdefault((node, fmt), [0.0, 0.0, 0.0])
-                for place, value in enumerate((forward, backward, forward + backward)):
-                    sums[place] += value**2
+                if one is not None:
+                    forward, backward = _products(node, one, by_value, by_gradient)
+                    kept = sums.setdefault((node, fmt), (Sums(), Sums(), Sums()))
+                    for part, inner in zip(kept, (forward, backward, forward + backward), strict=True):
+                        part.add_whole(inner)
     result: dict[str, dict[str, Moved]] = {}
-    for (node, fmt), sums in squares.items():
-        forward, backward, both = (math.sqrt(square / probes) / norm for square in sums)
+    for (node, fmt), kept in sums.items():
+        forward, backward, both = (moved(part, passes, norm) for part in kept)
         result.setdefault(node, {})[fmt] = Moved(forward, backward, both)
     return result
 
@@ -143,6 +139,18 @@ def _of_parameters(step: Step, signs: Mapping[str, torch.Tensor]) -> dict[Key, t
     return {
         (name, 0): leaves[id(live[0])] for name, live in step.live.items() if len(live) == 1 and id(live[0]) in leaves
     }
+
+
+def _products(
+    node: str,
+    one: Handed,
+    by_value: Mapping[Key, torch.Tensor | None],
+    by_gradient: Mapping[Key, torch.Tensor | None],
+) -> tuple[float, float]:
+    """How far the node's forward error, and its backward error, move the probed sum."""
+    forward = sum(_inner(by_value.get((node, i)), gap) for i, gap in enumerate(one.results))
+    pairs = zip(one.sources, one.gradients, strict=True)
+    return forward, sum(_inner(by_gradient.get(key), gap) for key, gap in pairs)
 
 
 def _inner(sensitivity: torch.Tensor | None, error: torch.Tensor | None) -> float:

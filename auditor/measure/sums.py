@@ -36,6 +36,10 @@ class Sums:
         self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
         self.finest += squares[0]
 
+    def add_whole(self, inner: float) -> None:
+        """The inner product with the whole of an error: one part on every level."""
+        self.add([[inner**2]] * len(_LEVELS), [1] * len(_LEVELS))
+
     def square(self) -> float:
         """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
 

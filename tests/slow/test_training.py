@@ -87,7 +87,7 @@ def attributed(name: str) -> tuple[dict[str, dict[str, Moved]], dict[str, dict[s
         step = run_step(bind_step(captured, subject, batch, 0))
         handed = {n: {f: one for f, (_, one) in found.items()} for n, found in backward_errors(step, FORMATS).items()}
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
-        first = attribute_gradients(twice, handed, FORMATS, seed=0, probes=16)
+        first = attribute_gradients(twice, handed, FORMATS, seed=0, passes=16)
         return first, rerun(step, first), jumps(captured)
 
 

@@ -22,9 +22,10 @@ import auditor
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
 from auditor.measure.backward import backward_errors
-from auditor.measure.estimates import _signs, estimate
+from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
+from auditor.measure.probes import signs as drawn_signs
 from auditor.measure.testrun import _gaps
 from auditor.replay.step import bind_step, run_step
 from auditor.runs.answer import copied
@@ -119,7 +120,7 @@ def gaps(dtype: torch.dtype) -> None:
 def signs(dtype: torch.dtype) -> None:
     x = awkward(40, dtype)
     with unchanged(x):
-        _signs(x, torch.Generator().manual_seed(0))
+        drawn_signs(x, torch.Generator().manual_seed(0))
 
 
 def measured(dtype: torch.dtype) -> None:
@@ -168,7 +169,7 @@ Case = Callable[[torch.dtype], None]
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
     "state/draws.py:in_float32": ("copy_", drawn),
-    "measure/estimates.py:_signs": ("mul_ sub_ masked_fill_", signs),
+    "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
     "measure/testrun.py:_gaps": ("nan_to_num_", gaps),

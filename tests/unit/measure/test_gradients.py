@@ -26,7 +26,7 @@ def steps() -> tuple[Step, dict[str, dict[str, Moved]]]:
         step = run_step(bind_step(captured, subject, batch, 0))
         handed = {n: {f: one for f, (_, one) in found.items()} for n, found in backward_errors(step, ("bf16",)).items()}
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
-        return step, attribute_gradients(twice, handed, ("bf16",), seed=0, probes=32)
+        return step, attribute_gradients(twice, handed, ("bf16",), seed=0, passes=32)
 
 
 def test_gradients_of_both_kinds_of_run_are_the_same(steps: tuple[Step, dict[str, dict[str, Moved]]]) -> None:
