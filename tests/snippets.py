@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch import nn
 
+from auditor.document.contents import shared_modules, tied_parameters
 from auditor.patch.emit import emit
 from auditor.records import Plan, ScopeChoice
-from auditor.snippets.offer import shared_modules, tied_parameters
 
 Scopes = dict[str, dict[str, str]]
 

@@ -30,7 +30,7 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def checked(document: Any, where: str) -> dict[str, Any]:
-    """The document, if every part that a plan is applied from has the form that serialise.py gives it."""
+    """The document, if every part that a plan is applied from has the form that write.py gives it."""
     version = document.get("format_version") if isinstance(document, Mapping) else None
     if version != FORMAT_VERSION:
         raise PlanError(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..formats.table import dtype_of
-from ..records import Baseline, Batch, Finding
+from ..records import Baseline, Batch, Finding, RulesOnly
 from ..runs.answer import answer, as_on, lowered_batch, stored_in
 from ..verify import failure_of
 from .choose import simulated_error
@@ -31,7 +31,7 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
     found = {}
     for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
         ruled = _ruled(problem, bench.findings)
-        rules_only = _measured(simulated_error(problem, ruled, trial), ruled.low_flops)
+        rules_only = RulesOnly(*_measured(simulated_error(problem, ruled, trial)), low_precision_flops=ruled.low_flops)
         found[problem.name] = replace(_plain(bench, problem), rules_only=rules_only)
     return found
 
@@ -46,7 +46,7 @@ def _plain(bench: Workbench, problem: Problem) -> Baseline:
         raise
     except Exception as error:
         return Baseline(None, False, failure_of(error))
-    return _measured(worst_of(errors))
+    return Baseline(*_measured(worst_of(errors)))
 
 
 def _autocast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -64,9 +64,10 @@ def _cast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tens
         return answer(model, lowered_batch(batch, dtype), seed=bench.seed, around=lambda: as_on(bench.device))
 
 
-def _measured(error: float, low_flops: float | None = None) -> Baseline:
+def _measured(error: float) -> tuple[float | None, bool]:
+    """What is kept of an error, and whether it is finite."""
     finite = math.isfinite(error)
-    return Baseline(error if finite else None, finite, None, low_flops)
+    return (error if finite else None), finite
 
 
 def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:

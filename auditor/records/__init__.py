@@ -17,7 +17,7 @@ from .graph import (
     Subject,
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Memory, Plan, ScopeChoice, Verification
+from .plan import Baseline, Memory, Plan, RulesOnly, ScopeChoice, Verification
 
 __all__ = [
     "FORMAT_VERSION",
@@ -43,6 +43,7 @@ __all__ = [
     "Placeholder",
     "Plan",
     "Progress",
+    "RulesOnly",
     "ScopeChoice",
     "Subject",
     "Verdict",

@@ -6,43 +6,60 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Plan
 from .training import Training
+from .written import ByFormat, Inlined, Written
 
 FORMAT_VERSION = 1
 """Version of plan.json; raised when a field changes its meaning or goes."""
 
+PLAN_NAME = "^[a-z0-9]+_[a-z0-9_]+$"
+"""What names of plans look like: a strategy and a format."""
+
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the numbers come from. execution: "native" (a GPU ran the formats) or "emulated" (a CPU imitated one)."""
+    """Where the numbers come from."""
 
-    auditor: str
-    torch: str
-    device: str
-    execution: str
-    seed: int
+    auditor: Annotated[str, Written("version of the auditor")]
+    torch: Annotated[str, Written("version of PyTorch")]
+    device: Annotated[str, Written("`cpu`, or the GPU's name")]
+    execution: Annotated[
+        str,
+        Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated")),
+    ]
+    seed: Annotated[int, Written("of every random choice")]
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Everything known about one node, formats keyed by name."""
+    """Everything known about one node, formats keyed by name. exposed: strategies by format."""
 
-    node: Node
-    findings: tuple[str, ...]
-    errors: Mapping[str, NodeError]
-    contributions: Mapping[str, Contribution]
-    verdicts: Mapping[str, Verdict]
-    exposed: Mapping[str, tuple[str, ...]]
-    range: Magnitudes | None
-    flops: int
+    node: Annotated[Node, Inlined()]
+    findings: Annotated[tuple[str, ...], Written("codes of the rules that fired on it")]
+    verdicts: Annotated[Mapping[str, Verdict], ByFormat()]
+    exposed: Annotated[
+        Mapping[str, tuple[str, ...]],
+        ByFormat(),
+        Written("strategies that would run it low if nothing was done about it"),
+    ]
+    errors: Annotated[Mapping[str, NodeError], ByFormat(left_out=True)]
+    contributions: Annotated[Mapping[str, Contribution], ByFormat()]
+    flops: Annotated[
+        int,
+        Written("multiply-adds counted as two; 0 for operations that are not matrix products or convolutions", least=0),
+    ]
+    range: Annotated[
+        Magnitudes | None,
+        Written("magnitudes of its FP32 result; `null` where that is not floating", form="Range"),
+    ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """Everything an audit found; what every reporter reads and `plan.json` stores.
 
@@ -52,28 +69,49 @@ class Audit:
     subject: Subject
     parameters: int
     inputs: tuple[str, ...]
-    environment: Environment
     formats: tuple[str, ...]
     max_error: float
     metric: str
     capture_method: str
-    nodes: tuple[NodeReport, ...]
-    findings: tuple[Finding, ...]
-    plans: Mapping[str, Plan]
-    baselines: Mapping[str, Baseline]
-    recommended: str | None
-    recommendation: str
-    seconds: Mapping[str, float]
+    environment: Annotated[Environment, Written("what ran the audit", needed="audit")]
+    recommended: Annotated[
+        str | None,
+        Written(
+            "name of the plan to use; `null`: no plan holds the budget with anything low",
+            schema={"pattern": PLAN_NAME},
+        ),
+    ]
+    recommendation: Annotated[str, Written("why, in one sentence")]
+    plans: Annotated[
+        Mapping[str, Plan],
+        Written(
+            "one per strategy and format, under names such as `autocast_bf16`",
+            needed="plan",
+            schema={"propertyNames": {"pattern": PLAN_NAME}},
+        ),
+    ]
+    baselines: Annotated[
+        Mapping[str, Baseline],
+        Written("what happens without a plan, under the same names", schema={"propertyNames": {"pattern": PLAN_NAME}}),
+    ]
+    nodes: Annotated[
+        tuple[NodeReport, ...],
+        Written("every operation of the captured graph, in the order it runs", needed="audit"),
+    ]
+    weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer")] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together")] = ()
+    findings: Annotated[tuple[Finding, ...], Written("every rule that fired", needed="audit")]
     warnings: tuple[str, ...]
+    training: Annotated[
+        Training | None, Written("what a training step meets; only in mode `training`", left_out=True)
+    ] = None
+    seconds: Mapping[str, float]
     command: str
     plan_errors: Mapping[str, float] = field(default_factory=dict)
-    weights: tuple[Weight, ...] = ()
-    regions: tuple[FlaggedRegion, ...] = ()
-    training: Training | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""
-        from ..document.serialise import to_document
+        from ..document.write import to_document
 
         return to_document(self)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from .written import Written
 
 if TYPE_CHECKING:
     import torch
@@ -95,18 +97,17 @@ class Literals:
 class Node:
     """One operation of the graph in the user's own terms.
 
-    op: ATen overload name, for example `aten.softmax.int`; owner: module path ("" is the root); source: `file.py:line`
-    of the innermost line of the user's code, None where there is none; inputs: names of the graph nodes it reads.
-    calls: the module calls that enclose it, the root's first. region: the author's own, if it lies in one.
+    owner: module path ("" is the root). source: the innermost line. inputs: names of the graph nodes it reads. calls: the
+    module calls that enclose it, the root's first. region: the author's own, if it lies in one.
     in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
     what it writes to. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
-    name: str
-    op: str
-    owner: str
+    name: Annotated[str, Written("in the captured graph")]
+    op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`", needed="audit")]
+    owner: Annotated[str, Written("module it belongs to", needed="audit")]
     owner_type: str
-    source: str | None
+    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
     source_path: str | None
     code: str | None
     inputs: tuple[str, ...]

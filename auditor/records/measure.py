@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from .written import Written
 
 if TYPE_CHECKING:
     import torch
@@ -15,29 +17,43 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class NodeError:
-    """What one format does to one node, measured on the reference inputs.
+    """What one format does to one node, measured on the reference inputs."""
 
-    local_error: relative L2 of the node's output when its inputs are rounded to the format and the op runs in it.
-    propagated_error: the same node inside a run that is low from the start. disagreement: share of discrete outputs
-    that differ (None for floating outputs). overflow, nan: elements that are finite in the reference. underflow,
-    subnormal: share of the non-zero reference elements that become zero / fall below the smallest normal number.
-    max_ulp: largest local error in units of the format's last place. sqnr_db: 20 log10(1 / local_error).
-    unsupported: why the op cannot run in the format. cause: overflow | underflow | cancellation | rounding |
-    discrete | unsupported | nan | nested (not measured). born: a non-finite or wrong value appears here and in none of the node's inputs.
-    """
-
-    local_error: float | None = None
-    propagated_error: float | None = None
-    disagreement: float | None = None
-    overflow: int = 0
-    nan: int = 0
-    underflow: float = 0.0
-    subnormal: float = 0.0
-    max_ulp: float | None = None
-    sqnr_db: float | None = None
-    unsupported: str | None = None
-    cause: str | None = None
-    born: bool = False
+    local_error: Annotated[
+        float | None,
+        Written("its own: reference inputs rounded, operation in the format, result rounded; relative L2"),
+    ] = None
+    propagated_error: Annotated[float | None, Written("inside a run that is low from the start; relative L2")] = None
+    disagreement: Annotated[
+        float | None,
+        Written("share of discrete results that differ; `null` for floating ones", least=0, most=1),
+    ] = None
+    overflow: Annotated[int, Written("elements that are finite in FP32 and infinite in the format", least=0)] = 0
+    nan: Annotated[int, Written("elements that are finite in FP32 and NaN in the format", least=0)] = 0
+    underflow: Annotated[float, Written("share of the non-zero elements that become zero", least=0, most=1)] = 0.0
+    subnormal: Annotated[
+        float, Written("share of the non-zero elements that fall below the smallest normal number", least=0, most=1)
+    ] = 0.0
+    max_ulp: Annotated[float | None, Written("largest local error in units of the format's last place")] = None
+    sqnr_db: Annotated[float | None, Written("signal to rounding noise, 20 log10(1 / local_error)")] = None
+    unsupported: Annotated[str | None, Written("why it cannot run in the format")] = None
+    cause: Annotated[
+        str | None,
+        Written(
+            "what makes the error; `nested`: results that are not compared; `null`: there is none",
+            choices=(
+                "overflow",
+                "underflow",
+                "cancellation",
+                "rounding",
+                "discrete",
+                "unsupported",
+                "nan",
+                "nested",
+            ),
+        ),
+    ] = None
+    born: Annotated[bool, Written("in the low run, something breaks here that was whole in every input")] = False
 
 
 @dataclass(frozen=True)
@@ -45,22 +61,44 @@ class Contribution:
     """How far one node in one format moves the model's outputs (relative L2 of the outputs, unit 1).
 
     isolated: inputs, op and result low, all else FP32; this decides the verdict. own: the op and its result alone.
-    cast: rounding the node's FP32 result on its way into a low consumer. decided_by: first-order | re-run.
+    cast: rounding the node's FP32 result on its way into a low consumer.
     """
 
-    isolated: float
+    isolated: Annotated[
+        float,
+        Written(
+            "how far it alone, low, moves the outputs (relative L2); the verdict rests on this", key="contribution"
+        ),
+    ]
     own: float
     cast: float
-    decided_by: str = "first-order"
+    decided_by: Annotated[
+        str,
+        Written(
+            "how `contribution` was found: `first-order`, or `re-run` of the model with this node low",
+            choices=("first-order", "re-run"),
+        ),
+    ] = "first-order"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """safe | sensitive | unsafe | untested, and why, in one clause. limited_by: range | precision | None."""
+    """What is said of one node in one format, and why."""
 
-    verdict: str
-    reason: str
-    limited_by: str | None = None
+    verdict: Annotated[
+        str,
+        Written(
+            "`safe`; `sensitive`: alone it takes more than a quarter of the budget; `unsafe`: alone it breaks the budget, "
+            "turns a finite output non-finite, flips discrete results, or does not exist in the format; `untested`",
+            needed="audit",
+            choices=("safe", "sensitive", "unsafe", "untested"),
+        ),
+    ]
+    reason: Annotated[str, Written("why, in one clause")]
+    limited_by: Annotated[
+        str | None,
+        Written("what the format has too little of; `null`: neither", choices=("range", "precision")),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -94,35 +132,41 @@ class Magnitudes:
 
 @dataclass(frozen=True)
 class Weight:
-    """Magnitudes of a parameter or buffer. name: its state-dict name, or the graph's where it has none."""
+    """Magnitudes of a parameter or buffer."""
 
-    name: str
-    kind: str
-    range: Magnitudes
+    name: Annotated[str, Written("in the state dict, or the graph's where it has none there")]
+    kind: Annotated[str, Written("what it is", choices=("parameter", "buffer"))]
+    range: Annotated[Magnitudes, Written("its magnitudes", form="Range")]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired on a node. severity: error | warning | info; confidence: high | medium | low.
+    """A rule that fired on a node.
 
-    agrees: whether the measurement bears the rule out (None where it was not measured). declared: the severity in the
-    rule's file. measurable: whether running the operation low can bear the rule out at all.
+    declared: the severity in the rule's file. measurable: whether running the operation low can bear the rule out at all.
     """
 
-    rule: str
-    name: str
-    node: str
-    owner: str
-    op: str
-    source: str | None
-    severity: str
-    confidence: str
-    formats: tuple[str, ...]
-    message: str
+    rule: Annotated[str, Written("the rule's code, see [rules.md](rules.md)", needed="audit")]
+    name: Annotated[str, Written("the rule's name", needed="audit")]
+    node: Annotated[str, Written("the node it fired on, by its name in the captured graph")]
+    owner: Annotated[str, Written("module of that node", needed="audit")]
+    op: Annotated[str, Written("ATen overload of that node", needed="audit")]
+    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
+    severity: Annotated[
+        str,
+        Written(
+            "`info` where the measurement does not bear the rule out, and the highest of the rules it supersedes",
+            needed="audit",
+            choices=("error", "warning", "info"),
+        ),
+    ]
+    confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
+    formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
+    message: Annotated[str, Written("what is wrong here, with this model's numbers", needed="audit")]
     why: str
     advice: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    agrees: bool | None = None
+    evidence: Annotated[Mapping[str, Any], Written("the facts that the rule read")] = field(default_factory=dict)
+    agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")] = None
     references: tuple[str, ...] = ()
     declared: str = ""
     measurable: bool = True
@@ -130,17 +174,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class FlaggedRegion:
-    """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32; relative L2, unit 1.
+    """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32."""
 
-    scope: deepest module that holds them. local_error: of the values that leave the region, the worst; error: of the
-    model's outputs, both None where it cannot run, for the reason in failure. explained: what the nodes' own errors and
-    the rounding of what enters add up to in quadrature; an error far from it shows that they interact.
-    """
-
-    format: str
-    nodes: tuple[str, ...]
-    scope: str
-    local_error: float | None
-    error: float | None
-    explained: float
-    failure: str | None = None
+    format: Annotated[str, Written("the format it was run in")]
+    nodes: Annotated[
+        tuple[str, ...], Written("what was run low, by name in the captured graph", schema={"minItems": 2})
+    ]
+    scope: Annotated[str, Written("the deepest module that holds all of it", before="nodes")]
+    local_error: Annotated[
+        float | None, Written("of the values that leave it, the worst one's; relative L2; `null`: not finite")
+    ]
+    error: Annotated[float | None, Written("of the model's outputs; relative L2")]
+    explained: Annotated[
+        float,
+        Written(
+            "what its operations' own errors, and the roundings of what enters, add up to in quadrature: an `error` far "
+            "above it says that they reinforce each other, far below that they cancel"
+        ),
+    ]
+    failure: Annotated[str | None, Written("why it did not run")] = None

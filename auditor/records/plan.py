@@ -4,79 +4,161 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from .written import Inlined, Written
 
 
 @dataclass(frozen=True)
 class ScopeChoice:
-    """Precision of one scope. output: "keep" leaves an FP32 island's result FP32 (cast strategy), "cast" lowers it.
+    """Precision of one scope."""
 
-    cost: share of the plan's predicted time that lowering this island's own operations would save, casts not counted;
-    None if it is low.
-    """
-
-    precision: str
-    because: tuple[str, ...] = ()
-    output: str = "cast"
-    cost: float | None = None
+    precision: Annotated[str, Written("`fp32`, or the plan's `format`", needed="plan")]
+    because: Annotated[tuple[str, ...], Written("codes of rules and reasons in words; empty where it runs low")] = ()
+    output: Annotated[
+        str,
+        Written(
+            "`cast`: what leaves the scope is in the precision around it; `keep`: it stays as it is (strategy `cast` only)",
+            choices=("cast", "keep"),
+        ),
+    ] = "cast"
+    cost: Annotated[
+        float | None,
+        Written(
+            "share of the plan's predicted time that lowering this island's own operations would save, casts not counted; "
+            "`null` where it runs low",
+            later=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, run for real. error: relative L2 of all outputs, worst run; None if it failed.
+    """The emitted artefact, run for real: the batches without gradients, and the first one with them.
 
-    Runs are the batches without gradients, and the first one with them. worst_output: the largest error of any single
-    output tensor. inputs: "held-out" or "audited". execution: native | emulated. failure: why, in one line.
+    error: relative L2 of all outputs, worst run; None if it failed. execution: native | emulated.
     """
 
     error: float | None
     finite: bool
-    worst_output: float | None
-    inputs: str
+    worst_output: Annotated[
+        float | None, Written("the largest of any one output tensor", key="worst_output_error", before="verified")
+    ]
+    inputs: Annotated[
+        str,
+        Written(
+            "`held-out`: inputs the plan was not made from; `audited`: the same inputs",
+            key="verified_on",
+            choices=("held-out", "audited"),
+        ),
+    ]
     execution: str
-    failure: str | None = None
+    failure: Annotated[str | None, Written("why the patched model did not run, in one line")] = None
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a forward pass needs: its weights and buffers, and the most its inputs and activations take at one time."""
+    """Bytes that a forward pass needs."""
 
-    weights: int
-    activations: int
+    weights: Annotated[int, Written("parameters and buffers", least=0)]
+    activations: Annotated[int, Written("the most that inputs, results and low copies take at one time", least=0)]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with what it costs and how it held up.
-
-    target: the device that the speed-up is predicted for; memory, fp32_memory: predicted, with the plan and without.
-    """
+    """Precision of every scope under one strategy and format, with what it costs and how it held up."""
 
     name: str
-    strategy: str
-    format: str
-    scopes: Mapping[str, ScopeChoice]
-    predicted_error: float
-    low_precision_flops: float
-    predicted_speedup: float
-    measured_error: float | None = None
-    verified: bool = False
-    verification: Verification | None = None
-    pareto: tuple[tuple[float, float], ...] = ()
+    strategy: Annotated[
+        str,
+        Written(
+            "`autocast`: weights stay FP32, regions run under torch.autocast; `cast`: weights are stored in the format",
+            needed="plan",
+        ),
+    ]
+    format: Annotated[str, Written("the low format: `fp16` or `bf16`", needed="plan")]
+    scopes: Annotated[
+        Mapping[str, ScopeChoice],
+        Written(
+            "precision by module; a module that is not listed has that of the nearest listed one above it",
+            needed="plan",
+            schema={"required": [""]},
+        ),
+    ]
+    predicted_error: Annotated[
+        float, Written("before anything was run: the contributions of all roundings, in quadrature")
+    ]
+    low_precision_flops: Annotated[
+        float,
+        Written("share of the floating-point operations that run low", least=0, most=1, before="pareto"),
+    ]
+    predicted_speedup: Annotated[
+        float,
+        Written(
+            "over FP32, by a roofline model of the GPU in `target` (see [how it works](how-it-works.md#what-a-choice-costs))",
+            before="pareto",
+        ),
+    ]
+    measured_error: Annotated[
+        float | None,
+        Written("of the patched model against FP32, worst batch; `null`: it failed or was not finite"),
+    ] = None
+    verified: Annotated[
+        bool,
+        Written(
+            "the patched model was run, without gradients and with them, and `measured_error` is within the budget"
+        ),
+    ] = False
+    verification: Annotated[Verification | None, Inlined()] = None
+    pareto: Annotated[
+        tuple[tuple[float, float], ...],
+        Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from"),
+    ] = ()
     note: str = ""
-    target: str | None = None
-    memory: Memory | None = None
-    fp32_memory: Memory | None = None
+    target: Annotated[
+        str | None,
+        Written("the GPU that `predicted_speedup` is for; `null` where it is not known", before="pareto"),
+    ] = None
+    memory: Annotated[
+        Memory | None,
+        Written("what one forward needs under the plan", key="predicted_memory", before="pareto"),
+    ] = None
+    fp32_memory: Annotated[Memory | None, Written("the same without the plan", before="pareto")] = None
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What happens without a plan: the whole model under plain autocast, or plainly cast. None if it raised.
+class Outcome:
+    """What a whole model gave without a plan."""
 
-    rules_only: the same with FP32 wherever a rule fired; low_precision_flops: of that, the share that is low.
-    """
+    measured_error: Annotated[
+        float | None,
+        Written(
+            "of the whole model under plain autocast, or plainly cast, on the inputs that plans are verified on; worst "
+            "batch; `null`: it failed or was not finite"
+        ),
+    ]
+    finite: Annotated[bool, Written("whether the outputs were")]
+    failure: Annotated[str | None, Written("why it did not run")] = None
 
-    measured_error: float | None
-    finite: bool
-    failure: str | None = None
-    low_precision_flops: float | None = None
-    rules_only: Baseline | None = None
+
+@dataclass(frozen=True)
+class RulesOnly(Outcome):
+    """The same with FP32 in every module where a rule fired, measurements left aside."""
+
+    low_precision_flops: Annotated[
+        float | None, Written("share of the floating-point operations that run low", least=0, most=1)
+    ] = None
+
+
+@dataclass(frozen=True)
+class Baseline(Outcome):
+    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
+
+    rules_only: Annotated[
+        RulesOnly | None,
+        Written(
+            "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
+            "`low_precision_flops`",
+            later=True,
+        ),
+    ] = None

@@ -4,159 +4,253 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from .measure import Magnitudes
+from .written import ByFormat, Written
 
 
 @dataclass(frozen=True)
 class ModuleGradients:
-    """Gradients with respect to what the operations of one module return, and of their weights, all together.
+    """Gradients with respect to what the operations of one module return, and of their weights, all together."""
 
-    low: those of them that are in the low format when the model trains under autocast, without what FP32 itself would
-    lose beside the largest of the same tensor; None where none is.
-    """
-
-    module: str
-    activations: Magnitudes
-    low: Magnitudes | None
+    module: Annotated[str, Written("path of the module; `(loss)` is what the model does not hold")]
+    activations: Annotated[
+        Magnitudes,
+        Written(
+            "histogram of the gradients of what its operations return", key="activation_gradients", form="Histogram"
+        ),
+    ]
+    low: Annotated[
+        Magnitudes | None,
+        Written(
+            "of those that autocast makes low, without what FP32 itself would lose beside the largest of the same tensor; "
+            "`null`: none",
+            key="low_gradients",
+            form="Histogram",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
 class ParameterGradients:
     """One parameter: its values, its gradient, and how an update compares with the spacing of BF16.
 
-    ratios: {floor(log2(|g| / half a BF16 spacing of w)): count} over the entries where both are non-zero; an update of
-    size lr * |g| is lost where lr * 2 ** ratio < 1. low: its gradient passes through the low format under autocast.
+    An update of size lr * |g| is lost where lr * 2 ** ratio < 1.
     """
 
-    name: str
-    module: str
-    weight: Magnitudes
-    gradient: Magnitudes
-    ratios: Mapping[int, int]
-    low: bool
+    name: Annotated[str, Written("of the parameter, in the state dict")]
+    module: Annotated[str, Written("path of the module that reads it; `(loss)` is what the model does not hold")]
+    weight: Annotated[Magnitudes, Written("histogram of its values", form="Histogram")]
+    gradient: Annotated[Magnitudes, Written("histogram of its gradient", form="Histogram")]
+    ratios: Annotated[
+        Mapping[int, int],
+        Written(
+            "count by floor(log2 of gradient over half a BF16 spacing of the weight), where neither is zero",
+            key="update_ratio_exponents",
+            least=1,
+        ),
+    ]
+    low: Annotated[bool, Written("its gradient passes through the low format under autocast", before="weight")]
 
 
 @dataclass(frozen=True)
 class BackwardError:
-    """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it.
+    """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it."""
 
-    error: relative L2 error of what it hands to its inputs. nonfinite: entries that are finite in FP32. reaches: the
-    parameter whose gradient turns non-finite, None if none does. unsupported: why it cannot run.
-    contribution: how far its error, made forwards and backwards, moves the gradients of all parameters (relative L2);
-    backward: the part made backwards. None where it was not attributed. decided_by: first-order | re-run.
-    """
-
-    error: float | None = None
-    nonfinite: int = 0
-    reaches: str | None = None
-    unsupported: str | None = None
-    contribution: float | None = None
-    backward: float | None = None
-    decided_by: str | None = None
+    error: Annotated[float | None, Written("relative L2 error of what it hands to its inputs")] = None
+    nonfinite: Annotated[int, Written("entries of that which are finite in FP32 and not in the format", least=0)] = 0
+    reaches: Annotated[str | None, Written("parameter whose gradient turns non-finite with it; `null`: none does")] = (
+        None
+    )
+    unsupported: Annotated[str | None, Written("why it cannot run in the format")] = None
+    contribution: Annotated[
+        float | None,
+        Written(
+            "how far its error, made forwards and backwards, moves the gradients of all parameters (relative L2); `null` "
+            "where it was not attributed"
+        ),
+    ] = None
+    backward: Annotated[float | None, Written("the part of it that is made backwards", key="contribution_backward")] = (
+        None
+    )
+    decided_by: Annotated[
+        str | None,
+        Written(
+            "how `contribution` was found: `first-order`, or `re-run` of the step with this operation low",
+            choices=("first-order", "re-run"),
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class BackwardNode:
-    """One operation of the training step; errors and reasons by format. reason: why it is unsafe, where it is."""
+    """One operation of the training step; errors and reasons by format."""
 
-    name: str
-    op: str
-    owner: str
-    source: str | None
-    errors: Mapping[str, BackwardError]
-    reasons: Mapping[str, str]
+    name: Annotated[str, Written("in the captured graph")]
+    op: Annotated[str, Written("ATen overload")]
+    owner: Annotated[str, Written("module it belongs to")]
+    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
+    errors: Annotated[Mapping[str, BackwardError], ByFormat()]
+    reasons: Annotated[
+        Mapping[str, str],
+        ByFormat(),
+        Written("why it must not run in the format when training; `null`: it may", key="unsafe"),
+    ]
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The window of loss scales for FP16, all powers of two, and what is outside of it.
+    """The window of loss scales for FP16, all powers of two, and what is outside of it."""
 
-    minimum: the smallest that keeps the flushed share of the low gradients within `allowed`; maximum: the largest at
-    which no low gradient overflows. init: what to start GradScaler with; None where the window is empty.
-    closed_by: the module whose largest gradient sets the maximum, if the window is empty. largest: the same module in
-    any case. flushed, subnormal: {log2 scale: share of the non-zero low gradients}.
-    """
-
-    minimum: float
-    maximum: float
-    init: float | None
-    flushed_unscaled: float
-    allowed: float
-    closed_by: str | None
-    largest: str
-    starved: str | None
-    flushed: Mapping[int, float]
-    subnormal: Mapping[int, float]
+    minimum: Annotated[
+        float,
+        Written(
+            "the smallest that keeps the flushed share of the low gradients within `allowed_flushed_share`",
+            key="min_loss_scale",
+            exact=True,
+        ),
+    ]
+    maximum: Annotated[
+        float,
+        Written("the largest at which no low gradient overflows", key="max_loss_scale", exact=True),
+    ]
+    init: Annotated[
+        float | None,
+        Written("what to give GradScaler; `null`: the window is empty", key="init_scale", exact=True),
+    ]
+    flushed_unscaled: Annotated[
+        float,
+        Written(
+            "share of the low gradients that FP16 turns to zero without a scale",
+            key="flushed_share_unscaled",
+            least=0,
+            most=1,
+        ),
+    ]
+    allowed: Annotated[
+        float, Written("the share that may be flushed", key="allowed_flushed_share", least=0, most=1, exact=True)
+    ]
+    closed_by: Annotated[
+        str | None,
+        Written(
+            "the module whose gradients overflow first, if the window is empty; `null`: it is open; `(loss)`: the loss itself"
+        ),
+    ]
+    largest: Annotated[str, Written("module that sets the window's upper end", key="largest_gradient_in")]
+    starved: Annotated[
+        str | None,
+        Written("module that loses most at the upper end; `null`: none loses any", key="most_flushed_in"),
+    ]
+    flushed: Annotated[
+        Mapping[int, float],
+        Written(
+            "by log2 of the scale: share of the low gradients turned to zero", key="flushed_share", least=0, most=1
+        ),
+    ]
+    subnormal: Annotated[
+        Mapping[int, float],
+        Written("by log2 of the scale: share kept with fewer bits", key="subnormal_share", least=0, most=1),
+    ]
 
 
 @dataclass(frozen=True)
 class Bf16Outlook:
-    """What BF16 loses. flushed: share of the non-zero low gradients that become zero. lost_adam, lost_sgd: {learning
-    rate: share of the updates smaller than half a spacing, where weights are stored in BF16}; Adam's first steps move
-    every weight by the learning rate.
-    """
+    """What BF16 loses; Adam's first steps move every weight by the learning rate."""
 
-    flushed: float
-    lost_adam: Mapping[float, float]
-    lost_sgd: Mapping[float, float]
+    flushed: Annotated[
+        float,
+        Written("share of the low gradients that it turns to zero", key="flushed_share", least=0, most=1),
+    ]
+    lost_adam: Annotated[
+        Mapping[float, float],
+        Written(
+            "by learning rate of Adam: share of the updates smaller than half a spacing of weights stored in BF16",
+            key="lost_updates_adam",
+            least=0,
+            most=1,
+        ),
+    ]
+    lost_sgd: Annotated[
+        Mapping[float, float],
+        Written("the same for SGD", key="lost_updates_sgd", least=0, most=1),
+    ]
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The same step on the first `samples` of a batch. error: of the parameter gradients under autocast, by format."""
+    """The same step on the first samples of a batch."""
 
-    samples: int
-    max_gradient: float
-    gradient_norm: float
-    flushed_unscaled: float
-    error: Mapping[str, float | None]
+    samples: Annotated[int, Written("size of the part", least=0)]
+    max_gradient: Annotated[float, Written("largest gradient inside the model")]
+    gradient_norm: Annotated[float, Written("norm of the parameters' gradients")]
+    flushed_unscaled: Annotated[
+        float,
+        Written(
+            "share of the low gradients that FP16 turns to zero without a scale",
+            key="flushed_share_unscaled",
+            least=0,
+            most=1,
+        ),
+    ]
+    error: Annotated[
+        Mapping[str, float | None],
+        Written("by format: relative L2 error of all parameter gradients under autocast", key="gradient_error"),
+    ]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One FP16 step at one loss scale, run for real. flushed: share of the low gradients, non-zero in FP32, that came
-    back as zero; predicted: the same from the histograms; overflow: GradScaler would skip the step.
-    """
+    """One FP16 step at one loss scale, run for real."""
 
-    scale: float
-    flushed: float
-    predicted: float
-    overflow: bool
-    predicted_overflow: bool
+    scale: Annotated[float, Written("the loss scale", exact=True)]
+    flushed: Annotated[
+        float,
+        Written("share of the low gradients that came back as zero", least=0, most=1),
+    ]
+    predicted: Annotated[float, Written("what the histograms say of it", key="predicted_flushed", least=0, most=1)]
+    overflow: Annotated[bool, Written("GradScaler would skip the step")]
+    predicted_overflow: Annotated[bool, Written("the scale is beyond the window")]
 
 
 @dataclass(frozen=True)
 class Advice:
     """One thing to do about training, with the measurement behind it."""
 
-    code: str
-    title: str
-    text: str
-    evidence: Mapping[str, float | str] = field(default_factory=dict)
+    code: Annotated[str, Written("its kind")]
+    title: Annotated[str, Written("what to do")]
+    text: Annotated[str, Written("why")]
+    evidence: Annotated[Mapping[str, float | str], Written("the numbers by name")] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """What an audit of a training step found.
+    """What an audit of a training step found."""
 
-    format: the one to train in, None for FP32. plan: whose islands the low gradients were told apart by; None: plain
-    autocast. errors: {format: relative L2 error of all parameter gradients in one low step}, None where it failed.
-    attribution: why contributions are missing, where they are.
-    """
-
-    loss: float
-    loss_source: str
-    format: str | None
-    plan: str | None
-    modules: tuple[ModuleGradients, ...]
-    parameters: tuple[ParameterGradients, ...]
-    nodes: tuple[BackwardNode, ...]
-    fp16: LossScale | None
-    bf16: Bf16Outlook | None
-    errors: Mapping[str, float | None]
-    batch_sizes: tuple[BatchSize, ...]
-    trials: tuple[Trial, ...]
-    advice: tuple[Advice, ...]
-    recommendation: str
-    attribution: str | None = None
+    format: Annotated[str | None, Written("format to train in; `null`: FP32", key="recommended")]
+    recommendation: Annotated[str, Written("why, and with which scaler, in one sentence")]
+    plan: Annotated[str | None, Written("plan whose islands the window holds for; `null`: plain autocast")]
+    loss: Annotated[float, Written("its value in FP32, over all batches")]
+    loss_source: Annotated[str, Written("where the loss came from")]
+    fp16: Annotated[
+        LossScale | None,
+        Written("the loss-scale window; `null` where FP16 was not audited or autocast lowers nothing"),
+    ]
+    bf16: Annotated[Bf16Outlook | None, Written("what BF16 loses; `null` where it was not audited")]
+    errors: Annotated[
+        Mapping[str, float | None],
+        Written(
+            "by format: relative L2 error of all parameter gradients in one low step under autocast; `null`: it failed",
+            key="gradient_error",
+        ),
+    ]
+    trials: Annotated[tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted")]
+    modules: Annotated[tuple[ModuleGradients, ...], Written("gradients of what each module's operations return")]
+    parameters: Annotated[tuple[ParameterGradients, ...], Written("every trainable parameter and its gradient")]
+    nodes: Annotated[tuple[BackwardNode, ...], Written("the backward pass of every operation of model and loss")]
+    batch_sizes: Annotated[tuple[BatchSize, ...], Written("the same step on parts of the first batch")]
+    advice: Annotated[tuple[Advice, ...], Written("what to do, with the numbers that ask for it")]
+    attribution: Annotated[
+        str | None,
+        Written("why contributions to the gradients are missing; `null`: they are there"),
+    ] = None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
+from ..document.contents import Groups, shared_modules, tied_parameters
 from ..document.load import checked, load_plan
 from ..errors import PlanError
-
-Groups = tuple[tuple[str, ...], ...]
-"""Names that are one thing, a parameter or a module."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +94,6 @@ def offer_of(plan: Any) -> Offer:
     if hasattr(plan, "plans") and hasattr(plan, "subject"):
         return _from_audit(plan)
     raise PlanError("A snippet is made from an Audit, a dict as in plan.json, or a path to one.", slug="bad-plan")
-
-
-def tied_parameters(model: Any) -> Groups:
-    """Names of each parameter that has more than one."""
-    return _under_several_names(model.named_parameters(remove_duplicate=False))
-
-
-def shared_modules(model: Any) -> Groups:
-    """Paths of each module that has more than one."""
-    return _under_several_names(model.named_modules(remove_duplicate=False))
-
-
-def _under_several_names(named: Iterable[tuple[str, Any]]) -> Groups:
-    names: dict[int, list[str]] = {}
-    for name, item in named:
-        names.setdefault(id(item), []).append(name)
-    return tuple(tuple(found) for found in names.values() if len(found) > 1)
 
 
 def _from_audit(audit: Any) -> Offer:

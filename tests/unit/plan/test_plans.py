@@ -15,7 +15,7 @@ from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
 from auditor.plan.plans import _allowed, _judged, _outdone, _tightened, as_run, plans_of, recommend
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Plan, ScopeChoice, Subject
+from auditor.records import Baseline, Plan, RulesOnly, ScopeChoice, Subject
 from auditor.verify import Answers
 
 ROOT = {"": ScopeChoice("fp16")}
@@ -203,7 +203,7 @@ def test_no_plan_is_further_off_than_the_model_without_one(
 
 
 def test_a_plan_that_lowers_everything_is_the_model_without_a_plan() -> None:
-    rules = Baseline(0.0, True, None, 0.5)
+    rules = RulesOnly(0.0, True, None, 0.5)
     before = {"autocast_fp16": Baseline(0.0021, True, rules_only=rules), "cast_fp16": Baseline(0.3, True)}
     found = as_run(before, plans(BASE, named("cast_fp16", scopes=ISLAND)))
     assert found["autocast_fp16"] == Baseline(0.002, True, rules_only=rules)

@@ -140,14 +140,14 @@ def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Ra
         fired = ("RNG001",) if overflows else (RULES[op][0],) if op in RULES else ()
         reports.append(
             NodeReport(
-                node,
-                fired,
-                {f: fact[0] for f, fact in facts.items()},
-                {f: fact[1] for f, fact in facts.items()},
-                {f: fact[2] for f, fact in facts.items()},
-                dict.fromkeys(formats, ("cast",)),
-                Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, _histogram(center, rng)),
-                int(1e9) if "linear" in op or "matmul" in op else int(1e6),
+                node=node,
+                findings=fired,
+                errors={f: fact[0] for f, fact in facts.items()},
+                contributions={f: fact[1] for f, fact in facts.items()},
+                verdicts={f: fact[2] for f, fact in facts.items()},
+                exposed=dict.fromkeys(formats, ("cast",)),
+                range=Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, _histogram(center, rng)),
+                flops=int(1e9) if "linear" in op or "matmul" in op else int(1e6),
             )
         )
     reports += [_discrete(reports[-1].node.name, formats), _untested(reports[-1].node.name, formats)]
@@ -158,14 +158,14 @@ def _discrete(reads: str, formats: tuple[str, ...]) -> NodeReport:
     """An argmax in the root: no range, no source line, an integer output compared by disagreement."""
     node = Node("argmax", "aten.argmax.default", "", "Root", None, None, None, (reads,), (8,), "int64", False)
     return NodeReport(
-        node,
-        (),
-        {f: NodeError(disagreement=0.125, cause="discrete") for f in formats},
-        {f: Contribution(0.125, 0.125, 0.0, "re-run") for f in formats},
-        {f: Verdict("unsafe", "1 of 8 results differs", "precision") for f in formats},
-        dict.fromkeys(formats, ("autocast", "cast")),
-        None,
-        0,
+        node=node,
+        findings=(),
+        errors={f: NodeError(disagreement=0.125, cause="discrete") for f in formats},
+        contributions={f: Contribution(0.125, 0.125, 0.0, "re-run") for f in formats},
+        verdicts={f: Verdict("unsafe", "1 of 8 results differs", "precision") for f in formats},
+        exposed=dict.fromkeys(formats, ("autocast", "cast")),
+        range=None,
+        flops=0,
     )
 
 
@@ -173,14 +173,14 @@ def _untested(reads: str, formats: tuple[str, ...]) -> NodeReport:
     """A custom operation that no format could run."""
     node = Node("scan", "mylib.scan.default", "scan", "Scan", "lib.py:9", None, None, (reads,), (), "float32", True)
     return NodeReport(
-        node,
-        (),
-        {f: NodeError(local_error=math.nan, unsupported="no kernel for Half") for f in formats},
-        {},
-        {f: Verdict("untested", "the operation does not run in this format") for f in formats},
-        dict.fromkeys(formats, ()),
-        Magnitudes(0.0, 0.0, 1, {}),
-        0,
+        node=node,
+        findings=(),
+        errors={f: NodeError(local_error=math.nan, unsupported="no kernel for Half") for f in formats},
+        contributions={},
+        verdicts={f: Verdict("untested", "the operation does not run in this format") for f in formats},
+        exposed=dict.fromkeys(formats, ()),
+        range=Magnitudes(0.0, 0.0, 1, {}),
+        flops=0,
     )
 
 
@@ -282,7 +282,7 @@ def make_audit(
     )
     name = HOSTILE if hostile else "TinyGPT"
     return Audit(
-        Subject(
+        subject=Subject(
             nn.Identity(),
             (),
             name,
@@ -293,20 +293,20 @@ def make_audit(
             synthetic_inputs=synthetic,
             random_weights=synthetic,
         ),
-        124_439_808,
-        ("tokens: int64[8, 128]",),
-        Environment("0.1.0", "2.13.0+cpu", "cpu", "emulated", 0),
-        formats,
-        0.01,
-        "relative L2 of the outputs",
-        "run",
-        reports,
-        _findings(reports, hostile),
-        plans,
-        baselines,
-        None if empty else recommended,
-        "FP16 is three times as precise here as BF16 and 2 modules cover its overflow.",
-        {"capture": 1.2, "measure": 8.4, "solve": 0.3, "verify": 2.1},
-        ("Inputs were synthesised.",) if synthetic else (),
-        "python -m auditor model.py --max-error 0.01",
+        parameters=124_439_808,
+        inputs=("tokens: int64[8, 128]",),
+        environment=Environment("0.1.0", "2.13.0+cpu", "cpu", "emulated", 0),
+        formats=formats,
+        max_error=0.01,
+        metric="relative L2 of the outputs",
+        capture_method="run",
+        nodes=reports,
+        findings=_findings(reports, hostile),
+        plans=plans,
+        baselines=baselines,
+        recommended=None if empty else recommended,
+        recommendation="FP16 is three times as precise here as BF16 and 2 modules cover its overflow.",
+        seconds={"capture": 1.2, "measure": 8.4, "solve": 0.3, "verify": 2.1},
+        warnings=("Inputs were synthesised.",) if synthetic else (),
+        command="python -m auditor model.py --max-error 0.01",
     )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from auditor.api import audit
-from auditor.document.training import training_document
+from auditor.document.write import written
 from auditor.errors import AuditorError
 from auditor.formats.histogram import flushed, magnitudes_of
 from auditor.formats.table import FORMATS
@@ -122,7 +122,7 @@ def test_two_runs_of_the_stage_give_the_same_bytes() -> None:
     for _ in range(2):
         model, tokens, targets = made()
         prepared = prepare(training_subject(model, (tokens, targets), {}, loss_fn), ("fp16",), 0)
-        texts.append(json.dumps(training_document(conclude(prepared, {}, None, lambda name: None))))
+        texts.append(json.dumps(written(conclude(prepared, {}, None, lambda name: None))))
     assert texts[0] == texts[1]
 
 

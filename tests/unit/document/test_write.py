@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from auditor.document.serialise import FORMAT_VERSION, _number, _plain, to_document
-from auditor.records import Contribution, NodeError, Plan, ScopeChoice
+from auditor.document.write import number, plain, to_document
+from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, ScopeChoice
 from tests.unit.report.factory import make_audit
 
 KINDS: list[dict[str, Any]] = [
@@ -34,19 +34,19 @@ def test_strict_json_and_the_same_bytes_twice(kind: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, None])
 def test_what_is_not_finite_becomes_null(value: float | None) -> None:
-    assert _number(value) is None
+    assert number(value) is None
 
 
 def test_seven_digits_are_kept() -> None:
-    assert _number(0.123456789) == 0.1234568
-    assert _number(1.0) == 1.0
-    assert _number(1e-300) == 1e-300
-    assert _number(65504.0) == 65504.0
+    assert number(0.123456789) == 0.1234568
+    assert number(1.0) == 1.0
+    assert number(1e-300) == 1e-300
+    assert number(65504.0) == 65504.0
 
 
 def test_evidence_becomes_plain_data() -> None:
     evidence = {"length": 3, "values": (1.5, math.inf), "nested": {1: {math.nan}}, "flag": True, "odd": object}
-    assert _plain(evidence) == {
+    assert plain(evidence) == {
         "length": 3,
         "values": [1.5, None],
         "nested": {"1": [None]},

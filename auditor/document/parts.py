@@ -1,0 +1,151 @@
+"""The objects of plan.json, read off the records: which entries each has, of which type, and where their values are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from ..records.written import ByFormat, Inlined, Written
+from .contents import FORMS
+
+ABSENT = object()
+"""The value of an entry that is left out."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of an object. type: of the record's field. value: takes the record, for what is kept by format the pair
+    (record, format). optional: it may be left out.
+    """
+
+    key: str
+    type: Any
+    written: Written
+    value: Callable[[Any], Any]
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """An object. by_format: what further keys, the names of formats, hold; formats: their names in a record."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    by_format: Part | None = None
+    formats: Callable[[Any], Iterable[str]] = lambda record: ()
+
+
+@functools.cache
+def part_of(record: Any) -> Part:
+    """The object that plan.json holds for a record type.
+
+    Inlined fields that are None are null each. Raises: ValueError where it would have a key twice.
+    """
+    plain: list[Entry] = []
+    by_format: list[Entry] = []
+    tables: list[str] = []
+    for name, type_, marks in _marked(record):
+        grouped, written = marks.get(ByFormat), marks.get(Written)
+        if grouped is not None:
+            tables.append(name)
+            by_format += _columns(name, type_, written, grouped.left_out)
+        elif Inlined in marks:
+            within = part_of(inner(type_)).entries
+            plain += [replace(entry, value=_then(_reader(name), entry.value)) for entry in within]
+        elif written is not None:
+            plain.append(_entry(name, type_, written, _reader(name)))
+    below = Part(f"{record.__name__} by format", _ordered(by_format)) if tables else None
+    return Part(record.__name__, _ordered(plain), below, _reader(tables[0]) if tables else Part.formats)
+
+
+def is_record(type_: Any) -> bool:
+    """Whether values of this type are objects of the file."""
+    return is_dataclass(type_)
+
+
+def inner(type_: Any) -> Any:
+    """A type without its None."""
+    if get_origin(type_) in (Union, UnionType):
+        kept = [option for option in get_args(type_) if option is not NoneType]
+        return kept[0] if len(kept) == 1 else Any
+    return type_
+
+
+def nullable(type_: Any) -> bool:
+    """Whether a type has a None."""
+    return get_origin(type_) in (Union, UnionType) and NoneType in get_args(type_)
+
+
+def _marked(record: type) -> Iterable[tuple[str, Any, dict[type, Any]]]:
+    """(field, type, marks) of the fields that the file holds, in the record's order."""
+    hints = get_type_hints(record, include_extras=True)
+    for field in fields(record):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            marks = {type(mark): mark for mark in hint.__metadata__}
+            if marks.keys() & {Written, Inlined, ByFormat}:
+                yield field.name, get_args(hint)[0], marks
+
+
+def _columns(name: str, type_: Any, written: Written | None, left_out: bool) -> Iterable[Entry]:
+    """What a field {format: value} puts in the object of each format."""
+    value = get_args(type_)[1]
+    if not is_record(value):
+        assert written is not None
+        return [_entry(name, value | None, written, lambda at: getattr(at[0], name).get(at[1]))]
+    missing = ABSENT if left_out else None
+
+    def column(entry: Entry) -> Entry:
+        def read(at: tuple[Any, str]) -> Any:
+            table = getattr(at[0], name)
+            return entry.value(table[at[1]]) if at[1] in table else missing
+
+        type_ = entry.type if left_out or nullable(entry.type) else entry.type | None
+        return replace(entry, type=type_, value=read, optional=entry.optional or left_out)
+
+    return [column(entry) for entry in part_of(value).entries]
+
+
+def _entry(name: str, type_: Any, written: Written, read: Callable[[Any], Any]) -> Entry:
+    if written.form:
+        shown, made = FORMS[written.form]
+        return _entry(name, shown | None if nullable(type_) else shown, replace(written, form=""), _then(read, made))
+    if written.left_out:
+        return Entry(written.key or name, type_, written, lambda record: _or_absent(read(record)), optional=True)
+    return Entry(written.key or name, type_, written, read, optional=False)
+
+
+def _then(read: Callable[[Any], Any], made: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def both(record: Any) -> Any:
+        found = read(record)
+        return None if found is None else made(found)
+
+    return both
+
+
+def _or_absent(value: Any) -> Any:
+    return ABSENT if value is None else value
+
+
+def _reader(name: str) -> Callable[[Any], Any]:
+    return lambda record: getattr(record, name)
+
+
+def _ordered(entries: list[Entry]) -> tuple[Entry, ...]:
+    """In the order of the file. A key to stand before may be that of a record that this one is inlined in.
+
+    Raises: ValueError where two have one key.
+    """
+    keys = [entry.key for entry in entries]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ValueError(f"plan.json would hold {', '.join(twice)} twice in one object: give one of them another key")
+    placed = list(entries)
+    for entry in entries:
+        if entry.written.before in keys:
+            placed.remove(entry)
+            placed.insert([other.key for other in placed].index(entry.written.before), entry)
+    return tuple(placed)
