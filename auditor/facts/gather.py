@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import fx, nn
 
+from ..formats.table import FORMATS, narrower
 from ..ops.autocast import treatment
 from ..ops.graph import dtype, op_of, operation, readers, source
 from ..records import Capture, Magnitudes, Verdict
@@ -79,7 +79,6 @@ class _Collector:
         output_max_abs = output.max_abs if output else None
         into = input_max_abs(node, self._ranges, self._positions.from_weights)
         verdicts = self._verdicts.get(node.name, {})
-        fp16, bf16 = verdicts.get("fp16"), verdicts.get("bf16")
         return NodeFacts(
             op=record.op,
             operation=operation(record.op),
@@ -133,12 +132,9 @@ class _Collector:
             output_min_abs=output.min_abs if output else None,
             divisor_min_abs=divisor_min_abs(node, self._ranges),
             cancelled_bits=cancelled_bits(node, into, output_max_abs),
-            headroom_bits_fp16=headroom_bits(output_max_abs, torch.float16),
-            headroom_bits_bf16=headroom_bits(output_max_abs, torch.bfloat16),
-            verdict_fp16=fp16.verdict if fp16 else None,
-            verdict_bf16=bf16.verdict if bf16 else None,
-            reason_fp16=fp16.reason if fp16 else None,
-            reason_bf16=bf16.reason if bf16 else None,
+            headroom_bits={name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
+            verdict={name: found.verdict for name, found in verdicts.items()},
+            reason={name: found.reason for name, found in verdicts.items()},
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from ..formats.table import narrower
 
 _TYPES = {
     "str": "text",
@@ -15,16 +18,24 @@ _TYPES = {
     "str | None": "text",
     "tuple[str, ...]": "texts",
     "tuple[float, ...]": "numbers",
+    "Mapping[str, float | None]": "number",
+    "Mapping[str, str]": "text",
 }
+_OLDER = re.compile(r"(headroom_bits|verdict|reason)_(fp16|bf16)")
+"""Names of facts in rules that were written when each format had facts of its own."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two."""
+    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
+
+    by_format: whether there is one for each format, addressed as `name.format`.
+    """
 
     type: str
     unit: str
     meaning: str
+    by_format: bool = False
 
 
 def _fact(unit: str, meaning: str) -> Any:
@@ -106,18 +117,43 @@ class NodeFacts:
     cancelled_bits: float | None = _fact(
         "bits", "log2(input_max_abs / output_max_abs) of a sum or difference of two tensors"
     )
-    headroom_bits_fp16: float | None = _fact(
-        "bits", "log2(65504 / output_max_abs): doublings left before FP16 overflows"
+    headroom_bits: Mapping[str, float | None] = _fact(
+        "bits", "log2(largest / output_max_abs): doublings left before a format overflows, as headroom_bits.fp16"
     )
-    headroom_bits_bf16: float | None = _fact(
-        "bits", "log2(3.39e38 / output_max_abs): doublings left before BF16 overflows"
+    verdict: Mapping[str, str] = _fact(
+        "", "safe, sensitive, unsafe or untested in a format, by measurement, as verdict.fp16"
     )
-    verdict_fp16: str | None = _fact("", "safe, sensitive, unsafe or untested in FP16, by measurement")
-    verdict_bf16: str | None = _fact("", "safe, sensitive, unsafe or untested in BF16, by measurement")
-    reason_fp16: str | None = _fact("", "why the measurement says so of FP16, in one clause")
-    reason_bf16: str | None = _fact("", "why the measurement says so of BF16, in one clause")
+    reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
 
 FACTS: Mapping[str, Fact] = {
-    f.name: Fact(_TYPES[str(f.type)], f.metadata["unit"], f.metadata["meaning"]) for f in fields(NodeFacts)
+    f.name: Fact(_TYPES[str(f.type)], f.metadata["unit"], f.metadata["meaning"], str(f.type).startswith("Mapping"))
+    for f in fields(NodeFacts)
 }
+
+
+def fact_at(address: str) -> Fact:
+    """The fact at an address: its name, and for one that is kept by format, a dot and the format."""
+    return FACTS[address.partition(".")[0]]
+
+
+def value_at(facts: NodeFacts, address: str) -> Any:
+    """The value of the fact at an address; None where it is not known."""
+    name, _, fmt = address.partition(".")
+    value = getattr(facts, name)
+    return value.get(fmt) if fmt else value
+
+
+def address_problem(address: str, unknown: str = "not a fact") -> str | None:
+    """What is wrong with the address of a fact, None if nothing is. unknown: what to say of a name that no fact has."""
+    name, dot, fmt = address.partition(".")
+    if name not in FACTS:
+        older = _OLDER.fullmatch(name)
+        if older and not dot:
+            return f"{name!r} is called {'.'.join(older.groups())!r} now"
+        return f"{address!r} is {unknown}"
+    if not FACTS[name].by_format:
+        return f"{name!r} is not kept by format" if dot else None
+    if not dot:
+        return f"{name!r} is kept by format: name one, as in {name}.fp16"
+    return None if fmt in narrower() else f"{fmt!r} is not one of {', '.join(narrower())}"

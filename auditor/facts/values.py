@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..formats.table import Format
 from ..ops.graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
 from ..records import Capture, Magnitudes
 
@@ -151,9 +152,9 @@ def _upwards(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def headroom_bits(max_abs: float | None, dtype: torch.dtype) -> float | None:
+def headroom_bits(max_abs: float | None, row: Format) -> float | None:
     """log2(largest / max_abs): how often the value may double before it overflows; negative once it has."""
-    return math.log2(torch.finfo(dtype).max / max_abs) if max_abs else None
+    return math.log2(row.largest / max_abs) if max_abs else None
 
 
 def numel(node: fx.Node) -> int | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from ..facts import NodeFacts
+from ..facts import NodeFacts, value_at
 from ..records import Capture, Finding
 from ..rulebook import Matcher, Rule, evaluate, facts_used
+from ..rulebook.message import facts_shown, filled
 from ..rulebook.rule import CONFIDENCES, SEVERITIES
 
 
@@ -54,8 +54,7 @@ def _strongest(group: Sequence[Finding]) -> Finding:
 
 def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str) -> Finding:
     node = capture.nodes[name]
-    template = _Template()
-    shown = [field for _, field, _, _ in template.parse(rule.message) if field]
+    used = dict.fromkeys([*facts_used(rule.when), *facts_shown(rule.message)])
     return Finding(
         rule=rule.code,
         name=rule.name,
@@ -66,18 +65,11 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str) -> Findi
         severity=rule.severity,
         confidence=rule.confidence,
         formats=rule.formats,
-        message=template.vformat(rule.message, (), vars(facts)),
+        message=filled(rule.message, partial(value_at, facts)),
         why=rule.why,
         advice=rule.advice,
-        evidence={fact: getattr(facts, fact) for fact in dict.fromkeys([*facts_used(rule.when), *shown])},
+        evidence={fact: value_at(facts, fact) for fact in used},
         references=rule.references,
         declared=rule.severity,
         measurable=rule.measurable,
     )
-
-
-class _Template(string.Formatter):
-    """str.format in which an unknown fact reads "unknown", whatever its format says."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return "unknown" if value is None else str(super().format_field(value, format_spec))

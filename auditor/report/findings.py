@@ -98,7 +98,7 @@ def _cost(audit: Audit, members: list[Finding]) -> str:
 
 
 def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str], ...]:
-    facts = [(key.replace("_", " "), _fact(value)) for key, value in finding.evidence.items()]
+    facts = [(key.replace("_", " ").replace(".", " "), _fact(value)) for key, value in finding.evidence.items()]
     for fmt in finding.formats:
         error = report.errors.get(fmt) if report else None
         contribution = report.contributions.get(fmt) if report else None

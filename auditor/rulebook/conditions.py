@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..facts.table import FACTS, NodeFacts
+from ..facts.table import NodeFacts, fact_at, value_at
 from .rule import Condition
 
 _NUMERIC: Mapping[str, Callable[[float, float], bool]] = {
@@ -44,7 +44,7 @@ def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 def facts_used(condition: Condition) -> Iterator[str]:
-    """Names of the facts a condition reads, in the order written."""
+    """Addresses of the facts a condition reads, in the order written."""
     if condition.kind == "fact":
         yield condition.fact
     for part in condition.parts:
@@ -63,18 +63,18 @@ def describe(condition: Condition) -> str:
 
 def _words(fact: str, comparison: str, value: Any) -> str:
     if comparison == "present":
-        kinds = ("no", "some") if FACTS[fact].type.endswith("s") else ("unknown", "known")
+        kinds = ("no", "some") if fact_at(fact).type.endswith("s") else ("unknown", "known")
         return f"{kinds[value]} {fact}"
     if isinstance(value, bool):
         return fact if value else f"not {fact}"
-    unit = FACTS[fact].unit
+    unit = fact_at(fact).unit
     suffix = f" {unit}" if unit not in ("", "1") else ""
     shown = " or ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
     return f"{fact} {comparison.replace('_', ' ')} {shown}{suffix}"
 
 
 def _leaf(condition: Condition, facts: NodeFacts) -> bool | None:
-    value = getattr(facts, condition.fact)
+    value = value_at(facts, condition.fact)
     others = {name: wanted for name, wanted in condition.comparisons.items() if name != "present"}
     if len(others) < len(condition.comparisons) and (value in (None, ())) == condition.comparisons["present"]:
         return False

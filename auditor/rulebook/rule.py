@@ -10,7 +10,6 @@ from typing import Any
 SEVERITIES = ("info", "warning", "error")
 CONFIDENCES = ("low", "medium", "high")
 STATUSES = ("stable", "preview", "retired")
-FORMATS = ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
 POSITIONS = ("first", "last")
 
 

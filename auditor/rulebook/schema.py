@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import string
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from ..facts.table import FACTS
+from ..facts.table import FACTS, address_problem, fact_at
+from ..formats.table import narrower
 from .conditions import COMPARISONS
+from .message import facts_shown, filled
 from .reader import Reader
 from .rule import (
     CONFIDENCES,
-    FORMATS,
     POSITIONS,
     SEVERITIES,
     STATUSES,
@@ -49,7 +49,7 @@ def parse_rule(path: Path, text: str, table: dict[str, Any]) -> Rule:
         status=reader.text("status", STATUSES),
         severity=reader.text("severity", SEVERITIES),
         confidence=reader.text("confidence", CONFIDENCES),
-        formats=reader.texts("formats", FORMATS),
+        formats=reader.texts("formats", narrower()),
         match=_match(reader.reader("match")),
         when=_conditions(reader, "when"),
         message=_message(reader),
@@ -143,8 +143,11 @@ def _condition(reader: Reader) -> Condition:
 
 
 def _leaf(reader: Reader) -> Condition:
-    fact = reader.text("fact", tuple(FACTS))
-    allowed = COMPARISONS[FACTS[fact].type]
+    fact = reader.text("fact")
+    problem = address_problem(fact, f"not one of {', '.join(FACTS)}")
+    if problem:
+        reader.fail("fact", problem, "rule-bad-value")
+    allowed = COMPARISONS[fact_at(fact).type]
     reader.allow(("fact", *allowed))
     comparisons = {name: _operand(reader, fact, name) for name in reader.table if name != "fact"}
     if not comparisons:
@@ -154,7 +157,7 @@ def _leaf(reader: Reader) -> Condition:
 
 def _operand(reader: Reader, fact: str, comparison: str) -> Any:
     value = reader.table[comparison]
-    kind = "flag" if comparison == "present" else FACTS[fact].type.removesuffix("s")
+    kind = "flag" if comparison == "present" else fact_at(fact).type.removesuffix("s")
     if comparison == "is_in" and not isinstance(value, list):
         reader.fail(comparison, "must be a list", "rule-bad-type")
     values = value if comparison == "is_in" else [value]
@@ -168,11 +171,11 @@ def _operand(reader: Reader, fact: str, comparison: str) -> Any:
 def _message(reader: Reader) -> str:
     message = reader.text("message").strip()
     try:
-        used = [name for _, name, _, _ in string.Formatter().parse(message) if name is not None]
-        unknown = [name for name in used if name not in FACTS]
-        if unknown:
-            reader.fail("message", f"{unknown[0]!r} is not a fact", "rule-bad-value")
-        message.format(**{name: _SAMPLES[FACTS[name].type] for name in used})
+        for name in facts_shown(message):
+            problem = address_problem(name)
+            if problem:
+                reader.fail("message", problem, "rule-bad-value")
+        filled(message, lambda name: _SAMPLES[fact_at(name).type])
     except (ValueError, TypeError, IndexError) as error:
         reader.fail("message", f"is no valid template: {error}", "rule-bad-value")
     return message

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.facts.table import FACTS, NodeFacts
+from auditor.facts.table import FACTS, NodeFacts, fact_at
 from auditor.rulebook import Condition, Rule, evaluate
 
 FILE = Path(__file__).with_name("thresholds.toml")
@@ -121,7 +121,11 @@ def decides(condition: Condition, fact: str, silent: float, fires: float) -> boo
 
 def node_facts(given: Mapping[str, Any]) -> NodeFacts:
     """Facts of a node of which nothing is known but what is given."""
-    return NodeFacts(**{**{name: _BLANK[fact.type] for name, fact in FACTS.items()}, **given})
+    values = {name: {} if fact.by_format else _BLANK[fact.type] for name, fact in FACTS.items()}
+    for address, value in given.items():
+        name, _, fmt = address.partition(".")
+        values[name] = {**values[name], fmt: value} if fmt else value
+    return NodeFacts(**values)
 
 
 def neighbours(entry: Entry, fact: str) -> bool:
@@ -136,7 +140,7 @@ def neighbours(entry: Entry, fact: str) -> bool:
 def _in_condition(code: str, place: str, condition: Condition) -> Iterator[Threshold]:
     for leaf in _leaves(condition):
         for comparison, bound in leaf.comparisons.items():
-            if FACTS[leaf.fact].type not in ("number", "numbers") or comparison == "present":
+            if fact_at(leaf.fact).type not in ("number", "numbers") or comparison == "present":
                 continue
             if comparison not in (*_EDGES, *_POINTS):
                 raise ValueError(f"{code}: no cases are drawn for numbers under {comparison!r}: teach this file how")
@@ -160,7 +164,7 @@ def _facts_of(condition: Condition) -> dict[str, list[tuple[str, Any]]]:
 
 def _candidates(fact: str, compared: Sequence[tuple[str, Any]]) -> list[Any]:
     """Values of a fact that tell all its comparisons apart."""
-    kind = FACTS[fact].type
+    kind = fact_at(fact).type
     if kind == "flag":
         return [True, False]
     bounds = [item for _, bound in compared for item in (bound if isinstance(bound, tuple) else (bound,))]
@@ -172,7 +176,7 @@ def _candidates(fact: str, compared: Sequence[tuple[str, Any]]) -> list[Any]:
 
 
 def _shaped(fact: str, value: float) -> Any:
-    return (value,) if FACTS[fact].type == "numbers" else value
+    return (value,) if fact_at(fact).type == "numbers" else value
 
 
 def _typed(fact: str, value: float) -> float:

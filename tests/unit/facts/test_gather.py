@@ -18,12 +18,12 @@ def test_the_short_name_of_an_operation() -> None:
 
 def test_verdicts_of_a_measurement_become_facts() -> None:
     toy = facts_of(lambda x: x.exp().sin(), torch.ones(2))
-    assert (toy.facts["exp"].verdict_fp16, toy.facts["exp"].reason_bf16) == (None, None)
+    assert (toy.facts["exp"].verdict, toy.facts["exp"].reason) == ({}, {})
     verdicts = {"exp": {"fp16": Verdict("unsafe", "overflow"), "bf16": Verdict("safe", "fine")}}
     facts = gather(toy.capture, Function(torch.exp), toy.ranges, verdicts)
-    assert (facts["exp"].verdict_fp16, facts["exp"].reason_fp16) == ("unsafe", "overflow")
-    assert (facts["exp"].verdict_bf16, facts["exp"].reason_bf16) == ("safe", "fine")
-    assert facts["sin"].verdict_fp16 is None
+    assert (facts["exp"].verdict["fp16"], facts["exp"].reason["fp16"]) == ("unsafe", "overflow")
+    assert (facts["exp"].verdict["bf16"], facts["exp"].reason["bf16"]) == ("safe", "fine")
+    assert facts["sin"].verdict == {}
 
 
 def test_what_autocast_does_to_an_operation() -> None:
@@ -48,7 +48,7 @@ def test_without_ranges_the_measured_facts_are_unknown() -> None:
     model = nn.Linear(2, 2)
     toy = captured(model, torch.ones(1, 2))
     facts = gather(toy.capture, model, {})["linear"]
-    assert (facts.input_max_abs, facts.output_max_abs, facts.headroom_bits_fp16) == (None, None, None)
+    assert (facts.input_max_abs, facts.output_max_abs, facts.headroom_bits["fp16"]) == (None, None, None)
     assert facts.weight_max_abs is not None
 
 

@@ -43,8 +43,8 @@ def test_ranges_of_activations_weights_and_buffers() -> None:
     assert (linear.weight_max_abs, linear.weight_min_abs, linear.buffer_max_abs) == (8.0, 0.5, None)
     assert linear.input_max_abs == 2.0
     assert (linear.output_max_abs, linear.output_min_abs) == (8.0, 7.0)  # 4 * 2 and 0.5 * 2 - 8
-    assert linear.headroom_bits_fp16 == pytest.approx(math.log2(65504 / 8))
-    assert linear.headroom_bits_bf16 == pytest.approx(math.log2(torch.finfo(torch.bfloat16).max / 8))
+    assert linear.headroom_bits["fp16"] == pytest.approx(math.log2(65504 / 8))
+    assert linear.headroom_bits["bf16"] == pytest.approx(math.log2(torch.finfo(torch.bfloat16).max / 8))
     assert (norm.buffer_max_abs, norm.buffer_min_abs) == (100.0, 0.25)  # the mean is zero
     assert norm.input_max_abs == 8.0
 

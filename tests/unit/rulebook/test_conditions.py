@@ -19,6 +19,8 @@ FACTS = replace(
     reduction_length=100,
     consumers=("aten.mul.Tensor",),
     constants=(),
+    headroom_bits={"fp16": 3.0, "bf16": 120.0},
+    verdict={},
 )
 
 
@@ -44,6 +46,11 @@ def leaf(fact: str, **comparisons: object) -> Condition:
         (leaf("eps", present=False), True),
         (leaf("reduction_length", present=True, above=100), False),
         (leaf("eps", above=0), None),
+        (leaf("headroom_bits.fp16", below=4), True),
+        (leaf("headroom_bits.bf16", below=4), False),
+        (leaf("headroom_bits.fp8_e4m3", below=4), None),
+        (leaf("headroom_bits.fp8_e4m3", present=False), True),
+        (leaf("verdict.fp16", equals="unsafe"), None),
         (Condition("not", parts=(leaf("eps", above=0),)), None),
         (Condition("any", parts=(leaf("eps", above=0), leaf("upcast", equals=False))), True),
         (Condition("any", parts=(leaf("eps", above=0), leaf("upcast", equals=True))), None),
