@@ -30,6 +30,8 @@ COLUMNS = {
     "after s": ".1f",
     "ratio": ".1f",
     "verdicts": "d",
+    "contributions": ".1e",
+    "plans": "d",
     "plan errors": ".1e",
     "recommended": "",
 }
@@ -47,6 +49,8 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any
         found[name] = partial(_timm, name)
     for name in ("albert", "gemma3", "mt5", "rwkv"):
         found[f"{name}, tiny"] = partial(_language, name)
+    for file in sorted(HERE.glob("examples/[0-9]*.py")):
+        found[f"example {file.stem}"] = partial(_example, file)
     found["gru, 1,000 steps"] = _gru
     for name in MODELS:
         found[name] = lambda name=name: (*build(name), {})
@@ -65,6 +69,14 @@ def _timm(name: str) -> Any:
     import torch
 
     return timm.create_model(name, pretrained=False, num_classes=10).eval(), (torch.randn(2, 3, 96, 96),), {}
+
+
+def _example(file: Path) -> Any:
+    from auditor.load import load
+
+    subject = load(str(file))
+    args, kwargs = subject.batches[0]
+    return subject.model, args, kwargs
 
 
 def _gru() -> Any:
@@ -139,7 +151,8 @@ def run(directory: Path, root: Path, names: list[str]) -> None:
 
 
 def compare(before: Path, after: Path) -> None:
-    """One row a model that both have: cost, verdicts that differ, the largest relative change of a plan's error."""
+    """One row a model that both have: cost, how many verdicts and plans' scopes differ, and the largest relative change
+    of a contribution and of a plan's predicted or measured error."""
     from benchmarks.harness import report
 
     rows = []
@@ -163,6 +176,8 @@ def _row(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
         "after s": new["seconds"],
         "ratio": old["seconds"] / new["seconds"],
         "verdicts": _verdicts(a, b),
+        "contributions": max(_contributions(a, b), default=0.0),
+        "plans": sum(a["plans"][name]["scopes"] != plan["scopes"] for name, plan in b["plans"].items()),
         "plan errors": max(_changes(a, b), default=0.0),
         "recommended": str(b["recommended"]) if same else f"{a['recommended']}, {b['recommended']}",
     }
@@ -170,11 +185,22 @@ def _row(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[float]:
     for name, plan in b["plans"].items():
-        x, y = a["plans"][name]["measured_error"], plan["measured_error"]
-        if x is None or y is None:
-            yield float("inf") if x is not y else 0.0
-        else:
-            yield abs(x - y) / max(x, y) if x != y else 0.0
+        for key in ("predicted_error", "measured_error"):
+            yield _change(a["plans"][name][key], plan[key])
+
+
+def _contributions(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[float]:
+    ours, theirs = _by_place(a), _by_place(b)
+    for key in ours.keys() & theirs.keys():
+        for fmt in ("fp16", "bf16"):
+            yield _change(ours[key][fmt]["contribution"], theirs[key][fmt]["contribution"])
+
+
+def _change(x: float | None, y: float | None) -> float:
+    """Relative; infinite where one of the two is missing or not finite."""
+    if x is None or y is None:
+        return float("inf") if x is not y else 0.0
+    return abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0
 
 
 def _verdicts(a: Mapping[str, Any], b: Mapping[str, Any]) -> int:
