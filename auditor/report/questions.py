@@ -26,6 +26,11 @@ class Answer:
     applies: bool = True
 
 
+SMALL_CONSTANTS = ("ACT006", "CON002", "CON003", "CON004", "TRN002")
+LARGE_CONSTANTS = ("CON001",)
+"""Codes of the rules about constants that a format rounds away, or cannot hold; codes are never used anew."""
+
+
 def questions(audit: Audit) -> tuple[Answer, ...]:
     """Every question, in the order people meet them."""
     seen = view(audit)
@@ -39,9 +44,9 @@ def questions(audit: Audit) -> tuple[Answer, ...]:
         _speed(audit, seen),
         _memory(audit, seen),
         _protected(audit),
-        _matching(audit, "Do eps and other small constants vanish?", ("eps", "vanish")),
-        _matching(audit, "Does a mask constant overflow?", ("mask", "constant-beyond")),
-        _family(audit, "Are positions and angles exact enough?", ("POS",)),
+        _fired(audit, "Do eps and other small constants vanish?", SMALL_CONSTANTS),
+        _fired(audit, "Does a mask constant overflow?", LARGE_CONSTANTS),
+        _fired(audit, "Are positions and angles exact enough?", ("POS",)),
         _dtypes(audit),
         Answer(
             "Is the compiled model closer to FP32 than the eager one?",
@@ -182,17 +187,9 @@ def _protected(audit: Audit) -> Answer:
     return Answer(question, f"By itself, on CUDA: {names}.", "layers")
 
 
-def _matching(audit: Audit, question: str, words: tuple[str, ...]) -> Answer:
-    found = [f for f in audit.findings if any(word in f.name for word in words)]
-    if not found:
-        return Answer(question, "No such rule fired.", "findings", applies=False)
-    return Answer(
-        question, f"{count(len(found), 'finding')}, the first in {place(found[0].owner, found[0].source)}.", "findings"
-    )
-
-
-def _family(audit: Audit, question: str, prefixes: tuple[str, ...]) -> Answer:
-    found = [f for f in audit.findings if f.rule.startswith(prefixes)]
+def _fired(audit: Audit, question: str, codes: tuple[str, ...]) -> Answer:
+    """What rules say whose codes are these, or begin so."""
+    found = [f for f in audit.findings if f.rule.startswith(codes)]
     if not found:
         return Answer(question, "No rule about them fired.", "findings", applies=False)
     where = place(found[0].owner, found[0].source)

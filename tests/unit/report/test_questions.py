@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Baseline
-from auditor.report.questions import questions
+from auditor.report.questions import LARGE_CONSTANTS, SMALL_CONSTANTS, questions
 from auditor.report.reporters import html
 from tests.unit.report.factory import make_audit
 
@@ -89,3 +89,19 @@ def test_every_answer_leads_to_a_section_there_is():
     audit = make_audit(60)
     page = html.render(audit)
     assert all(f'id="{item.section}"' in page for item in questions(audit))
+
+
+@pytest.mark.parametrize("codes", [SMALL_CONSTANTS, LARGE_CONSTANTS])
+def test_questions_about_constants_name_rules_that_there_are(codes, root):
+    known = {path.name.partition("-")[0] for path in root.glob("rules/*/*.toml")}
+    assert set(codes) <= known
+
+
+def test_a_rule_about_a_constant_answers_its_question():
+    audit = make_audit()
+    asked = "Does a mask constant overflow?"
+    without = {answer.question: answer for answer in questions(replace(audit, findings=()))}
+    finding = replace(audit.findings[0], rule="CON001", owner="head", source="model.py:7")
+    with_one = {answer.question: answer for answer in questions(replace(audit, findings=(finding,)))}
+    assert not without[asked].applies
+    assert with_one[asked].answer == "1 finding, the first in head at model.py:7."
