@@ -1,4 +1,4 @@
-"""The public entry for a model in hand; the command line comes in through `pipeline.run`."""
+"""The public entry for a model in hand; the command line comes in through `flow.run`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .records import Distance, Progress
 from .records.audit import Audit
 from .resources import resource_dir
 from .rulebook import load_rules
+from .strategies import SHIPPED
 from .training.objective import training_subject
 
 
@@ -28,7 +29,7 @@ def audit(
     formats: Sequence[str] = DEFAULT,
     max_error: float = 0.01,
     device: str = "auto",
-    strategies: Sequence[str] = ("autocast", "cast"),
+    strategies: Sequence[str] = SHIPPED,
     mode: str = "inference",
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,

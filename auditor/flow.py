@@ -50,7 +50,7 @@ def run(subject: Subject, options: Options) -> Audit:
             classified = classify(captured, facts, options.rules)
             findings = silenced(confronted(classified, judged.verdicts), options.selection, options.rules)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
-        with stages("baseline", "plain autocast, plain cast"):
+        with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)

@@ -11,9 +11,9 @@ from .config import EVERYTHING, Selection
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable
 from .records import Distance, Progress
-from .replay.strategies import STRATEGIES
 from .resources import table
 from .rulebook import Rule
+from .strategies import SHIPPED, names
 
 MODES = ("inference", "training")
 DEVICES = ("auto", "cpu", "cuda")
@@ -31,7 +31,7 @@ class Options:
     rules: tuple[Rule, ...]
     command: str
     formats: tuple[str, ...] = DEFAULT
-    strategies: tuple[str, ...] = tuple(STRATEGIES)
+    strategies: tuple[str, ...] = SHIPPED
     max_error: float = 0.01
     metric: Distance | None = None
     device: str = "auto"
@@ -43,7 +43,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _of("formats", self.formats, auditable())
-        _of("strategies", self.strategies, STRATEGIES)
+        _of("strategies", self.strategies, names())
         _of("modes", (self.mode,), MODES)
         _of("devices", (self.device,), DEVICES)
         if not 0 < self.max_error < float("inf"):

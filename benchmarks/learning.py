@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from auditor.formats.rounding import round_to
 from auditor.imitation import imitated
-from auditor.patch.runtime import DTYPES, apply_plan
+from auditor.patch.runtime import apply_plan
 from auditor.records import Objective, Subject
+from auditor.strategies.runtime import DTYPES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCH, LENGTH = 32, 64

@@ -11,7 +11,7 @@ from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.strategies import STRATEGIES
+from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.tape import capture
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit

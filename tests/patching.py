@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.patch.runtime import apply_plan
-from tests.subjects import seeded
+from tests.subjects import normal, seeded
 
 
 class Net(nn.Module):
@@ -41,3 +41,55 @@ PLANS = {"autocast": AUTOCAST, "cast": CAST}
 
 def patched(name: str) -> nn.Module:
     return apply_plan(seeded(Net), PLANS[name])
+
+
+class Shared(Net):
+    """Tied weights, a buffer of two modules, two buffers on one storage, a forward of the instance's own, gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(4, 8)
+        self.twin.weight = self.first.weight
+        self.norm.register_buffer("shift", self.shift)
+        table = torch.arange(6.0)
+        self.register_buffer("front", table[:4])
+        self.register_buffer("back", table[2:], persistent=False)
+        self.register_buffer("wide", torch.ones(1).expand(3))
+        self.seen: dict[str, Any] = {}
+        gelu = self.head[1]
+        gelu.forward = lambda x: type(gelu).forward(gelu, x) * 1.0  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        self.seen["x"], self.last = x, x
+        hidden = self.norm(self.first(x) + self.twin(x))
+        return self.head(hidden) * scale + self.shift + self.front.sum() + self.back.sum()
+
+
+def shared() -> nn.Module:
+    model = seeded(Shared)
+    model(normal(2, 4)).sum().backward()
+    model.seen.clear()
+    return model
+
+
+def tensor_state(x: Tensor) -> tuple[Any, ...]:
+    grad = None if x.grad is None else (id(x.grad), x.grad.dtype, x.grad.tolist())
+    place = (x.data_ptr(), x.untyped_storage().data_ptr(), x.stride(), x.dtype)
+    return (id(x), *place, x.detach().tolist(), x.requires_grad, grad)
+
+
+def identity(model: nn.Module) -> list[Any]:
+    """Everything about a model by value and by identity, in order."""
+    found: list[Any] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        found += [path, [(key, id(value)) for key, value in vars(module).items()]]
+        for key, value in vars(module).items():
+            if isinstance(value, dict):
+                found.append((key, [(name, id(item)) for name, item in value.items()]))
+                found.append([tensor_state(item) for item in value.values() if isinstance(item, Tensor)])
+    return found
+
+
+def versions(model: nn.Module) -> list[int]:
+    """How often each tensor was written to: a graph of the caller's refuses to run backwards when these rise."""
+    return [x._version for x in (*model.parameters(), *model.buffers())]

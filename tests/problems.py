@@ -14,7 +14,7 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.strategies import readers_of
+from auditor.replay.strategies import plain, readers_of
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)
@@ -123,3 +123,10 @@ def labellings(owners: list[str]) -> Iterator[dict[str, str]]:
 def every_candidate(problem: Problem) -> list[Candidate]:
     """The value of every choice of precisions."""
     return [evaluate(problem, labels) for labels in labellings(owners_of(problem.capture))]
+
+
+def must_stay_fp32(problem: Problem) -> set[str]:
+    """Owners of nodes that are unsafe in the format and that the strategy would lower."""
+    resolution = problem.resolve(plain(problem.format))
+    nodes = problem.capture.nodes
+    return {nodes[name].owner for name in nodes if problem.forbidden(resolution, name)}

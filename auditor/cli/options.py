@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import config
+from .. import config, strategies
 from ..formats.table import DEFAULT, auditable
 from ..report import reporters
 from ..resources import table
@@ -37,8 +37,8 @@ def audit_parser() -> argparse.ArgumentParser:
     add(
         "--strategies",
         metavar="LIST",
-        type=_choices("autocast", "cast"),
-        default="autocast,cast",
+        type=_choices(*strategies.names()),
+        default=",".join(strategies.SHIPPED),
         help="default: %(default)s",
     )
     add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")

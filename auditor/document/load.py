@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import PlanError
 from ..records import FORMAT_VERSION
+from ..strategies import names
 
 _AGAIN = "Audit the model again to write a new one."
 
@@ -55,7 +56,7 @@ def _problem(document: Mapping[str, Any]) -> str | None:
 
 def plan_problem(name: str, plan: Any) -> str | None:
     """Which part of one plan cannot be read, or None."""
-    if not isinstance(plan, Mapping) or plan.get("strategy") not in ("autocast", "cast"):
+    if not isinstance(plan, Mapping) or plan.get("strategy") not in names():
         return f"the strategy of {name!r}"
     if plan.get("format") not in ("fp16", "bf16"):
         return f"the format of {name!r}"

@@ -10,7 +10,8 @@ from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
 from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
 from ..replay.resolve import Resolution, resolve
-from ..replay.strategies import STRATEGIES, plain, running
+from ..replay.strategies import plain, running
+from ..strategies import names
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget that one node alone may take before it is called sensitive."""
@@ -98,7 +99,7 @@ def judge(
     verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
     exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
     for fmt in formats:
-        plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in STRATEGIES}
+        plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in names()}
         for name, node in capture.nodes.items():
             strategies = _exposed(name, plainly)
             exposed[name][fmt] = strategies

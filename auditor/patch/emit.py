@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import strategies
 from ..records import Origin, Plan, ScopeChoice
+from ..strategies import runtime as strategies_runtime
+from ..strategies import strategy_of
 from . import runtime, source
 
 WIDTH = 120
@@ -72,6 +75,14 @@ def original(*args: Any, **kwargs: Any) -> nn.Module:
 '''
 
 
+_FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
+    """What the strategy of a plan does to a live module."""
+    return RUNTIMES[strategy]
+'''
+
+_SEPARATED = "\n\n"
+
+
 def emit(
     origin: Origin | None, parameters: int, plans: Mapping[str, Plan], recommended: str | None, directory: Path
 ) -> str:
@@ -86,12 +97,29 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_tables(plans)}\n",
         _BUILD,
-        "\n\n# What follows is the same in every patched model: first, where the original comes from.\n\n",
+        "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(source, "PREFIXES = "),
         "\n\n# How a scope runs.\n\n",
-        _text_from(runtime, "DTYPES = "),
+        _text_from(strategies_runtime, "DTYPES = "),
+        _runtimes({plan.strategy for plan in plans.values()}),
+        _text_from(runtime, "FUSING = "),
     ]
     return "".join(parts)
+
+
+def _runtimes(used: Set[str]) -> str:
+    """The runtimes of the plans' strategies, and the function that finds them there."""
+    runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
+    table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())
+    return _SEPARATED.join(
+        (
+            "",
+            *(inspect.getsource(runtime) for runtime in runtimes.values()),
+            f"RUNTIMES: dict[str, type[Runtime]] = {{\n{table}}}\n",
+            _FIND,
+            "",
+        )
+    )
 
 
 def _tables(plans: Mapping[str, Plan]) -> str:

@@ -11,10 +11,9 @@ import torch
 
 from ..formats.table import dtype_of
 from ..records import Baseline, Batch, Finding, RulesOnly
-from ..runs.answer import answer, as_on, lowered_batch, stored_in
+from ..runs.answer import answer, as_on
 from ..verify import failure_of
 from .choose import simulated_error
-from .energy import energy_of
 from .plans import worst_of
 from .problem import Problem
 from .solve import Candidate, evaluate
@@ -37,11 +36,9 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
-    """The model with everything low: inside one `torch.autocast`, or after one `.half()` or `.bfloat16()`."""
-    run = _autocast if problem.strategy == "autocast" else _cast
-    dtype = dtype_of(problem.format)
+    """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        errors = [bench.distance(bench.reference(batch), run(bench, batch, dtype)) for batch in bench.checks]
+        errors = [bench.distance(bench.reference(batch), _plainly_low(bench, problem, batch)) for batch in bench.checks]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -49,19 +46,17 @@ def _plain(bench: Workbench, problem: Problem) -> Baseline:
     return Baseline(*_measured(worst_of(errors)))
 
 
-def _autocast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> list[torch.Tensor]:
+    model = bench.subject.model
+    plain = problem.how.without_plan(model, batch, dtype_of(problem.format))
+
     @contextmanager
     def around() -> Iterator[None]:
-        with as_on(bench.device), torch.autocast("cuda", dtype=dtype):
+        with as_on(bench.device), plain.calling():
             yield
 
-    return answer(bench.subject.model, batch, seed=bench.seed, around=around)
-
-
-def _cast(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
-    model = bench.subject.model
-    with stored_in(model, dtype):
-        return answer(model, lowered_batch(batch, dtype), seed=bench.seed, around=lambda: as_on(bench.device))
+    with plain.storing():
+        return answer(model, plain.batch, seed=bench.seed, around=around)
 
 
 def _measured(error: float) -> tuple[float | None, bool]:
@@ -77,7 +72,7 @@ def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
         for finding in findings
         if problem.format in finding.formats and (finding.declared or finding.severity) != "info"
     }
-    energy = energy_of(problem)
+    energy = problem.energy
     kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}
     labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
     return evaluate(problem, energy.settled(labels))

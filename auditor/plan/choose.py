@@ -15,10 +15,10 @@ from ..replay.nesting import boundaries
 from ..replay.strategies import plain, running, scoped
 from ..resources import table
 from ..runs.outputs import tensor_outputs
-from .energy import energy_of
+from .energy import FORBIDDEN
 from .islands import savings
 from .memory import memory_of
-from .problem import FORBIDDEN, Problem
+from .problem import Problem
 from .refine import refined
 from .solve import Candidate, between, candidates, evaluate
 
@@ -66,19 +66,19 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
 
 def plain_plan(problem: Problem) -> Plan:
     """Everything low: what `torch.autocast` around the model, or a cast of all of it, comes to."""
-    low = dict.fromkeys(energy_of(problem).scopes, problem.format)
+    low = dict.fromkeys(problem.energy.scopes, problem.format)
     return _plan(problem, evaluate(problem, low), candidates(problem), ())
 
 
 def fp32_plan(problem: Problem) -> Plan:
     """Nothing low: where every other plan would do harm."""
-    high = dict.fromkeys(energy_of(problem).scopes, "fp32")
+    high = dict.fromkeys(problem.energy.scopes, "fp32")
     return _plan(problem, evaluate(problem, high), candidates(problem), ())
 
 
 def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
     """Whether the plan runs something low that is unsafe: that one run happens to hold does not make it safe."""
-    return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in energy_of(problem).scopes}))
+    return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in problem.energy.scopes}))
 
 
 def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findings: Sequence[Finding]) -> Plan:

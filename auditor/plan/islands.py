@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .costs import seconds
-from .problem import Problem, compute_dtype
+from .problem import Problem
 from .solve import Candidate
+from .terms import timed_in
 
 
 def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
@@ -14,6 +15,6 @@ def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
     saved = dict.fromkeys(chosen.precision, 0.0)
     for name, node in problem.capture.nodes.items():
         cost = problem.costs[name]
-        before, after = (seconds(cost, compute_dtype(each, name), problem.device) for each in (now, low))
+        before, after = (seconds(cost, timed_in(each, name), problem.device) for each in (now, low))
         saved[node.owner] = saved.get(node.owner, 0.0) + before - after
     return {owner: time / chosen.seconds if chosen.seconds else 0.0 for owner, time in saved.items()}

@@ -18,6 +18,7 @@ from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Baseline, Plan, Subject, Verification
+from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
 from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
 from .problem import Problem
@@ -210,8 +211,8 @@ def parameters_of(subject: Subject) -> int:
 
 
 def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, str]:
-    """The plan to use, and why, in one sentence. autocast before cast, since it also trains; then speed, then error."""
-    good = [plan for plan in plans.values() if plan.verified and plan.low_precision_flops > 0]
+    """The plan to use, and why, in one sentence. By the rank of its strategy, since one also trains; then speed, then error."""
+    good = [plan for plan in plans.values() if plan.verified and strategy_of(plan.strategy).gains(plan)]
     if not good:
         best = min(
             (p for p in plans.values() if p.measured_error is not None),
@@ -220,9 +221,7 @@ def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, 
         )
         reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
         return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
-    chosen = min(
-        good, key=lambda p: (p.strategy != "autocast", round(1 / p.predicted_speedup, 2), p.measured_error or 0.0)
-    )
+    chosen = min(good, key=_preference)
     islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
     kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
     return chosen.name, (
@@ -231,11 +230,15 @@ def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, 
     )
 
 
+def _preference(plan: Plan) -> tuple[int, float, float]:
+    return strategy_of(plan.strategy).rank, round(1 / plan.predicted_speedup, 2), plan.measured_error or 0.0
+
+
 def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     rivals = [p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format]
     if not rivals:
         return ""
     rival = rivals[0]
-    if not rival.verified or rival.low_precision_flops == 0:
+    if not rival.verified or not strategy_of(rival.strategy).gains(rival):
         return f"; {rival.format.upper()} does not hold the budget"
     return f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
 from ..replay.resolve import Resolution, resolve
-from ..replay.strategies import plain, running
-from .costs import Cost
+from ..replay.strategies import running
+from ..strategies import strategy_of
+from ..strategies.base import Strategy
+from .costs import Cost, output_elements, seconds
+from .energy import FORBIDDEN, Energy
+from .terms import energy_of
 
-FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
+ISLAND_SHARE = 0.003
+"""Share of the FP32 time that one more scope must be worth: of plans that cost alike, people want the short one."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
-    contributions: per node and placeholder, in this format; verdicts: per node; device: a row of tables/devices.toml.
+    contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml.
     """
 
     capture: Capture
@@ -33,6 +39,35 @@ class Problem:
     def name(self) -> str:
         """The name of its plan: `autocast_bf16`."""
         return f"{self.strategy}_{self.format}"
+
+    @property
+    def how(self) -> Strategy:
+        """What its strategy means."""
+        return strategy_of(self.strategy)
+
+    @cached_property
+    def elements(self) -> Mapping[str, int]:
+        """{node or placeholder: floating elements of its result}."""
+        return output_elements(self.capture)
+
+    @cached_property
+    def energy(self) -> Energy:
+        """What a cut minimises."""
+        return energy_of(self)
+
+    @cached_property
+    def island(self) -> float:
+        """Seconds that one more scope in the plan must save."""
+        return ISLAND_SHARE * sum(seconds(cost, "fp32", self.device) for cost in self.costs.values())
+
+    def stored_price(self, name: str, precision: str) -> float:
+        """What one weight counts for in seconds, stored in a precision; 0 for strategies that look at time alone."""
+        return self.how.seconds_per_byte * self.elements[name] * FORMATS[precision].bytes
+
+    def storage_price(self, resolution: Resolution) -> float:
+        """What all weights count for as they are stored."""
+        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
+        return sum(self.stored_price(n, self.format if resolution.low(n) else "fp32") for n in weights)
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
@@ -61,24 +96,3 @@ class Problem:
         """FP32 values that are rounded once on their way: cast at a consumer, or stored low (weights, inputs)."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         return [name for name in (*resolution.lowered, *stored) if name in self.contributions]
-
-
-def must_stay_fp32(problem: Problem) -> set[str]:
-    """Owners of nodes that are unsafe in the format and that the strategy would lower."""
-    resolution = problem.resolve(plain(problem.format))
-    nodes = problem.capture.nodes
-    return {nodes[name].owner for name in nodes if problem.forbidden(resolution, name)}
-
-
-def compute_dtype(resolution: Resolution, name: str) -> str:
-    """Precision a node is timed in; discrete ones move as many bytes either way."""
-    return resolution.dtypes.get(name) or "fp32"
-
-
-def nearest_above(path: str, owners: Mapping[str, object]) -> str | None:
-    """The nearest module above `path` that has a say: an owner, or the root. None for the root itself."""
-    while path:
-        path = path.rpartition(".")[0]
-        if path in owners or not path:
-            return path
-    return None

@@ -7,8 +7,8 @@ import math
 import random
 from collections.abc import Iterator
 
-from .energy import Energy, energy_of
-from .problem import FORBIDDEN, Problem
+from .energy import FORBIDDEN, Energy
+from .problem import Problem
 from .solve import Candidate, evaluate
 
 SCOPES = 16
@@ -24,7 +24,7 @@ def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candida
 
     `start` itself where there are too many scopes, or where nothing better is near.
     """
-    energy = energy_of(problem)
+    energy = problem.energy
     if len(energy.scopes) > SCOPES:
         return start
     limit = min(allowed_error, math.sqrt(FORBIDDEN) / 2)

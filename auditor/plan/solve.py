@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..paths import nearest_above
 from ..replay.resolve import is_low
-from .costs import cast_seconds, output_elements, seconds
-from .energy import energy_of, island_seconds
-from .problem import Problem, compute_dtype, nearest_above
+from .costs import cast_seconds, seconds
+from .problem import Problem
+from .terms import timed_in
 
 STEPS = 24
 """Points looked at between two neighbours of the curve."""
@@ -19,7 +20,8 @@ STEPS = 24
 class Candidate:
     """One point of the Pareto curve. precision: {owner: precision}; seconds: roofline time of one forward.
 
-    price: seconds, plus what its scopes must be worth; what the curve is ordered by.
+    storage: what its stored weights count for, in seconds. price: both, plus what its scopes must be worth; what the
+    curve is ordered by.
     """
 
     precision: Mapping[str, str]
@@ -27,6 +29,7 @@ class Candidate:
     seconds: float
     price: float
     low_flops: float
+    storage: float = 0.0
 
 
 def candidates(problem: Problem) -> list[Candidate]:
@@ -37,7 +40,7 @@ def candidates(problem: Problem) -> list[Candidate]:
     exchange values, and each pair term only penalises unequal labels: its minimum is a minimum cut.
     Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
     """
-    energy = energy_of(problem)
+    energy = problem.energy
     owners = sorted(energy.scopes)
     labelings = {tuple(problem.format for _ in owners), tuple("fp32" for _ in owners)}
     for multiplier in energy.multipliers():
@@ -59,7 +62,7 @@ def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Cand
     Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered one
     after the other, those first that save most time per squared error.
     """
-    energy = energy_of(problem)
+    energy = problem.energy
     worth = {owner: (high - low) / max(error, 1e-30) for owner, (low, high, error) in energy.scopes.items()}
     pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
     pending.sort(key=lambda owner: (-worth[owner], owner))
@@ -70,7 +73,11 @@ def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Cand
             precision[other] = problem.format
         if count % stride == 0 and count < len(pending):
             steps.append(evaluate(problem, energy.settled(precision)))
-    return [step for step in reversed(steps) if step is slower or step.seconds < slower.seconds]
+    return [
+        step
+        for step in reversed(steps)
+        if step is slower or step.seconds + step.storage < slower.seconds + slower.storage
+    ]
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
@@ -80,19 +87,20 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     for name in problem.capture.nodes:
         squares += problem.node_square(resolution, name)
         cost = problem.costs[name]
-        dtype = compute_dtype(resolution, name)
+        dtype = timed_in(resolution, name)
         elapsed += seconds(cost, dtype, problem.device)
         flops += cost.flops
         low_flops += cost.flops if is_low(dtype) else 0
     squares += sum(problem.cast_square(name) for name in problem.rounded_values(resolution))
-    elements = output_elements(problem.capture)
     for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
-        elapsed += cast_seconds(elements[name], problem.format, problem.device)
-    price = elapsed + island_seconds(problem) * _changes(precision)
-    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, low_flops / flops if flops else 0.0)
+        elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
+    storage = problem.storage_price(resolution)
+    price = elapsed + storage + problem.island * _changes(precision)
+    share = low_flops / flops if flops else 0.0
+    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, storage)
 
 
 def _changes(precision: Mapping[str, str]) -> int:
     """Scopes whose precision differs from that of the scope above them: the length of the plan."""
-    above = {owner: nearest_above(owner, precision) for owner in precision}
+    above = {owner: nearest_above(owner, {"", *precision}) for owner in precision}
     return sum(up is not None and precision.get(up, "fp32") != precision[owner] for owner, up in above.items())

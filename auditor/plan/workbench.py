@@ -23,7 +23,8 @@ from .problem import Problem
 class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
 
-    known: {id of a batch: FP32 outputs}, filled as they are asked for.
+    gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
+    are asked for.
     """
 
     subject: Subject
@@ -35,7 +36,7 @@ class Workbench:
     distance: Distance
     max_error: float
     seed: int
-    target: str
+    gpu: str
     native: bool
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -76,9 +77,7 @@ class Workbench:
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from."""
-        return Problem(
-            self.capture, self.costs, self.contributions[fmt], self.verdicts[fmt], strategy, fmt, self.target
-        )
+        return Problem(self.capture, self.costs, self.contributions[fmt], self.verdicts[fmt], strategy, fmt, self.gpu)
 
 
 def workbench(
@@ -102,7 +101,7 @@ def workbench(
         distance=options.metric or output_error,
         max_error=options.max_error,
         seed=options.seed,
-        target=options.target,
+        gpu=options.target,
         native=options.native,
     )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..paths import enclosing, nearest, nearest_above, within
 from ..records import Call, Capture
+from ..strategies import strategy_of
 
 Steps = tuple[str, ...]
 """Precisions a value is converted to, one after the other."""
@@ -27,20 +29,22 @@ class Boundary:
 def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], str]) -> dict[str, Boundary]:
     """The root, and every owner whose precision differs from that of the owner above it, as a plan wraps them.
 
-    What they convert is what `patch/runtime.py` does: `cast` at every boundary; `autocast` only raises, on the way into
-    an FP32 scope and out of a low one that lies in an FP32 one.
+    What they convert is what the strategy's runtime does.
     """
     precision_of = agreed(capture, precision_of)
     precisions: dict[str, str] = {}
     above: dict[str, str | None] = {"": None}
     for owner in sorted(_owners(capture), key=lambda path: (path.count(".") + bool(path), path)):
-        callers = {_nearest(path, precisions) for path in (owner, *capture.aliases.get(owner, ()))}
+        listed = (nearest_above(path, precisions) for path in (owner, *capture.aliases.get(owner, ())))
+        callers = {None if path is None else precisions[path] for path in listed}
         if callers != {precision_of(owner)}:
             precisions[owner], above[owner] = precision_of(owner), callers.pop() if len(callers) == 1 else "input"
     keeping = _keeping(capture, precisions, precision_of)
-    return {
-        path: _boundary(strategy, precision, above[path], path in keeping) for path, precision in precisions.items()
-    }
+    how, found = strategy_of(strategy), {}
+    for path, precision in precisions.items():
+        keeps = path in keeping
+        found[path] = Boundary(precision, keeps, *how.boundary(precision, above[path], keeps))
+    return found
 
 
 def agreed(capture: Capture, precision_of: Callable[[str], str]) -> Callable[[str], str]:
@@ -48,7 +52,7 @@ def agreed(capture: Capture, precision_of: Callable[[str], str]) -> Callable[[st
     owners = _owners(capture)
 
     def precision(owner: str) -> str:
-        paths = (owner, *(_listed(path, owners) for path in capture.aliases.get(owner, ())))
+        paths = (owner, *(nearest(path, owners) or "" for path in capture.aliases.get(owner, ())))
         found = [precision_of(path) for path in paths]
         return "fp32" if "fp32" in found else found[0]
 
@@ -57,28 +61,6 @@ def agreed(capture: Capture, precision_of: Callable[[str], str]) -> Callable[[st
 
 def _owners(capture: Capture) -> set[str]:
     return {"", *(node.owner for node in capture.nodes.values())}
-
-
-def _listed(path: str, owners: set[str]) -> str:
-    while path not in owners:
-        path = path.rpartition(".")[0]
-    return path
-
-
-def _boundary(strategy: str, precision: str, above: str | None, keeps: bool) -> Boundary:
-    if strategy == "cast":
-        return Boundary(precision, keeps, precision, None if keeps else above)
-    low = precision != "fp32"
-    return Boundary(precision, keeps, None if low else "fp32", "fp32" if low and above == "fp32" else None)
-
-
-def _nearest(path: str, precisions: Mapping[str, str]) -> str | None:
-    """Precision of the nearest path above that is wrapped; None for the root."""
-    while path:
-        path = path.rpartition(".")[0]
-        if path in precisions:
-            return precisions[path]
-    return None
 
 
 def _keeping(capture: Capture, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:
@@ -92,18 +74,8 @@ def _keeping(capture: Capture, precisions: Mapping[str, str], precision_of: Call
     }
     for producer, reader in pairs:
         if producer != reader and precision_of(reader) != "fp32":
-            handed_low |= {path for path in _paths(producer) if not within(reader, path)}
+            handed_low |= {path for path in enclosing(producer) if not within(reader, path)}
     return {path for path, precision in precisions.items() if precision == "fp32" and path not in handed_low}
-
-
-def _paths(owner: str) -> list[str]:
-    parts = owner.split(".") if owner else []
-    return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-
-
-def within(path: str, scope: str) -> bool:
-    """Whether a module path is a scope or lies in it; everything lies in the root."""
-    return not scope or path == scope or path.startswith(f"{scope}.")
 
 
 class Passage:

@@ -1,48 +1,52 @@
-"""The two ways a model is run low: what each strategy means for nodes, parameters, buffers and inputs."""
+"""A capture under a strategy: what that means for nodes, parameters, buffers and inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..paths import nearest
 from ..records import Capture, ScopeChoice
+from ..strategies import strategy_of
+from ..strategies.base import Strategy
 from .execute import Running, Setting
-from .nesting import Passage, agreed, boundaries
-
-STRATEGIES = ("autocast", "cast")
+from .nesting import Passage, Steps, agreed, boundaries
 
 
 def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:
-    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it.
-
-    autocast: weights and inputs stay FP32, low scopes run under autocast. cast: every floating parameter and buffer is
-    stored in the precision of the scopes that read it (FP32 as soon as one of them is), and inputs in that of the root.
-    """
-    autocast = strategy == "autocast"
+    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it."""
+    how = strategy_of(strategy)
     precision_of = agreed(capture, precision_of)
     wrapped = boundaries(capture, strategy, precision_of)
     passage = Passage(capture, wrapped)
+    stored = _stored(capture, how, precision_of, format)
+    literals = {name: found[format] for name, node in capture.nodes.items() if format in (found := how.literals(node))}
 
     def setting(name: str) -> Setting:
         innermost = passage.enclosing(name)[-1]
-        precision = wrapped[innermost.path].precision
+        precision = how.computes_in(wrapped[innermost.path].precision)
         region = capture.nodes[name].region if name in capture.nodes else None
         inside = region is not None and innermost.depth >= region.depth
-        return Setting(precision, autocast and precision != "fp32", wins=autocast and inside)
+        return Setting(precision, how.regional and precision != "fp32", wins=how.regional and inside)
 
-    if autocast:
-        changed = {n.name: n.autocast_literals[format] for n in capture.nodes.values() if format in n.autocast_literals}
-        return Running(setting, passage.steps, {}, changed)
-    readers = readers_of(capture)
-    stored = {}
+    def raised(source: str, reader: str) -> Steps:
+        return ("fp32",) if source in stored else passage.steps(source, reader)
+
+    return Running(setting, raised if how.raises_weights else passage.steps, stored, literals)
+
+
+def _stored(capture: Capture, how: Strategy, precision_of: Callable[[str], str], format: str) -> dict[str, str]:
+    """Precision of every placeholder that the strategy stores: FP32 as soon as one of the scopes that read it is."""
+    readers, found = readers_of(capture), {}
     for placeholder in capture.placeholders:
+        if placeholder.kind not in how.stores:
+            continue
         if placeholder.kind == "input":
-            stored[placeholder.name] = precision_of("")
+            found[placeholder.name] = precision_of("")
         elif placeholder.kind in ("parameter", "buffer") or format in placeholder.made_in:
             owners = readers.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
-            stored[placeholder.name] = format if low else "fp32"
-    changed = {n.name: n.literals[format] for n in capture.nodes.values() if format in n.literals}
-    return Running(setting, passage.steps, stored, changed)
+            found[placeholder.name] = format if low else "fp32"
+    return found
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
@@ -63,14 +67,9 @@ def plain(format: str) -> Callable[[str], str]:
 
 def scoped(scopes: Mapping[str, ScopeChoice]) -> Callable[[str], str]:
     """Precision of any module path: its own entry, or that of the nearest path above it."""
-    known: dict[str, str] = {}
 
     def precision(path: str) -> str:
-        if path not in known:
-            if path in scopes:
-                known[path] = scopes[path].precision
-            else:
-                known[path] = precision(path.rpartition(".")[0]) if path else "fp32"
-        return known[path]
+        listed = nearest(path, scopes)
+        return "fp32" if listed is None else scopes[listed].precision
 
     return precision

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..records import NodeReport, Plan
 from ..records.audit import Audit
-from .words import STRATEGIES, label, power, ratio
+from .words import label, plan_title, power, ratio
 
 WIDTH, HEIGHT = 1080, 330
 LEFT, RIGHT, TOP, BOTTOM = 48, 8, 12, 40
@@ -187,16 +187,14 @@ def tradeoff(audit: Audit) -> Tradeoff | None:
     )
 
 
-def _title(plan: Plan) -> str:
-    return f"{label(plan.format)} {STRATEGIES.get(plan.strategy, plan.strategy)}"
-
-
 def _curve(plan: Plan, x: Callable[[float], float], y: Callable[[float], float]) -> Series:
     finite = sorted((time, error) for error, time in plan.pareto if math.isfinite(error) and math.isfinite(time))
     points = [(x(time), y(_log(error))) for time, error in finite]
-    return Series(f"{plan.format} {plan.strategy}", _title(plan), _line(points), _dots(points), ())
+    return Series(f"{plan.format} {plan.strategy}", plan_title(plan), _line(points), _dots(points), ())
 
 
 def _choice(plan: Plan, recommended: bool, x: Callable[[float], float], y: Callable[[float], float]) -> Choice:
     error, time = min(plan.pareto, key=lambda point: abs(_log(point[0]) - _log(plan.predicted_error)))
-    return Choice(x(time), y(_log(error)), f"{_title(plan)}: {ratio(plan.predicted_error)} at {time:.2f}", recommended)
+    return Choice(
+        x(time), y(_log(error)), f"{plan_title(plan)}: {ratio(plan.predicted_error)} at {time:.2f}", recommended
+    )

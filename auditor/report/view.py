@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..paths import nearest
 from ..records import Baseline, Plan
 from ..records.audit import Audit
-from .words import STRATEGIES, VERDICTS, count, label, ratio, scope
+from .words import VERDICTS, count, label, plan_title, ratio, scope
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,8 @@ def pattern(path: str) -> str:
 
 def precision_of(path: str, plan: Plan) -> str:
     """The precision a plan gives a module: its own entry's, or its nearest ancestor's."""
-    while path and path not in plan.scopes:
-        path = path.rpartition(".")[0]
-    choice = plan.scopes.get(path)
-    return choice.precision if choice else "fp32"
+    listed = nearest(path, plan.scopes)
+    return "fp32" if listed is None else plan.scopes[listed].precision
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
@@ -142,7 +141,7 @@ def _plan_view(audit: Audit, plan: Plan) -> PlanView:
     baseline = audit.baselines.get(plan.name)
     return PlanView(
         plan,
-        f"{label(plan.format)} {STRATEGIES.get(plan.strategy, plan.strategy)}",
+        plan_title(plan),
         plan.name == audit.recommended,
         verdict,
         detail,

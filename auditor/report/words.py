@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from ..records import Memory
+from ..records import Memory, Plan
+from ..strategies import strategy_of
 
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-STRATEGIES: Mapping[str, str] = {"autocast": "under autocast", "cast": "with cast weights"}
 
 
 def label(fmt: str) -> str:
     """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
     return fmt.upper().replace("_", " ")
+
+
+def plan_title(plan: Plan) -> str:
+    """A plan as people speak of it: `FP16 under autocast`."""
+    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
 
 
 def ratio(value: float | None) -> str:

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import uncompiled, unfused
 from ..imitation import imitated
-from ..patch.temporary import restored
 from ..records import Batch
 from ..state import unchanged
 from ..state.draws import reseed
+from ..state.restored import restored
 from .outputs import tensor_outputs
 
 T = TypeVar("T")

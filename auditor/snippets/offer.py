@@ -10,6 +10,7 @@ from typing import Any
 from ..document.contents import Groups, shared_modules, tied_parameters
 from ..document.load import checked, load_plan
 from ..errors import PlanError
+from ..paths import nearest
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,7 @@ class Chosen:
 
     def scope_of(self, path: str) -> str | None:
         """The listed path that a module belongs to: its own, or the nearest above it; None where there is none."""
-        while path not in self.scopes:
-            if not path:
-                return None
-            path = path.rpartition(".")[0]
-        return path
+        return nearest(path, self.scopes)
 
     def precision(self, path: str) -> str:
         """Precision of a module path."""

@@ -1,4 +1,4 @@
-"""Entry point of the verification process: `python -m auditor.verification.worker FOLDER`."""
+"""Entry point of the verification process: `python -m auditor.verify.worker FOLDER`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..patch.temporary import restored
 from ..records import Batch
 from ..state.draws import reseed
+from ..state.restored import restored
 from .artefact import READY, UNREAD
 from .lifetime import end_with_parent
 from .running import Answers, answers_of, failure_of

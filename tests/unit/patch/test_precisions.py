@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.patch.runtime import apply_plan, convert
+from auditor.patch.runtime import apply_plan
+from auditor.strategies.runtime import convert
 from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.subjects import normal, seeded
 

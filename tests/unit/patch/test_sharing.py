@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from auditor.api import audit
 from auditor.document.live import apply
-from auditor.patch.runtime import DTYPES, apply_plan, is_wrapped
+from auditor.patch.runtime import apply_plan, is_wrapped
+from auditor.strategies.runtime import DTYPES
 from tests.patching import plan, scope
 from tests.subjects import normal, seeded
 

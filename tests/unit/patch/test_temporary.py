@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,64 +12,12 @@ from torch import Tensor, nn
 import auditor
 from auditor.patch import runtime
 from auditor.patch.runtime import apply_plan, is_wrapped
-from auditor.patch.temporary import patched, restored
-from tests.patching import PLANS, plan, scope
+from auditor.patch.temporary import patched
+from tests.patching import PLANS, identity, plan, scope, shared, versions
 from tests.patching import Net as Plain
 from tests.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
-
-
-class Shared(Plain):
-    """Tied weights, a buffer of two modules, two buffers on one storage, a forward of the instance's own, gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twin = nn.Linear(4, 8)
-        self.twin.weight = self.first.weight
-        self.norm.register_buffer("shift", self.shift)
-        table = torch.arange(6.0)
-        self.register_buffer("front", table[:4])
-        self.register_buffer("back", table[2:], persistent=False)
-        self.register_buffer("wide", torch.ones(1).expand(3))
-        self.seen: dict[str, Any] = {}
-        gelu = self.head[1]
-        gelu.forward = lambda x: type(gelu).forward(gelu, x) * 1.0  # type: ignore[method-assign]
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        self.seen["x"], self.last = x, x
-        hidden = self.norm(self.first(x) + self.twin(x))
-        return self.head(hidden) * scale + self.shift + self.front.sum() + self.back.sum()
-
-
-def shared() -> nn.Module:
-    model = seeded(Shared)
-    model(normal(2, 4)).sum().backward()
-    model.seen.clear()
-    return model
-
-
-def tensor_state(x: Tensor) -> tuple[Any, ...]:
-    grad = None if x.grad is None else (id(x.grad), x.grad.dtype, x.grad.tolist())
-    place = (x.data_ptr(), x.untyped_storage().data_ptr(), x.stride(), x.dtype)
-    return (id(x), *place, x.detach().tolist(), x.requires_grad, grad)
-
-
-def identity(model: nn.Module) -> list[Any]:
-    """Everything about a model by value and by identity, in order."""
-    found: list[Any] = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        found += [path, [(key, id(value)) for key, value in vars(module).items()]]
-        for key, value in vars(module).items():
-            if isinstance(value, dict):
-                found.append((key, [(name, id(item)) for name, item in value.items()]))
-                found.append([tensor_state(item) for item in value.values() if isinstance(item, Tensor)])
-    return found
-
-
-def versions(model: nn.Module) -> list[int]:
-    """How often each tensor was written to: a graph of the caller's refuses to run backwards when these rise."""
-    return [x._version for x in (*model.parameters(), *model.buffers())]
 
 
 @both
@@ -129,42 +76,6 @@ def test_a_plan_that_was_applied_before_is_back(name: str) -> None:
         model(normal(2, 4))
     assert identity(model) == before
     assert torch.equal(model(x), expected)
-
-
-def write_statistics(model: nn.Module) -> None:
-    model.train()
-    model[1](normal(8, 4))
-
-
-def convert_everything(model: nn.Module) -> None:
-    model.half()
-
-
-def register_more(model: nn.Module) -> None:
-    model.register_buffer("more", torch.ones(2))
-    model.register_forward_hook(lambda *_: None)
-    model[0].weight = nn.Parameter(torch.zeros(4, 4))
-    del model[1]
-
-
-@pytest.mark.parametrize("body", [write_statistics, convert_everything, register_more])
-def test_what_a_body_may_do(body: Callable[[nn.Module], None]) -> None:
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GRU(4, 4)))
-    model[0](normal(2, 4)).sum().backward()
-    before = identity(model)
-    with restored(model):
-        body(model)
-        assert identity(model) != before
-    assert identity(model) == before
-
-
-def test_buffers_are_tied_in_the_body_as_they_are() -> None:
-    model = shared()
-    with restored(model):
-        assert model.norm.shift is model.shift
-        model.front.zero_()
-        assert model.back.tolist() == [0.0, 0.0, 4.0, 5.0]
-    assert model.back.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
 @both

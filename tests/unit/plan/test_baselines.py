@@ -15,7 +15,7 @@ from auditor.plan.baselines import baselines_of
 from auditor.plan.costs import costs_of
 from auditor.plan.plans import verify
 from auditor.plan.workbench import Workbench
-from auditor.records import Batch, Plan, ScopeChoice, Verdict
+from auditor.records import Plan, ScopeChoice, Verdict
 from auditor.tape import capture
 from tests.problems import NOTHING
 from tests.subjects import FORMATS, normal, seeded, subject_of
@@ -54,7 +54,7 @@ def bench_of(model: nn.Module, *held_out: Tensor, **changes: Any) -> Workbench:
         distance=changes.get("distance", output_error),
         max_error=0.01,
         seed=0,
-        target="A100",
+        gpu="A100",
         native=False,
     )
 
@@ -107,10 +107,10 @@ def test_what_raises_is_the_baselines_failure() -> None:
 
 
 def test_want_of_memory_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(bench: Workbench, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
+    def full(*_: Any, **__: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError
 
     bench = bench_of(seeded(Noting))
-    monkeypatch.setattr(module, "_cast", full)
+    monkeypatch.setattr(module, "answer", full)
     with pytest.raises(torch.OutOfMemoryError):
         baselines_of(bench, ("cast",), ("fp16",))

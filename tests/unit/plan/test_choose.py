@@ -18,13 +18,14 @@ from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import choose
 from auditor.plan.choose import Trial, _bisect, make_plan, scopes_of, simulated_error
 from auditor.plan.costs import costs_of
-from auditor.plan.problem import Problem, must_stay_fp32
+from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
 from auditor.records import Capture, Finding, ScopeChoice, Verdict
-from auditor.replay.strategies import STRATEGIES, plain, running, scoped
+from auditor.replay.strategies import plain, running, scoped
 from auditor.runs.outputs import tensor_outputs
+from auditor.strategies import SHIPPED as STRATEGIES
 from tests.capturing import Function
-from tests.problems import NOTHING, drawn, owners_of
+from tests.problems import NOTHING, drawn, must_stay_fp32, owners_of
 from tests.subjects import FORMATS, capture_of
 
 NO_TRIAL: Any = None

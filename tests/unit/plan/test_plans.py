@@ -73,7 +73,7 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
         distance=distance,
         max_error=0.01,
         seed=0,
-        target="A100",
+        gpu="A100",
         native=False,
     )
 

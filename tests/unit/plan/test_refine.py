@@ -17,7 +17,7 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.strategies import STRATEGIES
+from auditor.strategies import SHIPPED as STRATEGIES
 from tests.problems import drawn, labellings, owners_of, tied_owners
 from tests.small_models import ConvNet
 from tests.subjects import capture_of, normal, seeded

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.plan.costs import Cost
-from auditor.plan.energy import Energy, energy_of
-from auditor.plan.problem import FORBIDDEN, Problem, must_stay_fp32
+from auditor.plan.energy import FORBIDDEN, Energy
+from auditor.plan.problem import Problem
 from auditor.plan.solve import between, candidates, evaluate
 from auditor.records import Contribution, Verdict
-from auditor.replay.strategies import STRATEGIES, readers_of
-from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, owners_of
+from auditor.replay.strategies import readers_of
+from auditor.strategies import SHIPPED as STRATEGIES
+from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
 
 KINDS = ["chain", "branches", "tied"]
 seeds = st.integers(0, 2**32).map(random.Random)
@@ -39,7 +40,7 @@ def value_of(energy: Energy, labels: dict[str, str], multiplier: float) -> float
 @given(rnd=seeds)
 def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: random.Random) -> None:
     problem = drawn(kind, strategy, rnd)
-    energy = energy_of(problem)
+    energy = problem.energy
     owners = sorted(energy.scopes)
     allowed = [labels for labels in labellings(owners) if all(labels[a] == labels[b] for a, b in energy.tied)]
     for multiplier in energy.multipliers()[::3]:
@@ -56,7 +57,7 @@ def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: ran
 def test_the_curve_of_a_chain_is_optimal_for_every_multiplier(strategy: str, rnd: random.Random) -> None:
     problem = drawn("chain", strategy, rnd)
     curve, everything = candidates(problem), every_candidate(problem)
-    for multiplier in energy_of(problem).multipliers():
+    for multiplier in problem.energy.multipliers():
         found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
         least = min(point.price + multiplier * point.predicted_error**2 for point in everything)
         assert found <= least * (1 + 1e-6)
@@ -69,7 +70,7 @@ def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
     for seed in range(25):
         problem = drawn("branches", strategy, random.Random(seed))
         curve, everything = candidates(problem), every_candidate(problem)
-        for multiplier in energy_of(problem).multipliers():
+        for multiplier in problem.energy.multipliers():
             found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
             gaps.append(found / min(point.price + multiplier * point.predicted_error**2 for point in everything) - 1)
     gaps.sort()
@@ -124,7 +125,7 @@ def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
 @given(rnd=seeds)
 def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd: random.Random) -> None:
     problem = drawn("shielded", "autocast", rnd)
-    assert energy_of(problem).shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
+    assert problem.energy.shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
     curve = candidates(problem)
     points = [*curve, *(step for pair in itertools.pairwise(curve) for step in between(problem, *pair))]
     for point in points:

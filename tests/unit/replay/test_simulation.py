@@ -20,8 +20,9 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Plan, Verdict
 from auditor.replay.execute import PolicyInterpreter
-from auditor.replay.strategies import STRATEGIES, running
+from auditor.replay.strategies import running
 from auditor.runs.outputs import tensor_outputs
+from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
 from tests.problems import NOTHING, owners_of, tied_owners
 from tests.small_models import MODELS

@@ -1,0 +1,28 @@
+"""Module paths as PyTorch writes them: names joined by dots, "" for the root."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+
+def nearest(path: str, known: Container[str]) -> str | None:
+    """The known path that a module belongs to: its own or the nearest above; None where there is none."""
+    while path and path not in known:
+        path = path.rpartition(".")[0]
+    return path if path in known else None
+
+
+def nearest_above(path: str, known: Container[str]) -> str | None:
+    """The nearest known path above a module; None where there is none, and so for the root itself."""
+    return nearest(path.rpartition(".")[0], known) if path else None
+
+
+def enclosing(path: str) -> list[str]:
+    """A path and all those above it, the root first."""
+    parts = path.split(".") if path else []
+    return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+
+
+def within(path: str, scope: str) -> bool:
+    """Whether a module path is a scope or lies in it; everything lies in the root."""
+    return not scope or path == scope or path.startswith(f"{scope}.")

@@ -1,0 +1,92 @@
+"""The terms of a problem's energy: what each scope costs low and in FP32, and what values between scopes do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..paths import nearest_above
+from ..records import Capture
+from ..replay.resolve import Resolution
+from ..replay.strategies import plain, readers_of
+from .costs import cast_seconds, seconds
+from .energy import Energy
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+
+def timed_in(resolution: Resolution, name: str) -> str:
+    """Precision a node is timed in; discrete ones move as many bytes either way."""
+    return resolution.dtypes.get(name) or "fp32"
+
+
+def energy_of(problem: Problem) -> Energy:
+    """The energy of a problem, its terms taken where everything is low."""
+    resolution = problem.resolve(plain(problem.format))
+    nodes, elements, users = problem.capture.nodes, problem.elements, _users(problem.capture)
+    scopes = {"": (0.0, 0.0, 0.0)} | {node.owner: (0.0, 0.0, 0.0) for node in nodes.values()}
+
+    def charge(owner: str, low: float, high: float, error: float) -> None:
+        a, b, c = scopes[owner]
+        scopes[owner] = (a + low, b + high, c + error)
+
+    pairs: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def exchange(producer: str, consumer: str, value: str) -> None:
+        error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
+        cast = cast_seconds(elements[value], problem.format, problem.device)
+        pairs[producer, consumer] = (error + problem.cast_square(value), elapsed + cast)
+
+    stores = problem.how.stores
+    entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
+    for name, node in nodes.items():
+        cost = problem.costs[name]
+        low = seconds(cost, timed_in(resolution, name), problem.device)
+        charge(node.owner, low, seconds(cost, "fp32", problem.device), problem.node_square(resolution, name))
+        if resolution.low(name):
+            for consumer in {nodes[user].owner for user in users.get(name, ())} - {node.owner}:
+                exchange(node.owner, consumer, name)
+    for name in problem.rounded_values(resolution):
+        casting = resolution.lowered.get(name) or users.get(name, [])
+        readers = {nodes[user].owner for user in casting}
+        if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
+            charge("", 0.0, 0.0, problem.cast_square(name))
+            for owner in readers - {""}:
+                exchange("", owner, name)
+            continue
+        for owner in readers:
+            charge(owner, 0.0, 0.0, problem.cast_square(name) / len(readers))
+    if problem.how.seconds_per_byte:
+        for name, owners in readers_of(problem.capture).items():
+            low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))
+            for owner in owners if resolution.low(name) else ():
+                charge(owner, low / len(owners), high / len(owners), 0.0)
+    tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
+    return Energy(scopes, pairs, tree, _tied(problem), problem.island, _shielded(problem))
+
+
+def _users(capture: Capture) -> dict[str, list[str]]:
+    """{value: nodes that read it}."""
+    found: dict[str, list[str]] = {}
+    for node in capture.nodes.values():
+        for source in node.inputs:
+            found.setdefault(source, []).append(node.name)
+    return found
+
+
+def _shielded(problem: Problem) -> frozenset[str]:
+    """Owners all of whose operations lie in regions where the author switches autocast off before calling them."""
+    if not problem.how.regional:
+        return frozenset()
+    nodes = problem.capture.nodes.values()
+    free = {n.owner for n in nodes if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
+    return frozenset({node.owner for node in nodes} - free)
+
+
+def _tied(problem: Problem) -> set[tuple[str, str]]:
+    """Scopes that read one tensor that the strategy stores: it has one precision, so they share theirs."""
+    kinds = problem.how.stores - {"input"}
+    stored = {placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind in kinds}
+    readers = readers_of(problem.capture)
+    groups = [owners for name, owners in readers.items() if len(owners) > 1 and name in stored]
+    return {(owners[0], other) for owners in groups for other in owners[1:]}

@@ -1,0 +1,101 @@
+"""What a strategy does to a live module. Everything from DTYPES on is copied into every `patched_model.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def convert(tree: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors of `tree` in `dtype`; float64, complex and integer tensors as they are."""
+    if isinstance(tree, torch.Tensor):
+        return tree.to(dtype) if tree.dtype in MOVABLE else tree
+    if type(tree) in (tuple, list):  # what nearly every call consists of, without the price of a general traversal
+        return type(tree)([convert(item, dtype) for item in tree])
+    if type(tree) is dict:
+        return {key: convert(item, dtype) for key, item in tree.items()}
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    return pytree.tree_map_only(torch.Tensor, lambda x: convert(x, dtype), tree)
+
+
+def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
+    """The forward that the scope wraps: one set on the instance, or the class's."""
+    return inner(*args, **kwargs) if inner is not None else type(module).forward(module, *args, **kwargs)
+
+
+def device_type(module: nn.Module, inputs: Any) -> str:
+    """Device of the first tensor among the inputs, or of the module's first parameter; autocast has none for meta."""
+    args, _ = inputs
+    first: Any = args[0] if args else None
+    if not isinstance(first, torch.Tensor):
+        leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+        first = next(leaves, next(module.parameters(), None))
+    return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
+
+
+def floating_dtype(inputs: Any) -> torch.dtype | None:
+    """Dtype of the first tensor among the inputs that `convert` would convert."""
+    leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return next((leaf.dtype for leaf in leaves if leaf.dtype in MOVABLE), None)
+
+
+def precision_of(path: str, scopes: dict[str, Any]) -> str:
+    """Precision of a module path: its own entry, or that of the nearest path above it."""
+    while path and path not in scopes:
+        path = path.rpartition(".")[0]
+    return scopes[path]["precision"] if path in scopes else "fp32"
+
+
+class Runtime:
+    """What a strategy does to a live module: which tensors it stores low, which modules it wraps, how those run."""
+
+    @staticmethod
+    def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
+        """One call of a wrapped module; `call` runs what is wrapped. output: as `wrapping` gives it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+        """{id of a parameter or buffer: precision it is stored in}; what is not among them stays as it is."""
+        return {}
+
+    @staticmethod
+    def wrapping(
+        module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
+    ) -> dict[str, Any] | None:
+        """How the module with these paths is wrapped: its precision and its output; None where it is as what calls it.
+
+        Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
+        """
+        precisions = {precision_of(path, scopes) for path in paths} | (
+            {"fp32"} if holds_fp32(module, stored) else set()
+        )
+        chosen = [scopes[path] for path in paths if path in scopes]
+        if not chosen and len(precisions) == 1:
+            return None
+        callers = {precision_of(path.rpartition(".")[0], scopes) for path in paths if path}
+        keep = not callers or any(choice.get("output") == "keep" for choice in chosen)
+        output = None if keep else "input" if len(callers) > 1 else callers.pop()
+        return {"precision": "fp32" if "fp32" in precisions else precisions.pop(), "output": output}
+
+
+def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
+    """{id of a named parameter or buffer: precision of its module}; FP32 as soon as one of several owners is."""
+    wanted: dict[int, str] = {}
+    for name, tensor in tensors:
+        if wanted.get(id(tensor)) != "fp32":
+            wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
+    return wanted
+
+
+def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
+    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not."""
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return not module._modules and any(stored.get(id(parameter)) == "fp32" for parameter in own)

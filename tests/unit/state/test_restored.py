@@ -1,0 +1,49 @@
+"""Whatever a body does to a model, the same objects, storages and bits come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.state.restored import restored
+from tests.patching import identity, shared
+from tests.subjects import normal, seeded
+
+
+def write_statistics(model: nn.Module) -> None:
+    model.train()
+    model[1](normal(8, 4))
+
+
+def convert_everything(model: nn.Module) -> None:
+    model.half()
+
+
+def register_more(model: nn.Module) -> None:
+    model.register_buffer("more", torch.ones(2))
+    model.register_forward_hook(lambda *_: None)
+    model[0].weight = nn.Parameter(torch.zeros(4, 4))
+    del model[1]
+
+
+@pytest.mark.parametrize("body", [write_statistics, convert_everything, register_more])
+def test_what_a_body_may_do(body: Callable[[nn.Module], None]) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GRU(4, 4)))
+    model[0](normal(2, 4)).sum().backward()
+    before = identity(model)
+    with restored(model):
+        body(model)
+        assert identity(model) != before
+    assert identity(model) == before
+
+
+def test_buffers_are_tied_in_the_body_as_they_are() -> None:
+    model = shared()
+    with restored(model):
+        assert model.norm.shift is model.shift
+        model.front.zero_()
+        assert model.back.tolist() == [0.0, 0.0, 4.0, 5.0]
+    assert model.back.tolist() == [2.0, 3.0, 4.0, 5.0]

@@ -1,0 +1,41 @@
+"""Paths of modules: what is nearest above, and what lies in what."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.paths import enclosing, nearest, nearest_above, within
+
+KNOWN = {"", "a.b", "a.b.c.d"}
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "above"),
+    [
+        ("", "", None),
+        ("a", "", ""),
+        ("a.b", "a.b", ""),
+        ("a.bc", "", ""),
+        ("a.b.c", "a.b", "a.b"),
+        ("a.b.c.d", "a.b.c.d", "a.b"),
+        ("a.b.c.d.e", "a.b.c.d", "a.b.c.d"),
+    ],
+)
+def test_nearest(path: str, own: str, above: str | None) -> None:
+    assert (nearest(path, KNOWN), nearest_above(path, KNOWN)) == (own, above)
+
+
+def test_nothing_is_near_where_nothing_is_known() -> None:
+    assert (nearest("a.b", {"a.c"}), nearest_above("a.b", {"a.b"}), nearest("", set())) == (None, None, None)
+
+
+def test_enclosing_paths_begin_with_the_root() -> None:
+    assert enclosing("a.b.c") == ["", "a", "a.b", "a.b.c"]
+    assert enclosing("") == [""]
+
+
+def test_a_prefix_of_a_name_is_no_scope() -> None:
+    assert within("a.b", "a")
+    assert within("a", "a")
+    assert within("a", "")
+    assert not within("ab", "a")
