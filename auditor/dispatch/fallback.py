@@ -10,24 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..ops.nodes import mutates, operation_of, overload_named
 from .handler import Handler, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
-
-_aten = torch.ops.aten
-_WRITTEN_AS = {
-    _aten._softmax.default: _aten.softmax.int,
-    _aten._log_softmax.default: _aten.log_softmax.int,
-    _aten.native_group_norm.default: _aten.group_norm.default,
-    _aten.linalg_vector_norm.default: _aten.norm.ScalarOpt_dim,
-    _aten._cdist_forward.default: _aten.cdist.default,
-    _aten.nll_loss_forward.default: _aten.nll_loss.default,
-    _aten.nll_loss2d_forward.default: _aten.nll_loss2d.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _aten.scaled_dot_product_attention.default,
-}
-"""Operations that autocast knows under the names of those that come down to them."""
 
 
 @contextmanager
@@ -62,8 +49,14 @@ class _Last(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, region = kwargs or {}, region_now()
         if _casts(region):
             with self:  # what autocast casts is seen as well
-                args, kwargs = self.handler.entering(_WRITTEN_AS.get(func, func), args, kwargs, region)
+                args, kwargs = self.handler.entering(_known_as(func), args, kwargs, region)
         return self.handler.part(func, args, kwargs, region)
+
+
+def _known_as(func: Any) -> Any:
+    """The operation that autocast knows, for one that is a part of it."""
+    name = "" if mutates(func) else operation_of(func).known_as
+    return overload_named(name) if name else func
 
 
 def _casts(region: Region) -> bool:

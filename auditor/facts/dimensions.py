@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from ..ops.graph import arguments_with_defaults, op_of, packet, shape, source
+from ..ops.nodes import arguments_with_defaults, op_of, row_of, shape, source
 
 Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
@@ -25,12 +25,13 @@ _REDUCTIONS: dict[str, Callable[[Arguments, fx.Node], int]] = {}
 _GEMMS: dict[str, Callable[[Arguments, fx.Node], Gemm]] = {}
 
 
-def _register(table: dict[str, Any], packets: str) -> Callable[[Any], Any]:
+def _register(table: dict[str, Any], name: str) -> Callable[[Any], Any]:
+    """Register a formula under the name that the rows of operations have for it."""
+
     def add(function: Any) -> Any:
-        for name in packets.split():
-            if f"aten.{name}" in table:
-                raise ValueError(f"aten.{name} has a formula already")
-            table[f"aten.{name}"] = function
+        if name in table:
+            raise ValueError(f"there are two formulas {name!r}")
+        table[name] = function
         return function
 
     return add
@@ -38,7 +39,7 @@ def _register(table: dict[str, Any], packets: str) -> Callable[[Any], Any]:
 
 def reduction_length(node: fx.Node) -> int | None:
     """Input elements behind one output element, or behind one statistic of a norm; None where nothing is reduced."""
-    found: int | None = _apply(_REDUCTIONS, node)
+    found: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
     return found
 
 
@@ -47,7 +48,7 @@ def gemm_size(node: fx.Node) -> Gemm | None:
 
     Convolutions are taken as the implicit product of one group. None for ops that are no matrix product.
     """
-    found: Gemm | None = _apply(_GEMMS, node)
+    found: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
     return found
 
 
@@ -79,21 +80,20 @@ def _tiled(node: fx.Node) -> tuple[int, ...] | None:
 
 def sequence_length(node: fx.Node) -> int | None:
     """Steps of a recurrent op; for a cell, the number of calls that share its weights."""
-    name = packet(op_of(node))
-    args = arguments_with_defaults(node)
+    row, args = row_of(node), arguments_with_defaults(node)
     try:
-        if name in {"aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu"} and "input" in args:
+        if row.recurrent and "input" in args:
             sizes = shape(args["input"])
             return sizes[1] if args["batch_first"] and len(sizes) == 3 else sizes[0]
-        if name in {"aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", "aten.rnn_relu_cell"}:
+        if row.cell:
             return sum(op_of(user) == op_of(node) for user in source(args["w_ih"]).users)
     except _NOT_APPLICABLE:
         return None
     return None
 
 
-def _apply(table: dict[str, Callable[[Arguments, fx.Node], Any]], node: fx.Node) -> Any:
-    formula = table.get(packet(op_of(node)))
+def _apply(table: dict[str, Callable[[Arguments, fx.Node], Any]], name: str, node: fx.Node) -> Any:
+    formula = table.get(name)
     try:
         return formula(arguments_with_defaults(node), node) if formula else None
     except _NOT_APPLICABLE:
@@ -105,68 +105,61 @@ def _extent(sizes: Sequence[int], dims: Any) -> int:
     return prod(sizes[d] for d in dims) if dims and sizes else prod(sizes)
 
 
-@_register(
-    _REDUCTIONS,
-    "sum mean nansum nanmean prod var std var_mean std_mean logsumexp amax amin softmax _softmax log_softmax "
-    "_log_softmax cumsum cumprod logcumsumexp linalg_vector_norm norm _safe_softmax",
-)
+@_register(_REDUCTIONS, "dims")
 def _over_dims(args: Arguments, node: fx.Node) -> int:
     first = args.get("self", args.get("x"))
     return _extent(shape(first), args.get("dim"))
 
 
-@_register(_REDUCTIONS, "layer_norm native_layer_norm rms_norm _fused_rms_norm")
+@_register(_REDUCTIONS, "normalized_shape")
 def _over_normalized_shape(args: Arguments, node: fx.Node) -> int:
     return prod(args["normalized_shape"])
 
 
-@_register(_REDUCTIONS, "group_norm")
+@_register(_REDUCTIONS, "group")
 def _over_group(args: Arguments, node: fx.Node) -> int:
     _, c, *spatial = shape(args["input"])
     return c // int(args["num_groups"]) * prod(spatial)
 
 
-@_register(_REDUCTIONS, "native_group_norm")
+@_register(_REDUCTIONS, "native_group")
 def _over_native_group(args: Arguments, node: fx.Node) -> int:
     return int(args["C"]) // int(args["group"]) * int(args["HxW"])
 
 
-@_register(_REDUCTIONS, "instance_norm")
+@_register(_REDUCTIONS, "instance")
 def _over_instance(args: Arguments, node: fx.Node) -> int:
     _, _, *spatial = shape(args["input"])
     return prod(spatial)
 
 
-@_register(_REDUCTIONS, "_native_batch_norm_legit _native_batch_norm_legit_functional")
+@_register(_REDUCTIONS, "batch")
 def _over_batch(args: Arguments, node: fx.Node) -> int:
     n, _, *spatial = shape(args["input"])
     return n * prod(spatial)
 
 
-@_register(_REDUCTIONS, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d")
+@_register(_REDUCTIONS, "window")
 def _over_window(args: Arguments, node: fx.Node) -> int:
     return max(1, prod(shape(args["self"])) // max(1, prod(shape(node))))
 
 
-@_register(_REDUCTIONS, "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d")
+@_register(_REDUCTIONS, "targets")
 def _over_targets(args: Arguments, node: fx.Node) -> int:
     return max(1, prod(shape(args["target"]))) if args["reduction"] else 1
 
 
-@_register(
-    _REDUCTIONS,
-    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div",
-)
+@_register(_REDUCTIONS, "loss")
 def _over_loss(args: Arguments, node: fx.Node) -> int:
     return prod(shape(args["self"])) if args["reduction"] else 1
 
 
-@_register(_REDUCTIONS, "scaled_dot_product_attention")
+@_register(_REDUCTIONS, "keys")
 def _over_keys(args: Arguments, node: fx.Node) -> int:
     return shape(args["key"])[-2]
 
 
-@_register(_GEMMS, "scaled_dot_product_attention")
+@_register(_GEMMS, "attention")
 def _attention(args: Arguments, node: fx.Node) -> Gemm:
     *_, t, e = shape(args["query"])
     return t, shape(args["key"])[-2], e
@@ -178,7 +171,7 @@ def _linear(args: Arguments, node: fx.Node) -> Gemm:
     return prod(lead), shape(args["weight"])[0], k
 
 
-@_register(_GEMMS, "mm bmm matmul addmm baddbmm addbmm mv addmv dot vdot")
+@_register(_GEMMS, "product")
 def _product(args: Arguments, node: fx.Node) -> Gemm:
     left, right = _operands(args)
     a, b = shape(left), shape(right)
@@ -195,13 +188,13 @@ def _operands(args: Arguments) -> tuple[Any, Any]:
     return args["self"], args["other"] if "other" in args else args["tensor"]
 
 
-@_register(_GEMMS, "conv1d conv2d conv3d convolution _convolution")
+@_register(_GEMMS, "convolution")
 def _convolution(args: Arguments, node: fx.Node) -> Gemm:
     c_out, c_in, *kernel = shape(args["weight"])
     return _positions(shape(node), kernel), c_out // int(args["groups"]), c_in * prod(kernel)  # c_in: of one group
 
 
-@_register(_GEMMS, "conv_transpose1d conv_transpose2d conv_transpose3d")
+@_register(_GEMMS, "transposed_convolution")
 def _transposed_convolution(args: Arguments, node: fx.Node) -> Gemm:
     c_in, c_out, *kernel = shape(args["weight"])
     return _positions(shape(args["input"]), kernel), c_out * prod(kernel), c_in // int(args["groups"])

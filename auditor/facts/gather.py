@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import fx, nn
 
 from ..formats.table import FORMATS, narrower
-from ..ops.autocast import treatment
-from ..ops.graph import dtype, op_of, operation, readers, source
+from ..ops.nodes import dtype, op_of, readers, source
+from ..ops.table import operation
 from ..records import Capture, Magnitudes, Verdict
 from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
 from .literals import as_one, beyond, formats_where, lost
@@ -18,6 +18,7 @@ from .table import NodeFacts
 from .upcasts import Upcasts, autocast_on
 from .values import (
     Weights,
+    centres,
     constants,
     derived_arguments,
     eps,
@@ -25,13 +26,10 @@ from .values import (
     input_max_abs,
     largest,
     numel,
+    shifts_by_max,
     smallest,
     squares,
-    subtracts_own,
 )
-
-_MEANS = frozenset({"aten.mean"})
-_MAXIMA = frozenset({"aten.amax", "aten.max", "aten.logsumexp"})
 
 
 def gather(
@@ -72,6 +70,7 @@ class _Collector:
     def facts(self, node: fx.Node) -> NodeFacts:
         """Facts of one operation."""
         record = self._capture.nodes[node.name]
+        row = operation(record.op)
         literals = constants(node, self._derived.get(node.name, frozenset())) if record.floating else ()
         m, n, k = gemm_size(node) or (None, None, None)
         weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
@@ -81,7 +80,7 @@ class _Collector:
         verdicts = self._verdicts.get(node.name, {})
         return NodeFacts(
             op=record.op,
-            operation=operation(record.op),
+            operation=row.name,
             owner=record.owner,
             owner_type=record.owner_type,
             dtype=record.dtype,
@@ -97,7 +96,7 @@ class _Collector:
             casts_up=self._upcasts.casts_up(node),
             casts_up_input=self._upcasts.casts_up_input(node),
             autocast_off=not autocast_on(self._capture, node.name),
-            autocast="none" if record.in_place else treatment(record.op),
+            autocast="none" if record.in_place else row.autocast,
             reduction_length=reduction_length(node),
             sequence_length=sequence_length(node),
             gemm_m=m,
@@ -120,8 +119,8 @@ class _Collector:
             reads_whole_numbers=reads_whole_numbers(node),
             in_a_phase=node in self._phases,
             squares=squares(node),
-            centres=subtracts_own(node, _MEANS),
-            shifts_by_max=subtracts_own(node, _MAXIMA),
+            centres=centres(node),
+            shifts_by_max=shifts_by_max(node),
             weight_max_abs=largest([item.max_abs for item in weights]),
             weight_min_abs=smallest([item.min_abs for item in weights]),
             weight_uses=self._weights.uses(node),

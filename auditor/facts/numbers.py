@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import fx
 
-from ..ops.graph import CASTS, PRODUCTS, arguments, dtype, is_transparent, op_of, packet, source
+from ..ops.nodes import argument_at, arguments, dtype, is_collective, op_of, row_of, source
 from ..records import Capture, Magnitudes
 from .values import nearest_range
-
-_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
-_SCALINGS = frozenset({"aten.mul", "aten.div"})
-_WAVES = frozenset({"aten.sin", "aten.cos"})
-_OF_PHASES = frozenset({*_SUMS, *_SCALINGS, *PRODUCTS, "aten.outer", "aten.cat", "aten.stack"})
-_DIVISORS: Mapping[str, str] = {
-    "aten.div": "other",
-    "aten.reciprocal": "self",
-    "aten.rsqrt": "self",
-    "aten.log": "self",
-    "aten.log2": "self",
-    "aten.log10": "self",
-}
 
 
 def whole_numbers(node: fx.Node) -> bool:
     """Whether the node's floating values are whole numbers by construction."""
-    name = packet(op_of(node))
-    return _is_floating(node) and name in {*CASTS, "aten.arange"} and _is_whole(node)
+    row = row_of(node)
+    return _is_floating(node) and (row.cast or row.packet == "arange") and _is_whole(node)
 
 
 def reads_whole_numbers(node: fx.Node) -> bool:
     """Whether a floating node computes on whole numbers."""
-    computes = not is_transparent(op_of(node)) and node.op == "call_function"
+    computes = not row_of(node).transparent and node.op == "call_function"
     return computes and _is_floating(node) and any(_is_whole(item) for item in node.all_input_nodes)
 
 
 def _is_whole(node: fx.Node) -> bool:
     origin = source(node)
-    if packet(op_of(origin)) == "aten.arange":
+    if row_of(origin).packet == "arange":
         return all(float(item).is_integer() for item in origin.args if isinstance(item, (int, float)))
     held = dtype(origin)
     return held is not None and not held.is_floating_point and not held.is_complex and held.itemsize > 1
@@ -53,8 +39,8 @@ def _is_floating(node: fx.Node) -> bool:
 
 def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | None:
     """Smallest non-zero magnitude of the tensor a quotient, a reciprocal or a logarithm is taken of."""
-    name = packet(op_of(node))
-    divisor: Any = arguments(node).get(_DIVISORS.get(name, ""))
+    position = row_of(node).singular
+    divisor = argument_at(node, position) if position is not None else None
     if not isinstance(divisor, fx.Node):
         return None
     found = nearest_range(divisor, ranges)
@@ -77,32 +63,33 @@ def phases(capture: Capture) -> set[fx.Node]:
     """Nodes whose values reach a sine or cosine through products, sums, joins and reshapes alone."""
     found: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
-        if any(packet(op_of(user)) in _WAVES or (user in found and _shapes_a_phase(user)) for user in node.users):
+        if any(row_of(user).wave or (user in found and _shapes_a_phase(user)) for user in node.users):
             found.add(node)
     return found
 
 
 def _shapes_a_phase(node: fx.Node) -> bool:
-    return packet(op_of(node)) in _OF_PHASES or (node.op == "call_function" and is_transparent(op_of(node)))
+    row = row_of(node)
+    return row.sum or row.scales or row.product or row.joins or row.transparent
 
 
 def _adds(node: fx.Node) -> bool:
-    return packet(op_of(node)) == "aten.add" and len(node.all_input_nodes) == 2
+    return row_of(node).packet == "add" and len(node.all_input_nodes) == 2
 
 
 def _carries(node: fx.Node) -> bool:
     """Whether the node holds its input's values, perhaps scaled by a literal."""
-    scales = packet(op_of(node)) in _SCALINGS and len(node.all_input_nodes) == 1
-    return scales or (node.op == "call_function" and is_transparent(op_of(node)))
+    row = row_of(node)
+    return (row.scales and len(node.all_input_nodes) == 1) or row.transparent
 
 
 def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:
     """Bits that cancel in a sum or difference of two tensors, whose magnitudes are `into` and `out`."""
-    of_two = packet(op_of(node)) in _SUMS and len(node.all_input_nodes) == 2
+    of_two = row_of(node).sum and len(node.all_input_nodes) == 2
     return math.log2(into / out) if of_two and into and out else None
 
 
 def reduce_op(node: fx.Node) -> str | None:
     """The reduction that a functional collective was asked for."""
-    asked = arguments(node).get("reduce_op") if op_of(node).startswith("_c10d_functional.") else None
+    asked = arguments(node).get("reduce_op") if is_collective(op_of(node)) else None
     return asked if isinstance(asked, str) else None

@@ -7,44 +7,8 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from ..ops.graph import is_transparent, packet
+from ..ops.table import operation
 from ..records import Capture
-
-LAYERS = frozenset(
-    f"aten.{name}"
-    for name in [
-        "linear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "convolution",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "embedding",
-        "embedding_bag",
-        "_embedding_bag",
-        "gru",
-        "lstm",
-        "rnn_tanh",
-        "rnn_relu",
-        "gru_cell",
-        "lstm_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "bilinear",
-        "matmul",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "addbmm",
-        "mv",
-        "einsum",
-        "index",
-    ]
-)
-"""Ops that make a layer when one operand comes from parameters; `index` is an embedding written as `weight[ids]`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +24,7 @@ class Positions:
 def positions(capture: Capture) -> Positions:
     """First layers: no other layer upstream. Last layers: none between them and an output they reach.
 
-    A layer is one of LAYERS of which some, but not all, inputs come from parameters alone (through any arithmetic: a
+    A layer is an operation that makes one, of which some, but not all, inputs come from parameters alone (through any arithmetic: a
     weight norm's product counts); norms and scales are none. A model with several branches has several firsts and lasts.
     """
     graph = nx.DiGraph((source, node.name) for node in capture.nodes.values() for source in node.inputs)
@@ -83,9 +47,9 @@ def _layers(capture: Capture, weights: set[str]) -> set[str]:
     return {
         name
         for name, node in capture.nodes.items()
-        if packet(node.op) in LAYERS
+        if operation(node.op).makes_layer
         and any(source in parameters for source in node.inputs)
-        and (not all(source in weights for source in node.inputs) or packet(node.op).startswith("aten.embedding"))
+        and (not all(source in weights for source in node.inputs) or operation(node.op).embedding)
     }
 
 
@@ -119,7 +83,7 @@ def _returned(capture: Capture) -> set[str]:
     found = set()
     for name in capture.outputs:
         found.add(name)
-        while name in capture.nodes and is_transparent(capture.nodes[name].op) and capture.nodes[name].inputs:
+        while name in capture.nodes and operation(capture.nodes[name].op).transparent and capture.nodes[name].inputs:
             name = capture.nodes[name].inputs[0]
             found.add(name)
     return found & set(capture.nodes)

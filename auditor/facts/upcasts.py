@@ -11,16 +11,11 @@ import re
 import torch
 from torch import fx
 
-from ..ops.autocast import treatment
-from ..ops.graph import CASTS, SHAPE_ONLY, arguments, dtype, is_transparent, op_of, packet, shape
+from ..ops.nodes import arguments, dtype, row_of, shape
 from ..records import Capture
 
 _RAISES = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|torch\.float\b")
 _LOWERS = re.compile(r"\.type_as\(|\.to\((?!(?:dtype=)?torch\.)")
-_PROMOTING = frozenset(
-    f"aten.{name}" for name in "add sub rsub mul div pow outer where maximum minimum cat stack".split()
-)
-"""Arithmetic that takes the wider dtype of its operands; other operations refuse two dtypes, or take the first."""
 _HIGH = (torch.float32, torch.float64)
 
 
@@ -34,13 +29,13 @@ class Upcasts:
         self._capture, self._followers = capture, _followers(capture)
         self._high: dict[fx.Node, bool] = {}
         for node in capture.graph_module.graph.nodes:
-            lowered = treatment(op_of(node)) == "lower" and autocast_on(capture, node.name)
+            lowered = row_of(node).autocast == "lower" and autocast_on(capture, node.name)
             self._high[node] = self._is_high(node) and not lowered
         self.nodes = frozenset(node.name for node in self._high if self._computes_high(node))
 
     def casts_up(self, node: fx.Node) -> bool:
         """Whether the node itself makes FP32 out of what it reads, or out of nothing."""
-        makes = packet(op_of(node)) in CASTS or not node.all_input_nodes
+        makes = row_of(node).cast or not node.all_input_nodes
         return makes and self._is_high(node)
 
     def casts_up_input(self, node: fx.Node) -> bool:
@@ -50,7 +45,7 @@ class Upcasts:
     def _is_high(self, node: fx.Node) -> bool:
         if node.op != "call_function":
             return False
-        if packet(op_of(node)) in CASTS:
+        if row_of(node).cast:
             return self._raises(node)
         if not node.all_input_nodes:
             return self._is_made_high(node)
@@ -63,7 +58,7 @@ class Upcasts:
         return self._high[node] and (not out_of_nothing or _promotes(reader))
 
     def _computes_high(self, node: fx.Node) -> bool:
-        if packet(op_of(node)) not in CASTS:
+        if not row_of(node).cast:
             return self._is_high(node)
         held = dtype(node)
         discrete = held is not None and not held.is_floating_point
@@ -90,18 +85,19 @@ class Upcasts:
 
     def _is_cast_up(self, node: fx.Node) -> bool:
         node = _unshaped(node)
-        return packet(op_of(node)) in CASTS and self._raises(node)
+        return row_of(node).cast and self._raises(node)
 
 
 def _unshaped(node: fx.Node) -> fx.Node:
-    while packet(op_of(node)) in SHAPE_ONLY and node.all_input_nodes:
+    while row_of(node).entries and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def _promotes(node: fx.Node) -> bool:
-    name = packet(op_of(node))
-    return name in _PROMOTING or is_transparent(name)
+    """Whether the operation takes the wider dtype of its operands; others refuse two dtypes, or take the first."""
+    row = row_of(node)
+    return row.promotes or row.transparent
 
 
 def autocast_on(capture: Capture, name: str) -> bool:

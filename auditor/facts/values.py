@@ -11,11 +11,9 @@ import torch
 from torch import fx, nn
 
 from ..formats.table import Format
-from ..ops.graph import CASTS, arguments, arguments_with_defaults, is_transparent, op_of, packet, readers, shape, source
+from ..ops.nodes import arguments, arguments_with_defaults, readers, row_of, shape, source
 from ..records import Capture, Magnitudes
 
-_GUARDS = frozenset({"aten.add", "aten.clamp_min", "aten.clamp", "aten.maximum"})
-_SCALINGS = frozenset({"aten.div", "aten.mul"})
 _LARGEST_EPS = 1e-2
 
 
@@ -43,35 +41,50 @@ def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
     if isinstance(given, float):
         return given
     small = [literal for literal in literals if 0 < literal <= _LARGEST_EPS]
-    return min(small) if small and packet(op_of(node)) in _GUARDS else None
+    return min(small) if small and row_of(node).guards else None
 
 
 def squares(node: fx.Node) -> bool:
     """Whether the node is x ** 2, x.square() or x * x."""
-    name, args = packet(op_of(node)), arguments(node)
-    if name == "aten.pow":
+    name, args = row_of(node).packet, arguments(node)
+    if name == "pow":
         return args.get("exponent") == 2 and isinstance(args.get("self"), fx.Node)
-    if name == "aten.mul":
+    if name == "mul":
         return _uncast(args.get("self")) is _uncast(args.get("other"))
-    return name == "aten.square"
+    return name == "square"
 
 
 def _uncast(node: Any) -> Any:
     """The node before its casts; not before its selections, since two chunks of a tensor are two tensors."""
-    while isinstance(node, fx.Node) and packet(op_of(node)) in CASTS:
+    while isinstance(node, fx.Node) and row_of(node).cast:
         node = node.all_input_nodes[0]
     return node
 
 
-def subtracts_own(node: fx.Node, reductions: frozenset[str]) -> bool:
-    """Whether the node is x - r(x) for a reduction r among `reductions`; a sum that is scaled counts as a mean."""
-    if packet(op_of(node)) != "aten.sub" or len(node.all_input_nodes) < 2:
-        return False
-    first, second = (source(item) for item in node.all_input_nodes[:2])
-    if "aten.mean" in reductions and packet(op_of(second)) in _SCALINGS and len(second.all_input_nodes) == 1:
-        second = source(second.all_input_nodes[0])
-        reductions = frozenset({"aten.sum"})
-    return packet(op_of(second)) in reductions and first in {source(item) for item in second.all_input_nodes}
+def centres(node: fx.Node) -> bool:
+    """Whether the node is x minus its own mean; a sum that is scaled counts as one."""
+    taken = _subtracted(node)
+    if taken is not None and row_of(taken).scales and len(taken.all_input_nodes) == 1:
+        taken = source(taken.all_input_nodes[0])
+        return row_of(taken).packet == "sum" and _reads_minuend(node, taken)
+    return taken is not None and row_of(taken).packet == "mean" and _reads_minuend(node, taken)
+
+
+def shifts_by_max(node: fx.Node) -> bool:
+    """Whether the node is x minus its own largest entries, or about so much."""
+    taken = _subtracted(node)
+    return taken is not None and row_of(taken).maximum and _reads_minuend(node, taken)
+
+
+def _subtracted(node: fx.Node) -> fx.Node | None:
+    """What a difference of two tensors takes off the first."""
+    if row_of(node).packet != "sub" or len(node.all_input_nodes) < 2:
+        return None
+    return source(node.all_input_nodes[1])
+
+
+def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
+    return source(node.all_input_nodes[0]) in {source(item) for item in reduction.all_input_nodes}
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,7 @@ def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes
 
 def _upwards(node: fx.Node) -> Iterator[fx.Node]:
     yield node
-    while node.op == "call_function" and is_transparent(op_of(node)) and node.all_input_nodes:
+    while row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
         yield node
 

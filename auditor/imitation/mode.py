@@ -9,15 +9,12 @@ import torch
 
 from ..dispatch import Region, cast_weight
 from ..formats.table import Format, dtype_of, format_of, is_low
-from ..ops.autocast import only_fp16, treatment
-from ..ops.kernels import UnsupportedInFormat, is_tensor_core, run_op
-from ..ops.nodes import mutates, packet_name
-from ..replay.execute import autocast_arguments
+from ..ops.autocast import autocast_arguments
+from ..ops.kernels import UnsupportedInFormat, run_op
+from ..ops.nodes import mutates, operation_of
+from ..ops.products import is_tensor_core
 from ..state.draws import in_float32, may_draw
 from ..trees import over_tensors
-
-_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
-"""Operations that draw between their layers alone, and whose half kernels are what is wanted."""
 
 
 class Imitation:
@@ -44,7 +41,7 @@ class Imitation:
             return args, kwargs
         if how != "lower":
             return autocast_arguments(str(op), args, kwargs, _row(region))
-        dtype = dtype_of("fp16" if only_fp16(str(op)) else _row(region).name)
+        dtype = dtype_of("fp16" if operation_of(op).only_fp16 else _row(region).name)
 
         def cast(x: torch.Tensor) -> torch.Tensor:
             movable = x.dtype is torch.float32 or is_low(x.dtype)
@@ -69,7 +66,7 @@ class Imitation:
 @cache
 def _treatment(op: Any) -> str:
     """What autocast does to an operation; it leaves those alone that write to their arguments."""
-    return treatment(str(op)) if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
+    return operation_of(op).autocast if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
 
 
 def _row(region: Region) -> Format:
@@ -79,6 +76,6 @@ def _row(region: Region) -> Format:
     return row
 
 
-@cache
 def _draws(op: Any) -> bool:
-    return may_draw(op) and not is_tensor_core(op) and packet_name(op) not in _RECURRENT
+    """Whether it draws all it does; recurrent layers draw between their layers alone, and their half kernels are wanted."""
+    return may_draw(op) and not is_tensor_core(op) and not operation_of(op).recurrent

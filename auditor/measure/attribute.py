@@ -11,7 +11,7 @@ from torch import fx
 
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
-from ..ops.kernels import lowered, raised
+from ..ops.casting import lowered, raised
 from ..records import Contribution
 from .estimates import estimate
 from .measure import Measurement

@@ -12,8 +12,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..formats.table import FORMATS
-from ..ops.kernels import UnsupportedInFormat, lowered, run_op
-from ..ops.nodes import packet_name, target_of, tensors_of
+from ..ops.casting import lowered
+from ..ops.kernels import UnsupportedInFormat, run_op
+from ..ops.nodes import operation_of, target_of, tensors_of
 from ..records.training import BackwardError
 from ..replay.execute import with_literals
 from ..replay.step import Step
@@ -160,7 +161,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
     except UnsupportedInFormat as error:
         return str(error)
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        return f"{packet_name(target_of(node))}: {str(error).strip().splitlines()[0][:160]}"
+        return f"{operation_of(target_of(node)).name}: {str(error).strip().splitlines()[0][:160]}"
 
 
 def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch.Tensor]) -> Leaves:

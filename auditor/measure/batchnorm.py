@@ -7,22 +7,27 @@ from typing import Any
 
 import torch
 
-BATCH_NORMS: dict[Any, int] = {
-    torch.ops.aten._native_batch_norm_legit_no_training.default: 6,
-    torch.ops.aten._native_batch_norm_legit_functional.default: 7,
-    torch.ops.aten.batch_norm.default: 7,
-    torch.ops.aten.instance_norm.default: 7,
-}
-"""{operation: position of its eps}; by given statistics, an instance norm is a batch norm."""
+from ..ops.nodes import operation_of
 
-_TRAINING = 5
-"""Position of the flag for statistics of the batch, in those that have one."""
+_FLAGS = ("training", "use_input_stats")
+"""What the operations call the flag for statistics of the batch; one of them has none."""
+
+
+def takes_statistics(target: Any) -> bool:
+    """Whether the operation can be given statistics; by these, an instance norm is a batch norm."""
+    return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalises == "statistics"
 
 
 def has_statistics(target: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether this call normalises by statistics that are given, all of shape [C], and not by those of its input."""
-    flagged = target is not torch.ops.aten._native_batch_norm_legit_no_training.default
-    return target in BATCH_NORMS and args[3] is not None and not (flagged and args[_TRAINING])
+    if not takes_statistics(target) or args[3] is None:
+        return False
+    names = _argument_names(target)
+    return not any(args[names.index(flag)] for flag in _FLAGS if flag in names)
+
+
+def _argument_names(target: Any) -> list[str]:
+    return [argument.name for argument in target._schema.arguments]
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
@@ -36,7 +41,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
     if not has_statistics(target, (x, *args)):
         return native
-    eps = (x, *args)[BATCH_NORMS[target]]
+    eps = (x, *args)[_argument_names(target).index("eps")]
     if isinstance(native, torch.Tensor):
         return _ByStatistics.apply(native, x, weight, mean, variance, eps)  # type: ignore[no-untyped-call]
     return _ByStatistics.apply(native[0], x, weight, mean, variance, eps), *native[1:]  # type: ignore[no-untyped-call]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from ..formats.metrics import Damage
 from ..formats.profile import Profile
 from ..formats.table import Format
-
-_SUBTRACTIONS = frozenset({"sub", "rsub", "add", "sum", "mean", "var"})
+from ..ops.table import operation
 
 
 def cause_of(
@@ -27,7 +26,7 @@ def cause_of(
         return None
     if hurt.underflow >= 0.01 and error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
-    if op in _SUBTRACTIONS and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
+    if operation(op).cancels and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
         return "cancellation"
     return "rounding"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..ops.kernels import conv2d_by_onednn, is_slow, linear_by_onednn
+from ..ops.products import conv2d_by_onednn, is_slow, linear_by_onednn
 
 
 def has_quick_backward(target: object, args: tuple[Any, ...]) -> bool:

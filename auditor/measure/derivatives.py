@@ -9,17 +9,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..ops.nodes import overload_of, packet_name, settled, tensors_of
+from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes in which tensors have gradients that can be computed with; there is no arithmetic in FP8."""
-
-_LATE = frozenset("igamma igammac special_gammainc special_gammaincc zeta special_zeta".split())
-"""Operations that autograd takes in and refuses on the way back."""
-
-_SHAPES = re.compile(r"(zeros|ones|empty|full|rand|randn|randint)_like|new_\w+|bernoulli|sym_\w+")
-"""Operations that ask for no more than the shape of their argument, or draw from it."""
 
 
 def differentiated(
@@ -42,16 +36,11 @@ def differentiated(
                 raise
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    tried = careful or _is_foreign(target)
+    tried = careful or not is_torchs_own(target)
     if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
-
-
-def _is_foreign(target: Callable[..., Any]) -> bool:
-    """Whether the operation comes from elsewhere than torch: only a try tells whether it has a derivative."""
-    return getattr(overload_of(target), "namespace", "aten") not in ("aten", "prims", "_c10d_functional")
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -80,7 +69,7 @@ def _named(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
     """Whether autograd knows the operation, or there is nothing to know."""
-    name = packet_name(target)
-    if name in _LATE or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
+    row = operation_of(target)
+    if row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
         return False
-    return _SHAPES.fullmatch(name) is not None or any(x.requires_grad for x in tensors_of(result))
+    return row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ops.table import operation
 from ..records import Capture, Node
 
 _STEPS = 3
-_SHAPE_QUESTIONS = frozenset({"isnan", "isinf", "isfinite", "sym_size", "zeros_like", "ones_like"})
 
 
 def deciding(capture: Capture) -> set[str]:
@@ -18,7 +18,7 @@ def deciding(capture: Capture) -> set[str]:
     frontier = {
         name for name, node in nodes.items() if not node.floating and any(_is_float(nodes, i) for i in node.inputs)
     }
-    frontier = {name for name in frontier if nodes[name].op.removeprefix("aten.").split(".")[0] not in _SHAPE_QUESTIONS}
+    frontier = {name for name in frontier if not _is_indifferent(nodes[name])}
     found: set[str] = set()
     for _ in range(_STEPS):
         frontier = {i for name in frontier for i in nodes[name].inputs if _is_float(nodes, i)}
@@ -28,3 +28,9 @@ def deciding(capture: Capture) -> set[str]:
 
 def _is_float(nodes: Mapping[str, Node], name: str) -> bool:
     return name in nodes and nodes[name].floating
+
+
+def _is_indifferent(node: Node) -> bool:
+    """Whether rounding changes next to nothing of what the node answers."""
+    row = operation(node.op)
+    return row.asks_shape or row.asks_finite

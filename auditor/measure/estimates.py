@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..formats.table import FORMATS
-from ..ops.kernels import is_tensor_core
 from ..ops.nodes import target_of, viewed
+from ..ops.products import is_tensor_core
 from ..records import Contribution
 from .derivatives import DIFFERENTIABLE
 from .inner import inner_products

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ..ops.kernels import raised
-from ..ops.nodes import packet_name, settled, tensors_of
+from ..ops.casting import raised
+from ..ops.nodes import operation_of, settled, tensors_of
 from .batchnorm import has_statistics
 
 _SAMPLE, _RUN = 1 << 14, 1 << 7
@@ -91,16 +91,15 @@ def _kept(target: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[int] | 
 
     None where that is not known.
     """
-    name, dims = packet_name(target), range(args[0].dim() if isinstance(args[0], torch.Tensor) else 0)
-    if has_statistics(target, args):
-        return (1,)  # an entry reads the statistics of its channel
-    if name in ("layer_norm", "rms_norm"):
+    dims = range(args[0].dim() if isinstance(args[0], torch.Tensor) else 0)
+    how = operation_of(target).normalises
+    if how == "statistics":
+        return (1,) if has_statistics(target, args) else None  # an entry reads the statistics of its channel
+    if how == "trailing":
         return dims[-len(args[1]) :]
-    if name in ("softmax", "log_softmax", "_softmax", "_log_softmax"):
+    if how == "dim":
         return (args[1] % len(dims),) if dims else None
-    if name == "group_norm":
-        return dims[1:]
-    return None
+    return dims[1:] if how == "sample" else None
 
 
 def _thinned(shape: Sequence[int], kept: Sequence[int]) -> tuple[int, ...] | None:

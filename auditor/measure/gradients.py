@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..ops.nodes import packet_name
+from ..ops.nodes import row_of
 from ..records import Capture
 from ..replay.lowered_step import one_low
 from ..replay.lowstep import gradient_error
@@ -22,12 +22,6 @@ PROBES = 8
 
 MAX_RERUNS, LIGHT = 128, 10_000_000
 """Operations that are run again one by one, and up to how many elements of all results together."""
-
-_KINKS = frozenset(
-    "relu relu_ relu6 leaky_relu hardtanh hardswish hardsigmoid prelu threshold clamp clamp_min clamp_max abs sign "
-    "maximum minimum max min amax amin max_pool1d max_pool2d max_pool3d adaptive_max_pool2d topk sort where".split()
-)
-"""Operations whose derivative jumps: an error that takes a value across the jump changes the gradient at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Moved:
 
 def jumps(captured: Capture) -> bool:
     """Whether the derivative of some operation jumps, so that first order does not see all that an error does."""
-    return any(packet_name(n.target) in _KINKS for n in captured.graph_module.graph.nodes if n.op == "call_function")
+    return any(row_of(n).kink for n in captured.graph_module.graph.nodes)
 
 
 def rerun(step: Step, first: Mapping[str, Mapping[str, Moved]]) -> dict[str, dict[str, Moved]]:

@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
 from ..formats.table import FORMATS
-from ..ops.kernels import lowered, run_op
-from ..ops.nodes import packet_name, target_of, tensors_of, viewed
+from ..ops.casting import lowered
+from ..ops.kernels import run_op
+from ..ops.nodes import op_of, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Literals, Magnitudes, NodeError
 from ..replay.execute import with_literals
 from .causes import cause_of
@@ -207,7 +208,7 @@ class _Measuring(Reference):
             subnormal=found.damage.subnormal,
             max_ulp=found.max_ulp,
             sqnr_db=sqnr_db(found.error),
-            cause=cause_of(packet_name(target_of(n)), found.damage, found.error, fmt, profile, inputs),
+            cause=cause_of(op_of(n), found.damage, found.error, fmt, profile, inputs),
         ), gap
 
     def _propagated_error(self, n: fx.Node, name: str, low: torch.Tensor) -> float:

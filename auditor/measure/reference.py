@@ -9,9 +9,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ops.kernels import is_product
-from ..ops.nodes import packet_name, target_of, tensors_of, viewed
-from .batchnorm import BATCH_NORMS, batch_norm
+from ..ops.nodes import row_of, target_of, tensors_of, viewed
+from ..ops.products import is_product
+from .batchnorm import batch_norm, takes_statistics
 from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
 
@@ -39,9 +39,9 @@ class Reference(fx.Interpreter):
         return self._connected(_apart(self._computed(n), [self.env[source] for source in n.all_input_nodes]))
 
     def _computed(self, n: fx.Node) -> Any:
-        if packet_name(target_of(n)) == "detach":  # its value reaches the outputs, so its error must be attributed
+        if row_of(n).packet == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
-        if n.target in BATCH_NORMS:
+        if takes_statistics(n.target):
             args, _ = self.fetch_args_kwargs_from_env(n)
             return batch_norm(target_of(n), *args)
         if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):

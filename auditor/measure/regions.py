@@ -13,7 +13,8 @@ from torch import fx
 
 from ..errors import first_line
 from ..formats.metrics import output_error
-from ..ops.kernels import raised, run_op
+from ..ops.casting import raised
+from ..ops.kernels import run_op
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
 from ..replay.execute import with_literals

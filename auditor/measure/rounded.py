@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..formats.carried import in_format
 from ..formats.table import FORMATS, Format
-from ..ops.kernels import lowered
+from ..ops.casting import lowered
 from ..records import Capture
 
 

@@ -6,24 +6,10 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from ..ops.nodes import packet_name, target_of
+from ..ops.nodes import row_of
 from ..records import Capture
 
 _STEPS = 3
-_AT_ZERO = {
-    "div": 1,
-    "true_divide": 1,
-    "remainder": 1,
-    "fmod": 1,
-    "atan2": 1,
-    "addcdiv": 2,
-    "reciprocal": 0,
-    "rsqrt": 0,
-    "log": 0,
-    "log2": 0,
-    "log10": 0,
-}
-"""{operation: position of the argument at whose zero it has no finite value, or jumps}."""
 
 
 def guarding(capture: Capture) -> set[str]:
@@ -44,10 +30,10 @@ def upstream(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _divisors(node: fx.Node) -> list[fx.Node]:
     if node.op != "call_function":
         return []
-    name = packet_name(target_of(node))
-    if name == "pow" and len(node.args) > 1 and isinstance(node.args[1], (int, float)) and node.args[1] < 0:
+    row = row_of(node)
+    if row.packet == "pow" and len(node.args) > 1 and isinstance(node.args[1], (int, float)) and node.args[1] < 0:
         position: int | None = 0
     else:
-        position = _AT_ZERO.get(name)
+        position = row.singular
     value = node.args[position] if position is not None and len(node.args) > position else None
     return [value] if isinstance(value, fx.Node) else []

@@ -13,19 +13,15 @@ from torch import fx
 from ..errors import first_line
 from ..formats.carried import like
 from ..formats.table import Format
-from ..ops.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
-from ..ops.nodes import packet_name, target_of, tensors_of, viewed
+from ..ops.kernels import UnsupportedInFormat, run_op
+from ..ops.nodes import operation_of, row_of, target_of, tensors_of, viewed
+from ..ops.products import is_tensor_core, product
 from ..records import Literals, NodeError
 from ..replay.execute import with_literals
 from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
 _ONE_ROUNDING = 1.1
-_MOVES = frozenset(
-    "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d embedding cat stack pad "
-    "constant_pad_nd gather index_select repeat roll flip".split()
-)
-"""Operations that move, choose or repeat entries, and so add no error of their own; others are found by trying."""
 
 
 @dataclass
@@ -69,13 +65,13 @@ def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, ro
             return Alone(run_op(target, args, kwargs))
         if is_tensor_core(target) and _on_cpu(args):
             return Alone(product(target, args, kwargs, row))  # its only error is the rounding of the result
-        if packet_name(target) not in _MOVES:
+        if not operation_of(target).exact:  # of others that only move entries, a try finds out
             exact = Exact(target, args, kwargs)
             exact.prepare()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
+        return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
     try:
         return Alone(run_op(target, *with_literals(args, kwargs, literals)), exact)
     except UnsupportedInFormat as error:
@@ -83,7 +79,7 @@ def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, ro
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return Alone(unsupported=f"{packet_name(target)}: {first_line(error)[:160]}")
+        return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
 
 def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
@@ -105,7 +101,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
             return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)
         exact = own == 0
     else:
-        exact = packet_name(target_of(n)) in _MOVES
+        exact = row_of(n).exact
     if exact:
         return Trace(None if _is_rounded(reference, local) else isolated, [], by_inputs)
     return Trace(isolated, None, by_inputs)

@@ -1,42 +1,41 @@
-"""What autocast does to an operation, by name: the lists of `tables/autocast.toml` behind one function."""
+"""What autocast makes of an operation's arguments."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Literal
+from typing import Any
 
-from ..resources import table
+import torch
 
-Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
-
-_LISTS: tuple[tuple[str, Treatment], ...] = (
-    ("lower_precision", "lower"),
-    ("fp32", "fp32"),
-    ("fp32_append_dtype", "fp32"),
-    ("fp32_unless_dtype_given", "fp32_unless_dtype"),
-    ("promote", "promote"),
-    ("banned", "banned"),
-)
+from ..formats.carried import format_in
+from ..formats.table import FORMATS, Format
+from ..trees import tensors_in
+from .casting import lowered, raised
+from .kernels import UnsupportedInFormat
+from .table import operation
 
 
-@cache
-def treatment(op: str, device: str = "cuda") -> Treatment:
-    """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
+def autocast_arguments(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as autocast on CUDA hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
+    known = operation(op)
+    how = known.autocast
+    if how == "banned":
+        raise UnsupportedInFormat(f"{op} refuses to run under autocast")
+    if how == "lower":
+        row = FORMATS["fp16"] if row.autocast and known.only_fp16 else row
+        return lowered(args, row), lowered(kwargs, row)
+    if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
+        return raised(args), raised(kwargs)
+    if how == "promote" and _widest(args, kwargs) is FORMATS["fp32"]:
+        return raised(args), raised(kwargs)
+    return args, kwargs
 
-    An entry without an overload covers all of them, since the others are composites of it. In-place variants are
-    other operators, which autocast leaves alone.
-    """
-    packet, _, overload = op.removeprefix("aten.").partition(".")
-    names = {packet, f"{packet}.{overload}"}
-    policy = table("ops/autocast")[device]
-    for rows in (policy, policy.get("composites", {})):
-        for key, result in _LISTS:
-            if names & set(rows.get(key, ())):
-                return result
-    return "none"
+
+def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
 
 
-@cache
-def only_fp16(op: str) -> bool:
-    """Whether what autocast on CUDA lowers to is FP16 in a region of BF16 too, as for cuDNN's recurrent layers."""
-    return op.removeprefix("aten.").partition(".")[0] in table("ops/autocast")["cuda"]["only_fp16"]
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
+    rows = [row for row in map(format_in, tensors_in((args, kwargs))) if row is not None]
+    return max(rows, key=lambda row: row.bytes, default=None)

@@ -10,20 +10,8 @@ import torch
 from ..formats.carried import Carried, format_in, in_format, plain
 from ..formats.table import FORMATS, Format, is_low
 from ..trees import over_tensors, tensors_in
-from .nodes import packet_name, settled
-
-# Operations whose floating result has the dtype of their first tensor, whatever the others have.
-_FIRST = frozenset(
-    "batch_norm layer_norm group_norm instance_norm native_batch_norm native_layer_norm native_group_norm rms_norm "
-    "_native_batch_norm_legit_no_training masked_fill index_put scatter scatter_add index_add index_copy fill copy "
-    "select_scatter slice_scatter diagonal_scatter embedding_bag new_zeros new_ones new_full new_empty zeros_like "
-    "ones_like full_like empty_like rand_like randn_like prelu lstm gru rnn_tanh rnn_relu grid_sampler".split()
-)
-
-
-def takes_first(packet: str) -> bool:
-    """Whether the floating result of an operation has the dtype of its first tensor, whatever the others have."""
-    return packet in _FIRST
+from .nodes import operation_of, settled
+from .table import Operation
 
 
 def promoted(given: Sequence[tuple[str, bool]]) -> str:
@@ -45,14 +33,14 @@ def asks_for_rounding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target(*args, **kwargs)`, computed in float32 on the values the arguments have; the result in the format it promotes to."""
-    row = _result(packet_name(target), args, kwargs)
+    row = _result(operation_of(target), args, kwargs)
     wide = settled(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:
         return wide
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 else x, wide)
 
 
-def _result(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
+def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
     """The format of the floating results; None where a dtype among the arguments says, or no float tensor is there."""
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
     if asked is not None:
@@ -60,7 +48,7 @@ def _result(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forma
     given = [(row.name, x.dim() == 0) for x in tensors_in((args, kwargs)) if (row := format_in(x)) is not None]
     if not given:
         return None
-    return FORMATS[given[0][0] if takes_first(packet) else promoted(given)]
+    return FORMATS[given[0][0] if operation.dtype_of_first else promoted(given)]
 
 
 def _wide(tree: Any) -> Any:

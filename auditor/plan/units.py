@@ -11,7 +11,7 @@ import torch
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
-from ..ops.kernels import lowered
+from ..ops.casting import lowered
 from ..records import Contribution, Distance, Subject
 from .workbench import reference
 

@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from ..formats.carried import asked_for, format_in, like
-from ..formats.table import FORMATS, Format, format_of
-from ..ops.autocast import only_fp16, treatment
-from ..ops.kernels import UnsupportedInFormat, lowered, raised, run_op
+from ..formats.table import FORMATS, format_of
+from ..ops.autocast import autocast_arguments
+from ..ops.casting import lowered
+from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import target_of, tensors_of
 from ..records import AutocastRegion, Capture, Literals
-from ..trees import tensors_in
 
 
 @dataclass(frozen=True)
@@ -123,23 +123,6 @@ class PolicyInterpreter(fx.Interpreter):
         return fx.node.map_arg(arguments, arrived)
 
 
-def autocast_arguments(
-    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format, device: str = "cuda"
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as autocast on `device` hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
-    how = treatment(op, device)
-    if how == "banned":
-        raise UnsupportedInFormat(f"{op} refuses to run under autocast")
-    if how == "lower":
-        row = FORMATS["fp16"] if device == "cuda" and row.autocast and only_fp16(op) else row
-        return lowered(args, row), lowered(kwargs, row)
-    if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
-        return raised(args), raised(kwargs)
-    if how == "promote" and _widest(args, kwargs) is FORMATS["fp32"]:
-        return raised(args), raised(kwargs)
-    return args, kwargs
-
-
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -149,12 +132,3 @@ def with_literals(
     changed = literals.arguments
     positional = tuple(changed.get(index, value) for index, value in enumerate(args))
     return positional, {key: changed.get(key, value) for key, value in kwargs.items()}
-
-
-def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
-
-
-def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
-    rows = [row for row in map(format_in, tensors_in((args, kwargs))) if row is not None]
-    return max(rows, key=lambda row: row.bytes, default=None)

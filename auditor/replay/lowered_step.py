@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from ..formats.table import FORMATS
-from ..ops.kernels import lowered, raised, run_op
+from ..ops.casting import lowered, raised
+from ..ops.kernels import run_op
 from ..ops.nodes import target_of, tensors_of
 from .execute import PolicyInterpreter, with_literals
 from .lowstep import LowStep, failed, unscaled

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..formats.carried import asked_for
 from ..formats.table import FORMATS, Format
-from ..ops.autocast import only_fp16, treatment
 from ..ops.nodes import tensors_of
-from ..ops.rounded import promoted, takes_first
+from ..ops.rounded import promoted
+from ..ops.table import operation
 from ..records import Capture, Literals, Node
 from .execute import Running
 
@@ -90,9 +90,10 @@ class _Walk:
         inputs = self._entering(node)
         literal = self._literal_dtype(node)
         if setting.autocast and not described.in_place:
-            how = treatment(described.op)
+            row = operation(described.op)
+            how = row.autocast
             if how == "lower" and setting.precision != "fp32":
-                fixed = FORMATS[setting.precision].autocast and only_fp16(described.op)
+                fixed = FORMATS[setting.precision].autocast and row.only_fp16
                 precision = "fp16" if fixed else setting.precision
                 self._lower(node, inputs, precision)
                 self.reads_low.add(node.name)
@@ -144,11 +145,11 @@ class _Walk:
         floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
         if not floats:
             return own
-        packet = described.op.removeprefix("aten.").split(".")[0]
-        if takes_first(packet) or described.in_place:
+        row = operation(described.op)
+        if row.dtype_of_first or described.in_place:
             return floats[0][1]
         shaped = {dtype for name, dtype in floats if not self.scalar[name]}
-        if len(shaped or {dtype for _, dtype in floats}) > 1 and treatment(described.op) == "lower":
+        if len(shaped or {dtype for _, dtype in floats}) > 1 and row.autocast == "lower":
             self.conflicts.add(node.name)
         return promoted([(dtype, self.scalar[name]) for name, dtype in floats])
 

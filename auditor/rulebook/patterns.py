@@ -10,7 +10,7 @@ import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
 from ..facts.table import NodeFacts
-from ..ops.graph import ASSERTIONS, is_transparent, packet
+from ..ops.table import operation
 from ..records import Capture
 from .conditions import evaluate
 from .rule import Chain, ChainNode, Match
@@ -21,7 +21,7 @@ Roles = dict[str, set[str]]
 @lru_cache(maxsize=65536)
 def op_matches(op: str, pattern: str) -> bool:
     """Whether `pattern` names `op`: in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
-    return pattern == packet(op) or fnmatchcase(op, pattern)
+    return pattern == op.rpartition(".")[0] or fnmatchcase(op, pattern)
 
 
 class Matcher:
@@ -108,10 +108,11 @@ def _values_graph(capture: Capture) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(origin)
     for name, node in capture.nodes.items():
-        if packet(node.op) in ASSERTIONS:
+        row = operation(node.op)
+        if row.assertion:
             continue
         sources = [origin[source] for source in node.inputs if source in origin]
-        origin[name] = sources[0] if is_transparent(node.op) and sources else name
+        origin[name] = sources[0] if row.transparent and sources else name
         if origin[name] == name:
             graph.add_edges_from((source, name) for source in sources)
     return graph

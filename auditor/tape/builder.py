@@ -11,15 +11,13 @@ import torch
 from torch import fx
 
 from ..dispatch import Region
-from ..ops.nodes import op_name, packet_name, tensors_of
+from ..ops.nodes import op_name, operation_of, tensors_of
 from ..records import Call
 from ..trees import over_tensors
 from .cuts import carry
 from .source import Place
 
 _aten = torch.ops.aten
-_WRITTEN_AS = {_aten._softmax.default: _aten.softmax.int, _aten._log_softmax.default: _aten.log_softmax.int}
-"""Parts that rules and autocast know under the names of what comes down to them, and that take the same arguments."""
 
 Observe = Callable[[fx.Node, Any], None]
 
@@ -64,9 +62,10 @@ class Builder:
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
-        name, written = packet_name(target), op_name(_WRITTEN_AS.get(target, target))
+        row = operation_of(target)
+        written = row.known_as if row.same_arguments else op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
-        node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
+        node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=row.name)
         self._known(node, value)
         node.meta["op"] = written
         self._first = self._first or node

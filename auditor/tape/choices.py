@@ -6,28 +6,21 @@ from typing import Any
 
 import torch
 
-from ..ops.nodes import packet_name
+from ..ops.nodes import operation_of
 
-_COUNTING = frozenset("nonzero_numpy argwhere to_sparse to_sparse_csr to_sparse_csc".split())
-"""Operations that count entries, and bear no tag that says so."""
-
-_BY_SECOND = frozenset(
-    "masked_select repeat_interleave tensor_split _pack_padded_sequence _pad_packed_sequence".split()
-)
-_INDEXING = frozenset("index index_put index_put_ _index_put_impl_".split())
 _MASKS = (torch.bool, torch.uint8)
 
 
 def shape_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Arguments whose entries the shape of the result depends on."""
-    name = packet_name(op)
-    if name in _INDEXING:
+    how = operation_of(op).shape_from
+    if how == "masks":
         return _masks(args)
-    if name == "one_hot":
+    if how == "classes":
         return () if len(args) > 1 and args[1] != -1 else (args[0],)
-    if name in _BY_SECOND and len(args) > 1:
+    if how == "second" and len(args) > 1:
         return (args[1],) if isinstance(args[1], torch.Tensor) else ()
-    if name in _COUNTING or op is torch.ops.aten.where.default or torch.Tag.dynamic_output_shape in op.tags:
+    if how == "first" or op is torch.ops.aten.where.default or torch.Tag.dynamic_output_shape in op.tags:
         return tuple(x for x in args[:1] if isinstance(x, torch.Tensor))
     return ()
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import Region
 from ..imitation import Imitation
-from ..ops.nodes import op_name
+from ..ops.nodes import op_name, row_of
 from ..records import Batch, Capture, Literals
 from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
@@ -151,7 +151,7 @@ def _twins(
 
 def _operations(tape: Tape, casts: bool) -> list[fx.Node]:
     nodes = [node for node in tape.graph.nodes if node.op == "call_function"]
-    return [node for node in nodes if casts or not op_name(node.target).startswith(("aten.to.", "aten._to_copy"))]
+    return [node for node in nodes if casts or not row_of(node).cast]
 
 
 def _key(node: fx.Node, tape: Tape) -> tuple[str, str]:

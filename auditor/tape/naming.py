@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from ..ops.nodes import packet_name, target_of
+from ..ops.nodes import row_of
 from ..records import AutocastRegion, Node
 from .builder import Mark, Tape
 from .calls import first_paths
@@ -54,4 +54,4 @@ def _stands_for_one(node: fx.Node, mark: Mark) -> bool:
     """Whether the operation is what the author wrote in place, and not one that tells others of what was written."""
     if mark.in_place is None:
         return False
-    return packet_name(target_of(node)) in (mark.in_place, mark.in_place.removesuffix("_"))
+    return row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_"))

@@ -8,11 +8,10 @@ import torch
 
 from ..dispatch import Region
 from ..imitation import Imitation
-from ..ops.kernels import is_tensor_core
-from ..ops.nodes import packet_name
+from ..ops.nodes import operation_of
+from ..ops.products import is_tensor_core
 from ..trees import over_tensors
 
-_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
 _BATCH_FIRST = 8
 """Position of that argument, in all recurrent layers."""
 
@@ -25,7 +24,7 @@ class Outlines(Imitation):
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation, or zeros in the place of its result."""
-        if packet_name(op) in _RECURRENT and op._overloadname == "input":
+        if operation_of(op).recurrent and op._overloadname == "input":
             return _recurrent(op, args)
         if not is_tensor_core(op):
             return super().part(op, args, kwargs, region)

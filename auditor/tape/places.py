@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ops.nodes import packet_name, target_of
+from ..ops.nodes import row_of
 from ..records import Capture
 
 Place = tuple[str, str, str | None, int]
@@ -17,8 +17,8 @@ def places_of(captured: Capture) -> dict[Place, str]:
         if node.op != "call_function":
             continue
         described = captured.nodes[node.name]
-        packet = packet_name(target_of(node))
-        key = (described.owner, "batch_norm" if "batch_norm" in packet else packet, described.source)
+        row = row_of(node)
+        key = (described.owner, "batch_norm" if row.batch_norm else row.name, described.source)
         found[(*key, seen.setdefault(key, 0))] = node.name
         seen[key] += 1
     return found

@@ -11,9 +11,6 @@ import torch
 _METHODS = ("tolist", "numpy", "__array__")
 """Ways to the values that pass no operation."""
 
-READING = frozenset("item _local_scalar_dense is_nonzero equal allclose".split())
-"""Operations that hand Python a number or a truth."""
-
 
 @contextmanager
 def noticed(tell: Callable[[torch.Tensor], None]) -> Iterator[None]:

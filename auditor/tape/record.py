@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
-from ..ops.nodes import mutates, packet_name, tensors_of
+from ..ops.nodes import mutates, operation_of, tensors_of
 from ..records import Batch
 from ..runs.outputs import tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
@@ -24,7 +24,7 @@ from .calls import Calls
 from .casts import as_cast, cast_to
 from .choices import shape_from
 from .cuts import ends
-from .reads import READING, noticed
+from .reads import noticed
 from .source import place_of_call
 from .twins import (
     Drawn,
@@ -42,10 +42,6 @@ from .values import Values
 from .views import ALIAS, View, shares_memory
 
 _aten = torch.ops.aten
-_NOTHING = frozenset({_aten.lift_fresh.default, _aten.detach.default, _aten.alias.default})
-"""Operations that hand on what they are given."""
-
-_BY_BATCH = frozenset({_aten.batch_norm.default, _aten.instance_norm.default})
 _FP32 = Region(True, "float32")
 
 
@@ -158,7 +154,7 @@ class _Recorder:
     def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
         if not isinstance(op, torch._ops.OpOverload):
             return run(op, args, kwargs, region)
-        if packet_name(op) in READING:
+        if operation_of(op).reads:
             self.noticed(*tensors_of((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
@@ -168,7 +164,7 @@ class _Recorder:
             place_of_call(record.__code__),
             region if region != self.around else None,
             max(1, entered_at()),
-            packet_name(op) if mutates(op) else None,
+            operation_of(op).name if mutates(op) else None,
         )
         before, held = self._arguments(op, args, kwargs)
         draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
@@ -233,7 +229,7 @@ class _Recorder:
     def _returned(
         self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
     ) -> None:
-        if op in _NOTHING and isinstance(result, torch.Tensor):
+        if operation_of(op).identity and isinstance(result, torch.Tensor):
             self.values.same(result, given[0])
             return
         args, kwargs = before
@@ -241,7 +237,7 @@ class _Recorder:
         if unchanged and cast_to(op, given, *before) is None:
             self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
             return
-        if op in _BY_BATCH and args[5] and args[3] is not None:
+        if operation_of(op).writes_statistics and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
             return
         target, args, kwargs = as_cast(op, given, args, kwargs)

@@ -9,37 +9,23 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..ops.nodes import overload_of, packet_name
+from ..ops.nodes import operation_of, overload_of
 from ..state.draws import Draw
-
-_MOVED = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
-"""Operations that change a tensor's shape or strides in place and leave its entries alone."""
-
-_REPLACED = frozenset("set_ resize_ resize_as_ resize_as_sparse_ sparse_resize_ swap_tensors".split())
-"""Operations after which a tensor has other memory than before: its new entries are read from the tensor itself."""
-
-_TRUTHS = frozenset(
-    "eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor logical_not "
-    "isnan isinf isfinite signbit isposinf isneginf isin".split()
-)
-"""Operations that return truths, which those in place write as numbers."""
-
-_OTHER_NAMES = {"normal_": "normal_functional", "random_": "random"}
 
 
 def writes_nothing(op: Any) -> bool:
     """Whether the operation leaves entries, shape and memory of its argument alone."""
-    return packet_name(op) in ("detach_", "requires_grad_", "retain_grad", "rename_")
+    return operation_of(op).writes_nothing
 
 
 def moves(op: Any) -> bool:
     """Whether the operation gives its argument another shape in place."""
-    return packet_name(op) in _MOVED
+    return operation_of(op).view == "always"
 
 
 def replaces(op: Any) -> bool:
     """Whether the operation gives its argument other memory."""
-    return packet_name(op) in _REPLACED
+    return operation_of(op).replaces_memory
 
 
 @cache
@@ -75,7 +61,7 @@ def completed(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
     """Whether an operation's twin may give another dtype than `x`, which the operation itself writes to, has."""
-    if packet_name(op).rstrip("_") in _TRUTHS:
+    if operation_of(op).truth:
         return x.dtype is not torch.bool
     rank = _rank(x.dtype)
     return any(y.dtype is not x.dtype and _rank(y.dtype) >= rank for y in given)
@@ -93,12 +79,13 @@ def twin_of(op: Any) -> Any:
 
     Examples: `add_.Tensor` -> `add.Tensor`, `copy_` -> `copy`, `add.out` -> `add.Tensor`.
     """
-    name, namespace = packet_name(op), getattr(torch.ops, op.namespace)
+    row, namespace = operation_of(op), getattr(torch.ops, op.namespace)
     wanted = [a for a in op._schema.arguments if not a.is_out]
+    name = row.name
     in_place = name.endswith("_") and not name.endswith("__")
     if not in_place and not any(a.is_out for a in op._schema.arguments):
         return None
-    packet = getattr(namespace, _OTHER_NAMES.get(name, name.rstrip("_") if in_place else name), None)
+    packet = getattr(namespace, (row.twin or name.rstrip("_")) if in_place else name, None)
     if packet is None:
         return None
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -139,7 +126,7 @@ class Written:
     def __init__(self, op: Callable[..., Any], places: tuple[int | str, ...]) -> None:
         self.op, self.places = op, places
         self.stands_for = overload_of(op)
-        self.__name__ = self.__qualname__ = packet_name(op)
+        self.__name__ = self.__qualname__ = operation_of(op).name
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
         given, own, copies = list(args), dict(kwargs), []
@@ -161,7 +148,7 @@ class Drawn:
     def __init__(self, op: Callable[..., Any], draw: Draw) -> None:
         self.op, self.draw = op, draw
         self.stands_for = overload_of(op)
-        self.__name__ = self.__qualname__ = packet_name(op)
+        self.__name__ = self.__qualname__ = operation_of(op).name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.draw.again(self.op, args, kwargs)

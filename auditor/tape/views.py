@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..ops.nodes import packet_name
+from ..ops.nodes import operation_of
 
 Emit = Callable[..., fx.Node]
 """emit(target, args, kwargs, val) -> node: puts an operation on the tape. val: a tensor of the result's shape."""
@@ -18,19 +18,6 @@ Emit = Callable[..., fx.Node]
 Constant = Callable[[torch.Tensor], fx.Node]
 
 _aten = torch.ops.aten
-_RESHAPES = frozenset(
-    "view reshape _unsafe_view flatten unflatten squeeze unsqueeze alias detach view_as reshape_as contiguous ravel "
-    "squeeze_ unsqueeze_ lift_fresh".split()
-)
-_SCATTERS = {"select": "select_scatter", "slice": "slice_scatter", "diagonal": "diagonal_scatter"}
-
-_INVERSES = {name: name for name in ("t", "numpy_T", "mT")} | {
-    "view_as_real": "view_as_complex",
-    "view_as_complex": "view_as_real",
-    "_conj": "conj_physical",
-    "conj": "conj_physical",
-    "_neg_view": "neg",
-}
 
 
 class Geometry(NamedTuple):
@@ -68,7 +55,7 @@ class View:
     def reshapes(self, geometry: Geometry, source: Geometry) -> bool:
         """Whether it has the same entries in the same order, under another shape at most."""
         same = geometry.dtype == source.dtype and _count(geometry.shape) == _count(source.shape)
-        return same and packet_name(self.op) in _RESHAPES
+        return same and operation_of(self.op).entries == "same"
 
 
 ALIAS = View(_aten.alias.default)
@@ -107,7 +94,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
-    if packet_name(view.op) == "unbind":  # one of many results: the others are of no use here
+    if operation_of(view.op).packet == "unbind":  # one of many results: the others are of no use here
         return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
     along = _slice_of(own, parent)
     if along is not None:
@@ -122,19 +109,20 @@ def scattered(
     """The parent's entries once those of a view of it are `part`."""
     if view.op is _aten.alias.default:
         return part
-    value, name = parent.outline(), packet_name(view.op)
-    if name in _SCATTERS:
-        return emit(getattr(_aten, _SCATTERS[name]).default, (whole, part, *view.args), view.kwargs, value)
-    if name == "unbind":
+    value, row = parent.outline(), operation_of(view.op)
+    if row.scatter:
+        return emit(getattr(_aten, row.scatter).default, (whole, part, *view.args), view.kwargs, value)
+    if row.packet == "unbind":
         return emit(_aten.select_scatter.default, (whole, part, _dim_of(view), view.index), {}, value)
     back = _inverse(view, parent)
     if back is not None:
         return emit(back[0], (part, *back[1]), {}, value)
     if view.reshapes(own, parent) or own == parent:
         return emit(_aten.reshape.default, (part, list(parent.shape)), {}, value)
-    if name in ("real", "imag"):
-        other = emit(_aten.imag.default if name == "real" else _aten.real.default, (whole,), {}, own.outline())
-        return emit(_aten.complex.default, (part, other) if name == "real" else (other, part), {}, value)
+    if row.packet in ("real", "imag"):
+        real = row.packet == "real"
+        other = emit(_aten.imag.default if real else _aten.real.default, (whole,), {}, own.outline())
+        return emit(_aten.complex.default, (part, other) if real else (other, part), {}, value)
     if own.dtype != parent.dtype:
         return emit(_aten.view.dtype, (part, parent.dtype), {}, value)
     along = _slice_of(own, parent)
@@ -185,12 +173,12 @@ def _dim_of(view: View) -> int:
 
 def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None:
     """The operation, and its further arguments, that undoes a view of all of its source's entries."""
-    name = packet_name(view.op)
-    if name in _INVERSES:
-        return getattr(_aten, _INVERSES[name]).default, ()
-    if name == "transpose" and not view.kwargs:
+    row = operation_of(view.op)
+    if row.inverse:
+        return getattr(_aten, row.inverse).default, ()
+    if row.packet == "transpose" and not view.kwargs:
         return _aten.transpose.int, view.args
-    if name == "permute" and view.args:
+    if row.packet == "permute" and view.args:
         order = [dim % len(parent.shape) for dim in view.args[0]]
         return _aten.permute.default, ([order.index(i) for i in range(len(order))],)
     return None

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from ..formats.histogram import merged
 from ..formats.table import FORMATS
+from ..ops.nodes import is_collective
+from ..ops.table import operation
 from ..records import Capture
 from ..records.training import Advice, Training
 
@@ -23,7 +25,6 @@ GROWTH = 2.0
 """Change of an error from a quarter of the batch to all of it that is worth a word."""
 
 ADAM_EPS = 1e-8
-_EMBEDDINGS = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag")
 
 
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
@@ -53,9 +54,7 @@ def _unsafe(training: Training) -> Iterable[Advice]:
 
 
 def _embedding(training: Training, captured: Capture) -> Iterable[Advice]:
-    tables = {
-        source for node in captured.nodes.values() if node.op.startswith(_EMBEDDINGS) for source in node.inputs[:1]
-    }
+    tables = {source for node in captured.nodes.values() if operation(node.op).embedding for source in node.inputs[:1]}
     names = {place.fqn for place in captured.placeholders if place.name in tables}
     total = sum(p.gradient.norm**2 for p in training.parameters)
     for parameter in training.parameters:
@@ -124,7 +123,7 @@ def _adam(training: Training) -> Iterable[Advice]:
 
 
 def _collectives(training: Training, captured: Capture) -> Iterable[Advice]:
-    found = [node for node in captured.nodes.values() if "c10d" in node.op]
+    found = [node for node in captured.nodes.values() if is_collective(node.op)]
     for node in found:
         yield Advice(
             "low-collective",

@@ -6,7 +6,7 @@ import pytest
 
 from auditor.facts import gather
 from auditor.judge.classify import classify
-from auditor.ops.graph import operation
+from auditor.ops.table import operation
 from auditor.records import Finding
 from auditor.rulebook import load_rules
 from tests.capturing import captured
@@ -30,7 +30,7 @@ def foreseen(case: Case, *, ranges: bool) -> list[Finding]:
 
 
 def is_culprit(finding: Finding, case: Case) -> bool:
-    names = {operation(finding.op), "to" if finding.op.startswith("aten._to_copy.") else ""}
+    names = {operation(finding.op).name, "to" if finding.op.startswith("aten._to_copy.") else ""}
     return any(op in names and finding.owner.startswith(owner) for op, owner in case.culprits)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from auditor.measure.convolution import has_quick_backward, quick
-from auditor.ops import kernels
+from auditor.ops import products
 from tests.subjects import normal
 
 conv2d = torch.ops.aten.conv2d.default
-pytestmark = pytest.mark.skipif(not kernels._has_onednn(), reason="torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not products._has_onednn(), reason="torch was built without oneDNN")
 
 
 def leaves(bias: bool) -> list[Tensor]:

@@ -8,49 +8,14 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.formats import FORMATS
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from auditor.replay.execute import PolicyInterpreter, Running, Setting, autocast_arguments, with_literals
+from auditor.replay.execute import PolicyInterpreter, Running, Setting, with_literals
 from auditor.replay.strategies import running
 from tests.capturing import Function
 from tests.subjects import capture_of, normal, only, seeded
 
 HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
-
-
-def dtypes(tree: Any) -> list[torch.dtype]:
-    return [x.dtype for x in tree if isinstance(x, Tensor)]
-
-
-@pytest.mark.parametrize(
-    ("op", "args", "expected"),
-    [
-        ("aten.linear.default", (FLOAT, HALF), [torch.float16, torch.float16]),
-        ("aten.exp.default", (HALF,), [torch.float32]),
-        ("aten.softmax.int", (HALF, 0), [torch.float32]),
-        ("aten.softmax.int", (HALF, 0, torch.float16), [torch.float16]),  # the author asked for a dtype
-        ("aten.addcmul.default", (HALF, FLOAT, HALF), [torch.float32] * 3),
-        ("aten.addcmul.default", (HALF, HALF, HALF), [torch.float16] * 3),
-        ("aten.relu.default", (HALF,), [torch.float16]),
-        ("aten.linear.default", (torch.ones(2).double(), torch.ones(2).double()), [torch.float64] * 2),
-    ],
-)
-def test_what_autocast_hands_over(op: str, args: tuple[Any, ...], expected: list[torch.dtype]) -> None:
-    found, _ = autocast_arguments(op, args, {}, FORMATS["fp16"])
-    assert dtypes(found) == expected
-
-
-def test_keywords_are_cast_too() -> None:
-    _, kwargs = autocast_arguments("aten.linear.default", (), {"input": FLOAT, "bias": None}, FORMATS["bf16"])
-    assert kwargs["input"].dtype is torch.bfloat16
-    _, kept = autocast_arguments("aten.sum.default", (), {"self": HALF, "dtype": torch.float16}, FORMATS["fp16"])
-    assert kept["self"].dtype is torch.float16
-
-
-def test_what_autocast_refuses() -> None:
-    with pytest.raises(UnsupportedInFormat, match="binary_cross_entropy"):
-        autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, FORMATS["fp16"])
 
 
 def test_literals_are_replaced_by_place_and_by_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.ops.nodes import mutates, packet_name
+from auditor.ops.nodes import mutates, operation_of
 from auditor.state.draws import draw_of
 from auditor.tape.twins import (
     Drawn,
@@ -36,7 +36,7 @@ def every_write() -> list[Any]:
 
 
 def in_place(op: Any) -> bool:
-    name = packet_name(op)
+    name = operation_of(op).name
     return name.endswith("_") and not name.endswith("__") and not any(a.is_out for a in op._schema.arguments)
 
 
@@ -61,7 +61,7 @@ ALONE = frozenset(
 
 def test_operations_in_place_without_a_twin_are_these() -> None:
     writes = (op for op in every_write() if in_place(op) and not (moves(op) or replaces(op) or writes_nothing(op)))
-    assert {packet_name(op) for op in writes if twin_of(op) is None} <= ALONE
+    assert {operation_of(op).name for op in writes if twin_of(op) is None} <= ALONE
 
 
 CALLS: dict[str, tuple[Any, ...]] = {

@@ -1,0 +1,56 @@
+"""What torch's own lists say of an operation: autocast's, and those of half kernels."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Literal
+
+from ..resources import table
+
+Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
+
+_LISTS: tuple[tuple[str, Treatment], ...] = (
+    ("lower_precision", "lower"),
+    ("fp32", "fp32"),
+    ("fp32_append_dtype", "fp32"),
+    ("fp32_unless_dtype_given", "fp32_unless_dtype"),
+    ("promote", "promote"),
+    ("banned", "banned"),
+)
+
+
+@cache
+def treatment(op: str, device: str = "cuda") -> Treatment:
+    """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
+
+    An entry without an overload covers all of them, since the others are composites of it. In-place variants are
+    other operators, which autocast leaves alone.
+    """
+    packet, _, overload = op.removeprefix("aten.").partition(".")
+    names = {packet, f"{packet}.{overload}"}
+    policy = table("ops/autocast")[device]
+    for rows in (policy, policy.get("composites", {})):
+        for key, result in _LISTS:
+            if names & set(rows.get(key, ())):
+                return result
+    return "none"
+
+
+@cache
+def only_fp16(op: str) -> bool:
+    """Whether what autocast on CUDA lowers to is FP16 in a region of BF16 too, as for cuDNN's recurrent layers."""
+    return op.removeprefix("aten.").partition(".")[0] in table("ops/autocast")["cuda"]["only_fp16"]
+
+
+@cache
+def lacks_half_kernel(packet: str, device: str) -> bool:
+    """Whether half-precision tensors are refused on "cuda"; on "cpu": whether they may be, though CUDA takes them."""
+    return any(fnmatchcase(packet, pattern) for pattern in table("ops/half_kernels")[f"missing_on_{device}"])
+
+
+def lists_any(op: str) -> bool:
+    """Whether one of the lists has the operation."""
+    packet = op.removeprefix("aten.").partition(".")[0]
+    listed = treatment(op) != "none" or treatment(op, "cpu") != "none"
+    return listed or lacks_half_kernel(packet, "cuda") or lacks_half_kernel(packet, "cpu")

@@ -1,0 +1,96 @@
+"""Matrix products and convolutions as tensor cores compute them: rounded inputs, a sum in float32, one rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..formats.table import Format
+from .casting import in_float32
+from .nodes import mutates, operation_of, overload_of
+
+_LARGE = 1 << 14
+"""Entries from which oneDNN is worth its call."""
+
+
+def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    if row.dtype is torch.bfloat16 and _has_product(target, args):
+        return target(*args, **kwargs)
+    return in_float32(_fastest(target, args, kwargs), args, kwargs, row)
+
+
+def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
+    if kwargs or not _has_onednn() or _differentiated(args):  # oneDNN's own operations have no derivative
+        return target
+    if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
+        return conv2d_by_onednn
+    if target is torch.ops.aten.linear.default and args[0].numel() >= _LARGE and args[1].numel() >= _LARGE:
+        return linear_by_onednn
+    if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:]) >= _LARGE:
+        return lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)
+    return target
+
+
+def _differentiated(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+
+
+def is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a convolution is one with 1x1 filters on one thread, which torch does not leave to oneDNN."""
+    one = x.dim() == 4 and x.numel() >= _LARGE and weight.shape[2:] == (1, 1)
+    return one and torch.get_num_threads() == 1 and _has_onednn()
+
+
+def conv2d_by_onednn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> torch.Tensor:
+    """`aten.conv2d` of float32 tensors."""
+    result: torch.Tensor = torch.ops.aten.mkldnn_convolution.default(x, weight, bias, padding, stride, dilation, groups)
+    return result
+
+
+def linear_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`aten.linear` of float32 tensors. Shapes: [*, in], [out, in], [out] -> [*, out]."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _has_onednn() -> bool:
+    mkldnn = torch.backends.mkldnn
+    if not (mkldnn.is_available() and mkldnn.enabled):  # type: ignore[no-untyped-call]
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _has_product(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether this processor multiplies these bfloat16 tensors itself, accumulating in float32 and rounding once."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    large = all(x.dim() > 1 and x.numel() >= _LARGE for x in tensors[:2])
+    return operation_of(target).bf16_on_cpu and large and _multiplies_bfloat16() and _has_onednn()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(known is not None and known())
+
+
+def is_tensor_core(target: Callable[..., Any]) -> bool:
+    """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
+    return operation_of(target).product and not mutates(overload_of(target))
+
+
+def is_product(target: Callable[..., Any]) -> bool:
+    """Whether the result is linear in each tensor argument, so that their errors reach it one beside the other."""
+    return operation_of(target).linear and not mutates(overload_of(target))

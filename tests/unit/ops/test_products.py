@@ -1,0 +1,141 @@
+"""Matrix products as tensor cores compute them, worked out by hand, and the same by other kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.ops import products
+from auditor.ops.kernels import run_op
+from auditor.ops.products import is_product, is_tensor_core
+from tests.subjects import normal
+
+aten = torch.ops.aten
+
+
+def long_sum(dtype: torch.dtype, large: float, small: int) -> Tensor:
+    """(large, 1, 1, ..., 1) with `small` ones: in `dtype`, large + 1 == large."""
+    return torch.cat([torch.tensor([large]), torch.ones(small)]).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [
+        (aten.matmul.default, lambda x: (x[None], torch.ones_like(x)[:, None])),
+        (aten.mm.default, lambda x: (x[None], torch.ones_like(x)[:, None])),
+        (aten.linear.default, lambda x: (x[None], torch.ones_like(x)[None])),
+        (aten.dot.default, lambda x: (x, torch.ones_like(x))),
+        (aten.einsum.default, lambda x: ("i,i->", [x, torch.ones_like(x)])),
+        (aten.conv1d.default, lambda x: (x[None, None], torch.ones_like(x)[None, None])),
+    ],
+)
+def test_products_accumulate_in_float32(target: Any, shape: Any) -> None:
+    # fp16 spaces by 2 from 2048 on: 2048 + 1 = 2048 (tie to even), a hundred times over. In FP32: 2048 + 100 = 2148.
+    fp16 = run_op(target, shape(long_sum(torch.float16, 2048, 100)), {})
+    assert (float(fp16), fp16.dtype) == (2148.0, torch.float16)
+    # bf16 spaces by 2 from 256 on: 256 + 1 = 256; in FP32: 256 + 100 = 356
+    bf16 = run_op(target, shape(long_sum(torch.bfloat16, 256, 100)), {})
+    assert (float(bf16), bf16.dtype) == (356.0, torch.bfloat16)
+
+
+def test_a_product_rounds_its_result_once() -> None:
+    # 1 * 1 + 2^-6 * 2^-6 = 1 + 2^-12, below half of fp16's spacing 2^-10: rounds to 1, and to 1 + 2^-10 thrice over
+    small = torch.tensor([1.0, 2**-6], dtype=torch.float16)
+    assert float(run_op(aten.dot.default, (small, small), {})) == 1.0
+    thrice = torch.tensor([1.0, 2**-6, 2**-6, 2**-6], dtype=torch.float16)
+    assert float(run_op(aten.dot.default, (thrice, thrice), {})) == 1 + 2**-10  # 1 + 3 * 2^-12 is above the tie
+
+
+def test_a_product_overflows_only_in_its_result() -> None:
+    # 300 * 300 - 300 * 300: 90000 does not fit fp16, the accumulator holds it
+    a, b = torch.tensor([300.0, 300.0]).half(), torch.tensor([300.0, -300.0]).half()
+    assert float(run_op(aten.dot.default, (a, b), {})) == 0.0
+    assert float(run_op(aten.dot.default, (a, a), {})) == math.inf  # 180000
+
+
+@pytest.mark.skipif(not products._multiplies_bfloat16(), reason="this processor has no bfloat16 products")
+@pytest.mark.parametrize(
+    ("target", "shapes"),
+    [
+        (torch.ops.aten.linear.default, ((4, 96, 256), (192, 256), (192,))),
+        (torch.ops.aten.matmul.default, ((8, 64, 512), (8, 512, 64))),
+        (torch.ops.aten.mm.default, ((128, 2048), (2048, 160))),
+        (torch.ops.aten.conv2d.default, ((2, 32, 28, 28), (64, 32, 3, 3))),
+        (torch.ops.aten.conv2d.default, ((2, 64, 28, 28), (256, 64, 1, 1))),
+    ],
+)
+def test_the_processors_own_products_are_those_of_float32(target: Any, shapes: Any, monkeypatch: Any) -> None:
+    # Only the order of summation may differ, which moves a result across a rounding boundary now and then.
+    args = tuple(normal(*shape, seed=index).bfloat16() for index, shape in enumerate(shapes))
+    native = run_op(target, args, {})
+    monkeypatch.setattr(products, "_multiplies_bfloat16", lambda: False)
+    imitated = run_op(target, args, {})
+    assert native.dtype is imitated.dtype is torch.bfloat16
+    gap = (native.float() - imitated.float()).norm() / imitated.float().norm()
+    assert gap < 2**-8 / 20
+    assert float((native != imitated).double().mean()) < 0.01
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("rest", "groups"), [((), 1), (([2, 2],), 1), (([1, 1], [3, 2]), 1), (([1, 1], [0, 0], [1, 1], 4), 4)]
+)
+def test_small_filters_on_one_thread_take_another_kernel(rest: Any, groups: int, bias: bool, monkeypatch: Any) -> None:
+    if not products._has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    x, weight = normal(2, 32, 30, 20).half(), normal(48, 32 // groups, 1, 1, seed=1).half()
+    args = (x, weight, normal(48, seed=2).half() if bias or rest else None, *rest)
+    assert products.is_slow(x, weight)
+    taken = run_op(aten.conv2d.default, args, {})
+    monkeypatch.setattr(products, "is_slow", lambda *tensors: False)
+    other = run_op(aten.conv2d.default, args, {})
+    assert taken.dtype is other.dtype is torch.float16
+    assert float((taken != other).double().mean()) < 0.01  # the order of summation may move a rounding now and then
+    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.linear.default, (normal(3, 40, 192), normal(160, 192, seed=1), normal(160, seed=2))),
+        (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1))),
+        (aten.addmm.default, (normal(160, seed=2), normal(120, 192), normal(192, 160, seed=1))),
+    ],
+)
+def test_large_products_take_another_kernel(target: Any, args: tuple[Tensor, ...], monkeypatch: Any) -> None:
+    if not products._has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    args = tuple(x.half() for x in args)
+    assert products._fastest(target, args, {}) is not target
+    taken = run_op(target, args, {})
+    monkeypatch.setattr(products, "_has_onednn", lambda: False)
+    assert products._fastest(target, args, {}) is target
+    other = run_op(target, args, {})
+    assert taken.dtype is other.dtype is torch.float16
+    assert taken.shape == other.shape
+    assert float((taken != other).double().mean()) < 0.01
+    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
+
+
+def test_what_a_product_is() -> None:
+    assert is_tensor_core(aten.scaled_dot_product_attention.default)
+    assert not is_tensor_core(aten.softmax.int)
+    assert is_product(aten.addmm.default)
+    assert not is_product(aten.scaled_dot_product_attention.default)
+
+
+@pytest.mark.parametrize("target", [aten.addmm_.default, aten.mm.out])
+def test_what_writes_to_an_argument_is_left_to_the_machine(target: Any) -> None:
+    assert not is_tensor_core(target)
+    assert not is_product(target)
+
+
+def test_a_product_that_is_told_where_to_write_writes_there() -> None:
+    a, b, out = normal(3, 4).half(), normal(4, 2, seed=1).half(), torch.zeros(3, 2).half()
+    assert run_op(aten.mm.out, (a, b), {"out": out}) is out
+    assert torch.allclose(out.float(), a.float() @ b.float(), rtol=2**-8, atol=2**-8)
