@@ -27,22 +27,8 @@ GROWTH = 2.0
 ADAM_EPS = 1e-8
 
 
-def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
-    """All that applies, those first that decide whether training works at all."""
-    found = [
-        *_unsafe(training),
-        *_embedding(training, captured),
-        *_outliers(training),
-        *_master_weights(training),
-        *_adam(training),
-        *_collectives(training, captured),
-        *_clip(training),
-        *_batch(training),
-    ]
-    return tuple(found)
-
-
-def _unsafe(training: Training) -> Iterable[Advice]:
+def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Operations that must not run backwards in a format."""
     for node in training.nodes:
         for fmt, reason in node.reasons.items():
             yield Advice(
@@ -53,7 +39,8 @@ def _unsafe(training: Training) -> Iterable[Advice]:
             )
 
 
-def _embedding(training: Training, captured: Capture) -> Iterable[Advice]:
+def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advice]:
+    """An embedding whose gradient is most of the whole."""
     tables = {source for node in captured.nodes.values() if operation(node.op).embedding for source in node.inputs[:1]}
     names = {place.fqn for place in captured.placeholders if place.name in tables}
     total = sum(p.gradient.norm**2 for p in training.parameters)
@@ -69,7 +56,8 @@ def _embedding(training: Training, captured: Capture) -> Iterable[Advice]:
             )
 
 
-def _outliers(training: Training) -> Iterable[Advice]:
+def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Modules whose gradient is far above the median of all."""
     norms: dict[str, float] = {}
     for parameter in training.parameters:
         norms[parameter.module] = (norms.get(parameter.module, 0.0) ** 2 + parameter.gradient.norm**2) ** 0.5
@@ -89,7 +77,8 @@ def _outliers(training: Training) -> Iterable[Advice]:
         )
 
 
-def _master_weights(training: Training) -> Iterable[Advice]:
+def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Weights stored in BF16 that would lose Adam's first updates."""
     if training.bf16 is None:
         return
     rate, share = 1e-3, training.bf16.lost_adam[1e-3]
@@ -104,7 +93,8 @@ def _master_weights(training: Training) -> Iterable[Advice]:
         )
 
 
-def _adam(training: Training) -> Iterable[Advice]:
+def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
+    """What FP16 would make of Adam's state and of its eps, and whether eps outweighs the gradients."""
     pool = merged(p.gradient for p in training.parameters)
     if not pool.nonzero:
         return
@@ -122,9 +112,9 @@ def _adam(training: Training) -> Iterable[Advice]:
     )
 
 
-def _collectives(training: Training, captured: Capture) -> Iterable[Advice]:
-    found = [node for node in captured.nodes.values() if is_collective(node.op)]
-    for node in found:
+def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Sums over ranks in the model's own code."""
+    for node in (node for node in captured.nodes.values() if is_collective(node.op)):
         yield Advice(
             "low-collective",
             f"Reduce in FP32 in {_place(node.owner)}",
@@ -132,6 +122,10 @@ def _collectives(training: Training, captured: Capture) -> Iterable[Advice]:
             "before it.",
             {"module": node.owner},
         )
+
+
+def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Equal gradients of how many ranks overflow FP16 when they are added at the recommended scale."""
     window = training.fp16
     largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
     if window is not None and window.init is not None and largest > 0:
@@ -145,7 +139,8 @@ def _collectives(training: Training, captured: Capture) -> Iterable[Advice]:
         )
 
 
-def _clip(training: Training) -> Iterable[Advice]:
+def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice]:
+    """What clipping would take of gradients that are still scaled."""
     window = training.fp16
     norm = merged(p.gradient for p in training.parameters).norm
     if window is not None and window.init is not None and training.format == "fp16":
@@ -158,7 +153,8 @@ def _clip(training: Training) -> Iterable[Advice]:
         )
 
 
-def _batch(training: Training) -> Iterable[Advice]:
+def batch_size(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Errors and ranges that move with the size of the batch."""
     rows = training.batch_sizes
     if len(rows) < 2:
         return
@@ -177,6 +173,25 @@ def _batch(training: Training) -> Iterable[Advice]:
             f"From {small.samples} to {large.samples} samples {' and '.join(parts)}; the window of loss scales moves with it.",
             {"small": small.samples, "large": large.samples},
         )
+
+
+ADVICE = (
+    backward_fails,
+    embedding_dominates,
+    gradient_outliers,
+    master_weights,
+    adam_eps,
+    low_collective,
+    reduce_dtype,
+    clip_after_unscale,
+    batch_size,
+)
+"""Every piece of advice, those first that decide whether training works at all."""
+
+
+def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
+    """All that applies, in the order of ADVICE."""
+    return tuple(advice for piece in ADVICE for advice in piece(training, captured))
 
 
 def _place(module: str) -> str:

@@ -20,13 +20,13 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 
-def low_by_module(captured: Capture, spreads: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
+def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
     """The low gradients of every module, its parameters' among them."""
     groups: dict[str, list[Magnitudes]] = {}
-    for name, spread in spreads.items():
+    for name, found in gradients.items():
         if name in low:
-            groups.setdefault(_module(captured, name), []).append(significant(spread))
-    return {module: merged(spreads) for module, spreads in groups.items()}
+            groups.setdefault(_module(captured, name), []).append(significant(found))
+    return {module: merged(parts) for module, parts in groups.items()}
 
 
 def _module(captured: Capture, name: str) -> str:
@@ -38,32 +38,32 @@ def _module(captured: Capture, name: str) -> str:
 
 
 def module_gradients(
-    captured: Capture, spreads: Mapping[str, Magnitudes], low: frozenset[str]
+    captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
     """Gradients of what every module's operations return, in the order they run."""
     groups: dict[str, list[str]] = {}
     for name in captured.nodes:
-        if name in spreads:
+        if name in gradients:
             groups.setdefault(captured.nodes[name].owner, []).append(name)
     return tuple(
         ModuleGradients(
             module,
-            merged(spreads[name] for name in names),
-            merged(significant(spreads[name]) for name in names if name in low) if low.intersection(names) else None,
+            merged(gradients[name] for name in names),
+            merged(significant(gradients[name]) for name in names if name in low) if low.intersection(names) else None,
         )
         for module, names in groups.items()
     )
 
 
 def parameter_gradients(
-    captured: Capture, spreads: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
+    captured: Capture, gradients: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
 ) -> tuple[ParameterGradients, ...]:
     """Every trainable parameter with its gradient, a tied one once."""
     found = {}
     for place in captured.placeholders:
-        if place.fqn is not None and place.fqn in weights and place.name in spreads and place.fqn not in found:
+        if place.fqn is not None and place.fqn in weights and place.name in gradients and place.fqn not in found:
             weight, ratios = weights[place.fqn]
             module = place.fqn.rpartition(".")[0]
-            gradient = spreads[place.name]
+            gradient = gradients[place.name]
             found[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
     return tuple(found.values())

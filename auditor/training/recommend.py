@@ -13,7 +13,7 @@ TOLERATED = 0.1
 """Relative error of the gradients up to which a format is recommended: the step then points within 6 degrees of FP32's."""
 
 
-def recommend(
+def format_to_train_in(
     formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], recommended: str | None
 ) -> tuple[str | None, str]:
     """The format to train in, and why, in one sentence."""

@@ -25,7 +25,7 @@ from .batches import batch_sizes
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
 from .objective import in_training
 from .own import Lowering, own_step, settle
-from .recommend import recommend
+from .recommend import format_to_train_in
 from .trials import trials_of
 from .updates import outlook, ratios_of
 from .window import loss_scale
@@ -37,7 +37,7 @@ Tick = Callable[[str], None]
 class Prepared:
     """What is known of the training step before there are plans.
 
-    spreads: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
+    gradients: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
     on the first batch, its graph kept.
     """
 
@@ -46,7 +46,7 @@ class Prepared:
     formats: tuple[str, ...]
     seed: int
     first: Step
-    spreads: dict[str, Magnitudes]
+    gradients: dict[str, Magnitudes]
     weights: dict[str, tuple[Magnitudes, dict[int, int]]]
     nodes: tuple[BackwardNode, ...]
     attribution: str | None
@@ -68,14 +68,14 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
     with in_training(subject.model):
         tick("capture")
         captured = capture_step(subject, formats, seed)
-        spreads: dict[str, list[Magnitudes]] = {}
+        gradients: dict[str, list[Magnitudes]] = {}
         steps = []
         batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
             step = settle(run_step(bind_step(captured, subject, batch, seed)))
-            for name, gradients in step.gradients.items():
-                spreads.setdefault(name, []).extend(magnitudes_of(g) for g in gradients if g is not None)
+            for name, leaves in step.gradients.items():
+                gradients.setdefault(name, []).extend(magnitudes_of(g) for g in leaves if g is not None)
             steps.append(float(step.loss.detach()))
             _refuse_broken(step)
             if len(steps) == 1:
@@ -86,7 +86,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int, tick: Tick = 
         }
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
-    pooled = {name: merged(found) for name, found in spreads.items()}
+    pooled = {name: merged(found) for name, found in gradients.items()}
     return Prepared(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
 
 
@@ -95,8 +95,8 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
     lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
-    scale = loss_scale(low_by_module(prepared.capture, prepared.spreads, low)) if fmt == "fp16" else None
-    parameters = parameter_gradients(prepared.capture, prepared.spreads, prepared.weights, low)
+    scale = loss_scale(low_by_module(prepared.capture, prepared.gradients, low)) if fmt == "fp16" else None
+    parameters = parameter_gradients(prepared.capture, prepared.gradients, prepared.weights, low)
     with in_training(prepared.subject.model):
         tick("low steps")
         errors = {f: _gradient_error(prepared.first, lowerings[f], scale) for f in prepared.formats}
@@ -104,7 +104,7 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         tick("batch sizes")
         sizes = batch_sizes(prepared.subject, prepared.first, errors, lowerings)
     bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
-    format, reason = recommend(prepared.formats, scale, errors, recommended)
+    format, reason = format_to_train_in(prepared.formats, scale, errors, recommended)
     assert prepared.subject.objective is not None
     plan = lowerings[fmt].plan
     found = Training(
@@ -112,7 +112,7 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         loss_source=prepared.subject.objective.source,
         format=format,
         plan=plan.name if plan else None,
-        modules=module_gradients(prepared.capture, prepared.spreads, low),
+        modules=module_gradients(prepared.capture, prepared.gradients, low),
         parameters=parameters,
         nodes=prepared.nodes,
         fp16=scale,
@@ -150,6 +150,6 @@ def _gradient_error(step: Step, low: Lowering, scale: LossScale | None) -> float
 
 
 def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
-    pool = merged(low_by_module(prepared.capture, prepared.spreads, low).values())
+    pool = merged(low_by_module(prepared.capture, prepared.gradients, low).values())
     adam, sgd = outlook(parameters)
     return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)

@@ -45,9 +45,9 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
     )
 
 
-def _lost(spread: Magnitudes, shift: int) -> int:
+def _lost(found: Magnitudes, shift: int) -> int:
     """How many gradients of a module are flushed at the top of the window."""
-    return round(flushed(spread.exponents, FP16, shift) * spread.nonzero)
+    return round(flushed(found.exponents, FP16, shift) * found.nonzero)
 
 
 def scaler_code(init: float) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from auditor.formats.histogram import magnitudes_of
 from auditor.records.training import BatchSize, ParameterGradients, Training
-from auditor.training.advice import advice_of
+from auditor.training.advice import advice_of, backward_fails, reduce_dtype
 from auditor.training.objective import training_subject
 from auditor.training.stage import Prepared, conclude, prepare
 
@@ -55,6 +55,15 @@ def louder(training: Training, name: str, factor: float) -> Training:
     return replace(training, parameters=tuple(map(changed, training.parameters)))
 
 
+def test_an_operation_that_fails_backwards_names_its_module(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert "backward-fails" not in codes(prepared, training)
+    node = replace(training.nodes[0], owner="a", reasons={"fp16": "it overflows"})
+    (advice,) = backward_fails(replace(training, nodes=(node,)), prepared.capture)
+    assert advice.evidence == {"module": "a", "format": "fp16"}
+    assert advice.text.endswith(": it overflows.")
+
+
 def test_an_embedding_that_dominates(lookup: tuple[Prepared, Training]) -> None:
     prepared, training = lookup
     assert "embedding-dominates" not in codes(prepared, training)
@@ -97,6 +106,15 @@ def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[Prepared, Train
     assert {"clip-after-unscale", "reduce-dtype"} <= codes(prepared, replace(training, format="fp16"))
     assert "clip-after-unscale" not in codes(prepared, replace(training, format="bf16"))
     assert "reduce-dtype" not in codes(prepared, replace(training, fp16=None))
+
+
+def test_ranks_until_the_sum_overflows(lookup: tuple[Prepared, Training]) -> None:
+    prepared, training = lookup
+    assert training.fp16 is not None
+    one = replace(training.parameters[0], gradient=magnitudes_of(torch.tensor([2.0])))
+    window = replace(training.fp16, init=1024.0)
+    (advice,) = reduce_dtype(replace(training, parameters=(one,), fp16=window), prepared.capture)
+    assert advice.evidence["ranks"] == 65504 / (2 * 1024)
 
 
 def test_a_collective_in_the_graph(lookup: tuple[Prepared, Training]) -> None:

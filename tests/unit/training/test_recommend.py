@@ -9,7 +9,7 @@ import torch
 
 from auditor.formats.histogram import magnitudes_of
 from auditor.records.training import LossScale
-from auditor.training.recommend import recommend
+from auditor.training.recommend import format_to_train_in
 from auditor.training.window import loss_scale
 
 BOTH = ("fp16", "bf16")
@@ -49,6 +49,6 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
 def test_the_format_and_why(
     errors: dict[str, float | None], scale: LossScale | None, recommended: str | None, format: str | None, reason: str
 ) -> None:
-    found, why = recommend(tuple(errors) or BOTH, scale, errors, recommended)
+    found, why = format_to_train_in(tuple(errors) or BOTH, scale, errors, recommended)
     assert found == format
     assert reason in why
