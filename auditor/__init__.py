@@ -12,7 +12,7 @@ _API = {
     "Audit": "records",
     "apply": "document.live",
     "imitated": "imitation",
-    "load_plan": "document.load",
+    "load_plan": "document.read",
     "snippet": "snippets",
 }
 __all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load_plan", "snippet"]

@@ -17,7 +17,7 @@ from . import answer, publish, verbs
 from .progress import reporter
 
 if TYPE_CHECKING:
-    from ..document.readback import Record
+    from ..document.compared import Record
     from ..options import Options
     from ..records import Finding, Progress, Subject
     from ..records.audit import Audit
@@ -59,7 +59,7 @@ def _baseline(file: Path | None) -> Record | None:
     """Read before the audit begins, so that a wrong path costs no time."""
     if file is None:
         return None
-    from ..document.readback import read
+    from ..document.compared import read
 
     return read(file)
 

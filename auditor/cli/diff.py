@@ -29,8 +29,8 @@ def diff_parser() -> argparse.ArgumentParser:
 def diff(args: argparse.Namespace) -> int:
     """Print the comparison. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
     from ..document.compare import compare
-    from ..document.readback import LEVELS as RISING
-    from ..document.readback import read
+    from ..document.compared import LEVELS as RISING
+    from ..document.compared import read
 
     found = compare(read(args.before), read(args.after))
     if args.html:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from .readback import FORMATS, LEVELS, Figures, Judged, Known, Record
+from .compared import LEVELS, Figures, Judged, Known, Record
 
 
 class Identified(Protocol):
@@ -108,8 +108,9 @@ def _verdict_changes(before: Sequence[Judged], after: Sequence[Judged]) -> tuple
         was, now = old.get(key), new.get(key)
         node = now or was
         assert node is not None
-        for fmt in FORMATS:
-            verdicts = tuple(side.verdicts.get(fmt) if side else None for side in (was, now))
+        sides = [side.verdicts if side else {} for side in (was, now)]
+        for fmt in {**sides[0], **sides[1]}:
+            verdicts = tuple(side.get(fmt) for side in sides)
             if verdicts[0] != verdicts[1]:
                 changes.append(VerdictChange(node, fmt, *verdicts))
     return tuple(changes)

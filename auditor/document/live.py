@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from .load import checked, load_plan, plan_problem
+from .read import load_plan, read_document, read_plan
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -39,13 +39,11 @@ def select(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, Plan):
         return plan_table(plan)
     if isinstance(plan, Mapping) and "plans" in plan:
-        document = checked(plan, "the plan")
-        expected = {"parameters": document.get("subject", {}).get("parameters")}
-        return {**expected, **_pick(document["plans"], name or document.get("recommended"))}
+        subject = read_document(plan, "the plan").subject
+        expected = {"parameters": subject.parameters if subject else None}
+        return {**expected, **_pick(plan["plans"], name or plan.get("recommended"))}
     if isinstance(plan, Mapping) and "scopes" in plan:
-        problem = plan_problem("the plan", plan)
-        if problem:
-            raise PlanError(f"{problem} cannot be read: pass a plan as plan.json holds it.", slug="bad-plan")
+        read_plan(plan, "the plan")
         return dict(plan)
     if isinstance(plan, Mapping) and plan:
         return _pick(plan, name)
@@ -57,7 +55,10 @@ def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
         wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
         raise PlanError(f"{wanted}; choose one of {', '.join(sorted(plans))}.", slug="no-such-plan")
     found = plans[name]
-    return plan_table(found) if isinstance(found, Plan) else dict(found)
+    if isinstance(found, Plan):
+        return plan_table(found)
+    read_plan(found, f"the plan {name!r}")
+    return dict(found)
 
 
 def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:

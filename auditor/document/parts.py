@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,14 +18,15 @@ ABSENT = object()
 @dataclass(frozen=True)
 class Entry:
     """One key of an object. type: of the record's field. value: takes the record, for what is kept by format the pair
-    (record, format). optional: it may be left out.
+    (record, format). optional: it may be left out. default: the record's, for those who read a file without it.
     """
 
     key: str
     type: Any
     written: Written
     value: Callable[[Any], Any]
-    optional: bool
+    optional: bool = False
+    default: Any = None
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,17 @@ def part_of(record: Any) -> Part:
     plain: list[Entry] = []
     by_format: list[Entry] = []
     tables: list[str] = []
-    for name, type_, marks in _marked(record):
+    for field, type_, marks in _marked(record):
         grouped, written = marks.get(ByFormat), marks.get(Written)
         if grouped is not None:
-            tables.append(name)
-            by_format += _columns(name, type_, written, grouped.left_out)
+            tables.append(field.name)
+            by_format += _columns(field, type_, written, grouped.left_out)
         elif Inlined in marks:
             within = part_of(inner(type_)).entries
-            plain += [replace(entry, value=_then(_reader(name), entry.value)) for entry in within]
+            read = _reader(field.name)
+            plain += [_below(entry, _then(read, entry.value), nullable(type_)) for entry in within]
         elif written is not None:
-            plain.append(_entry(name, type_, written, _reader(name)))
+            plain.append(_entry(field, type_, written, _reader(field.name)))
     below = Part(f"{record.__name__} by format", _ordered(by_format)) if tables else None
     return Part(record.__name__, _ordered(plain), below, _reader(tables[0]) if tables else Part.formats)
 
@@ -79,7 +81,7 @@ def nullable(type_: Any) -> bool:
     return get_origin(type_) in (Union, UnionType) and NoneType in get_args(type_)
 
 
-def _marked(record: type) -> Iterable[tuple[str, Any, dict[type, Any]]]:
+def _marked(record: type) -> Iterable[tuple[Field[Any], Any, dict[type, Any]]]:
     """(field, type, marks) of the fields that the file holds, in the record's order."""
     hints = get_type_hints(record, include_extras=True)
     for field in fields(record):
@@ -87,15 +89,15 @@ def _marked(record: type) -> Iterable[tuple[str, Any, dict[type, Any]]]:
         if get_origin(hint) is Annotated:
             marks = {type(mark): mark for mark in hint.__metadata__}
             if marks.keys() & {Written, Inlined, ByFormat}:
-                yield field.name, get_args(hint)[0], marks
+                yield field, get_args(hint)[0], marks
 
 
-def _columns(name: str, type_: Any, written: Written | None, left_out: bool) -> Iterable[Entry]:
+def _columns(field: Field[Any], type_: Any, written: Written | None, left_out: bool) -> Iterable[Entry]:
     """What a field {format: value} puts in the object of each format."""
-    value = get_args(type_)[1]
+    name, value = field.name, get_args(type_)[1]
     if not is_record(value):
         assert written is not None
-        return [_entry(name, value | None, written, lambda at: getattr(at[0], name).get(at[1]))]
+        return [_entry(field, value | None, written, lambda at: getattr(at[0], name).get(at[1]))]
     missing = ABSENT if left_out else None
 
     def column(entry: Entry) -> Entry:
@@ -103,19 +105,33 @@ def _columns(name: str, type_: Any, written: Written | None, left_out: bool) -> 
             table = getattr(at[0], name)
             return entry.value(table[at[1]]) if at[1] in table else missing
 
-        type_ = entry.type if left_out or nullable(entry.type) else entry.type | None
-        return replace(entry, type=type_, value=read, optional=entry.optional or left_out)
+        return replace(_below(entry, read, not left_out), optional=entry.optional or left_out)
 
     return [column(entry) for entry in part_of(value).entries]
 
 
-def _entry(name: str, type_: Any, written: Written, read: Callable[[Any], Any]) -> Entry:
+def _below(entry: Entry, read: Callable[[Any], Any], may_be_null: bool) -> Entry:
+    """An entry of a record that stands in another's place; read: its value from there, null where the record is None."""
+    return replace(entry, type=_or_none(entry.type) if may_be_null else entry.type, value=read)
+
+
+def _or_none(type_: Any) -> Any:
+    return type_ if nullable(type_) else type_ | None
+
+
+def _entry(field: Field[Any], type_: Any, written: Written, read: Callable[[Any], Any]) -> Entry:
     if written.form:
         shown, made = FORMS[written.form]
-        return _entry(name, shown | None if nullable(type_) else shown, replace(written, form=""), _then(read, made))
-    if written.left_out:
-        return Entry(written.key or name, type_, written, lambda record: _or_absent(read(record)), optional=True)
-    return Entry(written.key or name, type_, written, read, optional=False)
+        type_, read = _or_none(shown) if nullable(type_) else shown, _then(read, made)
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return Entry(
+        written.key or field.name,
+        type_,
+        written,
+        (lambda record: _or_absent(read(record))) if written.left_out else read,
+        written.left_out,
+        None if default is MISSING else default,
+    )
 
 
 def _then(read: Callable[[Any], Any], made: Callable[[Any], Any]) -> Callable[[Any], Any]:

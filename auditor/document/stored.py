@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from ..patch.emit import emit
 from ..records import Plan, ScopeChoice, Subject
 from .live import apply, select
-from .load import load_plan
-
-NUMBERS = ("predicted_error", "low_precision_flops", "predicted_speedup")
+from .read import loaded, read_document
 
 
 def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, Plan], str]:
@@ -21,9 +18,9 @@ def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, 
     What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
     Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan").
     """
-    document = load_plan(file)
+    document = loaded(file)
+    plans = {key: _record(key, item) for key, item in read_document(document, str(file)).plans.items()}
     select(document, name)
-    plans = {key: _record(key, item) for key, item in document["plans"].items()}
     return document, plans, name or str(document["recommended"])
 
 
@@ -40,20 +37,17 @@ def patched_source(
     return emit(subject.origin, parameters, plans, chosen, directory)
 
 
-def _record(name: str, item: Mapping[str, Any]) -> Plan:
+def _record(name: str, found: Any) -> Plan:
     scopes = {
-        path: ScopeChoice(
-            choice["precision"],
-            tuple(map(str, choice.get("because", []))),
-            choice.get("output", "cast"),
-            _number(choice.get("cost")),
-        )
-        for path, choice in item["scopes"].items()
+        path: ScopeChoice(choice.precision, tuple(choice.because), choice.output, choice.cost)
+        for path, choice in found.scopes.items()
     }
-    numbers = {key: _number(item.get(key)) for key in NUMBERS}
-    return Plan(name=name, strategy=item["strategy"], format=item["format"], scopes=scopes, **numbers)
-
-
-def _number(value: Any) -> Any:
-    """A finite number, else None: JSON as Python reads it also has NaN and Infinity."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return Plan(
+        name=name,
+        strategy=found.strategy,
+        format=found.format,
+        scopes=scopes,
+        predicted_error=found.predicted_error,
+        low_precision_flops=found.low_precision_flops,
+        predicted_speedup=found.predicted_speedup,
+    )

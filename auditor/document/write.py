@@ -83,7 +83,7 @@ def number(value: float | None, exact: bool = False) -> float | None:
     """A finite number, to seven significant digits: what is beyond them varies with the order of a reduction."""
     if value is None or not math.isfinite(value):
         return None
-    return float(value) if exact else float(f"{value:.7g}")
+    return value if exact else float(f"{value:.7g}")
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..document.compare import Comparison
-from ..document.readback import Known
+from ..document.compared import Known
 from .diff_words import caveats, changes, error, groups, headline, recommendation, speedup
 from .page import Look, Page, columns, shorten
 from .prose import sentence

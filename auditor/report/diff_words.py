@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..document.compare import Comparison, VerdictChange
-from ..document.readback import Figures, Known
+from ..document.compared import Figures, Known
 from .view import pattern
 from .words import SEVERITIES, count, ratio
 

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from ..document.contents import Groups, shared_modules, tied_parameters
-from ..document.load import checked, load_plan
+from ..document.read import load_plan, read_document
 from ..errors import PlanError
 from ..paths import nearest
 
@@ -87,7 +87,7 @@ def offer_of(plan: Any) -> Offer:
     if isinstance(plan, str | PathLike):
         plan = load_plan(plan)
     if isinstance(plan, Mapping):
-        return _from_document(checked(plan, "the plan"))
+        return _from_document(read_document(plan, "the plan"))
     if hasattr(plan, "plans") and hasattr(plan, "subject"):
         return _from_audit(plan)
     raise PlanError("A snippet is made from an Audit, a dict as in plan.json, or a path to one.", slug="bad-plan")
@@ -115,49 +115,27 @@ def _from_audit(audit: Any) -> Offer:
     return Offer(plans, audit.recommended)
 
 
-def _from_document(document: Mapping[str, Any]) -> Offer:
-    budget = document.get("budget")
-    max_error = _number(budget.get("max_error")) if isinstance(budget, Mapping) else None
-    subject = document.get("subject", {})
-    tied, shared = (_groups(subject.get(key, [])) for key in ("tied_parameters", "shared_modules"))
-    init_scale = _init_scale(document.get("training"))
+def _from_document(found: Any) -> Offer:
+    subject, training = found.subject, found.training
+    tied, shared = (subject.tied_parameters, subject.shared_modules) if subject else (None, None)
     plans = {
-        str(name): Chosen(
-            str(name),
-            plan["strategy"],
-            plan["format"],
-            {path: (choice["precision"], choice.get("output", "cast")) for path, choice in plan["scopes"].items()},
-            _number(plan.get("measured_error")),
-            max_error,
-            plan.get("verified") is True,
-            tied,
-            shared,
-            init_scale,
+        name: Chosen(
+            name,
+            plan.strategy,
+            plan.format,
+            {path: (choice.precision, choice.output) for path, choice in plan.scopes.items()},
+            plan.measured_error,
+            found.budget.max_error if found.budget else None,
+            plan.verified,
+            _groups(tied),
+            _groups(shared),
+            training.fp16.init_scale if training and training.fp16 else None,
         )
-        for name, plan in document["plans"].items()
+        for name, plan in found.plans.items()
     }
-    return Offer(plans, document.get("recommended"))
+    return Offer(plans, found.recommended)
 
 
-def _init_scale(training: Any) -> float | None:
-    """What an audit of training recommends as the first loss scale of FP16."""
-    window = training.get("fp16") if isinstance(training, Mapping) else None
-    return _number(window.get("init_scale")) if isinstance(window, Mapping) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value == value else None
-
-
-def _groups(groups: Any) -> Groups:
-    """Groups of names as plan.json holds them; a plan of an earlier version has none."""
-    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
-        raise PlanError(
-            "the plan is not a plan: its tied_parameters or shared_modules cannot be read. Audit the model again.",
-            slug="bad-plan",
-        )
-    return tuple(tuple(group) for group in groups)
-
-
-def _is_group(group: Any) -> bool:
-    return isinstance(group, list) and bool(group) and all(isinstance(name, str) for name in group)
+def _groups(groups: Sequence[Sequence[str]] | None) -> Groups:
+    """Groups of names; a plan of an earlier version has none."""
+    return tuple(tuple(group) for group in groups or () if group)

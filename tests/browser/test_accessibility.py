@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from auditor.document.compare import compare
-from auditor.document.readback import record
+from auditor.document.compared import record
 from auditor.report import diff_html
 from auditor.report.reporters import html
 from tests.browser.devtools import browser, find_chromium

@@ -107,7 +107,7 @@ def test_what_was_verified_was_another_model(plan, tmp_path):
 def test_numbers_that_are_none_do_not_break_the_file(plan, tmp_path):
     changed = document()
     changed["plans"]["autocast_bf16"]["predicted_error"] = float("nan")
-    changed["plans"]["cast_fp16"]["predicted_error"] = "__import__('os')"
+    changed["plans"]["cast_fp16"]["low_precision_flops"] = float("inf")
     plan(changed)
     assert cli.main(["apply", "plan.json", "model.py", "--out", "."]) == 0
     assert run_patched(tmp_path)[0] == "autocast_bf16"
@@ -126,24 +126,44 @@ def edited(*path_and_value: object) -> dict:
 
 BROKEN = {
     "no JSON": ("{", "is not a plan"),
-    "not a mapping": ([], "format_version None"),
-    "another version": (edited("format_version", 2), "format_version 2, this auditor reads 1"),
-    "no plans": (edited("plans", {}), "is not a plan"),
-    "plans that are a list": (edited("plans", []), "its list of plans"),
-    "subject that is a list": (edited("subject", []), "is not a plan"),
-    "unknown strategy": (edited("plans", "cast_fp16", "strategy", "magic"), "the strategy of"),
-    "unknown format": (edited("plans", "cast_fp16", "format", "fp8"), "the format of 'cast_fp16'"),
-    "unknown precision": (edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}), "the scope"),
+    "not a mapping": ([], "`$` should be an object, is []"),
+    "another version": (
+        edited("format_version", 2),
+        "`$.format_version` should be 1, which this auditor reads, is 2. Audit the model again",
+    ),
+    "no plans": (edited("plans", {}), "`$.plans` should be an object with a plan, is {}"),
+    "plans that are a list": (edited("plans", []), "`$.plans` should be an object, is []"),
+    "subject that is a list": (edited("subject", []), "`$.subject` should be an object, is []"),
+    "code for a number": (
+        edited("plans", "cast_fp16", "predicted_error", "__import__('os')"),
+        """`$.plans.cast_fp16.predicted_error` should be a number, is "__import__('os')".""",
+    ),
+    "no strategy": (
+        edited("plans", "cast_fp16", {"format": "fp16"}),
+        "`$.plans.cast_fp16.strategy` is missing (1 more",
+    ),
+    "unknown strategy": (
+        edited("plans", "cast_fp16", "strategy", "magic"),
+        '`$.plans.cast_fp16.strategy` should be one of autocast, cast, is "magic"',
+    ),
+    "unknown format": (
+        edited("plans", "cast_fp16", "format", "fp8"),
+        "`$.plans.cast_fp16.format` should be one of bf16",
+    ),
+    "unknown precision": (
+        edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}),
+        '`$.plans.cast_fp16.scopes[""].precision` should be one of fp32, bf16',
+    ),
     "reasons that are a number": (
         edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "because": 5}}),
-        "the scope '' of 'cast_fp16'",
+        '`$.plans.cast_fp16.scopes[""].because` should be a list, is 5',
     ),
     "unknown output": (
         edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "output": []}}),
-        "the scope '' of 'cast_fp16'",
+        """`$.plans.cast_fp16.scopes[""].output` should be 'cast' or 'keep', is []""",
     ),
     "nothing recommended": (edited("recommended", None), "no plan is recommended; choose one of autocast_bf16"),
-    "recommendation that is a list": (edited("recommended", []), "is not a plan"),
+    "recommendation that is a list": (edited("recommended", []), "`$.recommended` should be text, is []"),
     "recommendation that is not there": (edited("recommended", "gone"), "'gone' is not among the plans"),
     "another model": (edited("subject", "parameters", 27), "made for a model of 27 parameters, this one has 26"),
     "a layer the model lacks": (

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from auditor.document.compare import compare, fresh
-from auditor.document.readback import Known, read, record
+from auditor.document.compared import Known, read, record
 from auditor.errors import PlanError
 from tests.unit.report.factory import make_audit
 

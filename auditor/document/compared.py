@@ -1,0 +1,113 @@
+"""An audit in its plan.json, as far as two of them are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .read import loaded, read_audit
+
+LEVELS = ("info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A finding as plan.json has it. Its identity is rule, owner and op: lines move, and numbers vary."""
+
+    rule: str
+    name: str
+    owner: str
+    op: str
+    severity: str
+    message: str
+    source: str | None
+
+
+_KNOWN = tuple(field.name for field in fields(Known))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An operation and its verdict in each format."""
+
+    owner: str
+    op: str
+    source: str | None
+    verdicts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one plan comes to; None where it was not measured, or is not finite."""
+
+    predicted_error: float | None
+    measured_error: float | None
+    predicted_speedup: float | None
+    verified: bool
+    islands: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One audit as far as two of them are compared. settings: what has to be equal for numbers to be comparable."""
+
+    label: str
+    name: str
+    recommended: str | None
+    settings: Mapping[str, str]
+    plans: Mapping[str, Figures]
+    nodes: tuple[Judged, ...]
+    findings: tuple[Known, ...]
+
+
+def read(path: Path) -> Record:
+    """The audit in a plan.json, or in the directory that holds one.
+
+    Raises: PlanError(slug="missing-plan" | "bad-plan").
+    """
+    file = path / "plan.json" if path.is_dir() else path
+    return record(loaded(file), str(path))
+
+
+def record(document: Any, label: str) -> Record:
+    """The parts of a plan.json document that are compared. Raises: PlanError(slug="bad-plan")."""
+    found = read_audit(document, label)
+    return Record(
+        label=label,
+        name=found.subject.name or "",
+        recommended=found.recommended,
+        settings=_settings(found.subject, found.environment, found.budget),
+        plans={name: _figures(plan) for name, plan in found.plans.items()},
+        nodes=tuple(_judged(node) for node in found.nodes),
+        findings=tuple(Known(**{key: getattr(finding, key) for key in _KNOWN}) for finding in found.findings),
+    )
+
+
+def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:
+    return {
+        "parameters": str(subject.parameters),
+        "inputs": ", ".join(subject.inputs or ()),
+        "source of the inputs": str(subject.inputs_source),
+        "source of the weights": str(subject.weights_source),
+        "budget": f"{budget.max_error} {budget.metric}",
+        "execution": f"{environment.device}, {environment.execution}",
+        "torch": str(environment.torch),
+        "auditor": str(environment.auditor),
+    }
+
+
+def _figures(plan: Any) -> Figures:
+    root = plan.scopes[""].precision if "" in plan.scopes else None
+    return Figures(
+        predicted_error=plan.predicted_error,
+        measured_error=plan.measured_error,
+        predicted_speedup=plan.predicted_speedup,
+        verified=plan.verified,
+        islands=sum(bool(path) and choice.precision != root for path, choice in plan.scopes.items()),
+    )
+
+
+def _judged(node: Any) -> Judged:
+    return Judged(node.owner, node.op, node.source, {name: found.verdict for name, found in node.formats().items()})
