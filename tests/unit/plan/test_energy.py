@@ -1,0 +1,82 @@
+"""The cut that minimises time and error, on energies of one to three scopes whose minima are found by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from auditor.plan.energy import FORBIDDEN, SPAN, SWEEP, Energy
+
+ROOT = (0.0, 10.0, 0.0)
+"""A root that is low for nothing and costs ten seconds in FP32."""
+
+
+def energy(
+    scopes: dict[str, tuple[float, float, float]],
+    pairs: dict[tuple[str, str], tuple[float, float]] | None = None,
+    tree: dict[str, str] | None = None,
+    tied: set[tuple[str, str]] | None = None,
+    island: float = 0.0,
+    shielded: frozenset[str] = frozenset(),
+) -> Energy:
+    return Energy({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), island, shielded)
+
+
+def test_a_scope_is_fp32_where_its_error_weighs_more_than_the_time_it_saves() -> None:
+    # low: 1 + m / 2 seconds; FP32: 3. They meet at m = 4.
+    one = energy({"a": (1.0, 3.0, 0.5)})
+    assert (one.cut(3.9), one.cut(4.1)) == (set(), {"a"})
+
+
+def test_an_island_must_be_worth_its_price() -> None:
+    # FP32 and an island: 3 + 0.5, so they meet at m = 5
+    one = energy({"a": (1.0, 3.0, 0.5)}, tree={"a": ""}, island=0.5)
+    assert (one.cut(4.9), one.cut(5.1)) == (set(), {"a"})
+
+
+@pytest.mark.parametrize(("elapsed", "expected"), [(0.5, {"a"}), (1.0, {"a", "b"})])
+def test_a_value_that_leaves_fp32_is_cast_and_rounded(elapsed: float, expected: set[str]) -> None:
+    # a must be FP32. b low: 1 + elapsed + 0.1, in FP32: 2
+    found = energy({"a": (0.0, 1.0, FORBIDDEN), "b": (1.0, 2.0, 0.0)}, {("a", "b"): (0.1, elapsed)})
+    assert found.cut(1.0) == expected
+
+
+def test_a_value_that_is_raised_loses_nothing() -> None:
+    # b must be FP32. a low: 1 + 0.5 for the cast, in FP32: 2; what rounding would cost is not asked
+    found = energy({"a": (1.0, 2.0, 0.0), "b": (0.0, 1.0, FORBIDDEN)}, {("a", "b"): (100.0, 0.5)})
+    assert found.cut(1.0) == {"b"}
+
+
+def test_what_is_tied_agrees() -> None:
+    # together 2 + m low against 6 in FP32; b alone would be low at any m
+    found = energy({"a": (1.0, 3.0, 1.0), "b": (1.0, 3.0, 0.0)}, tied={("a", "b")})
+    assert (found.cut(3.9), found.cut(4.1)) == (set(), {"a", "b"})
+    assert (found.tied_to("b"), found.tied_to("")) == ({"a", "b"}, set())
+
+
+def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:
+    tree, shielded = {"a": "", "a.s": "a"}, frozenset({"a.s"})
+    scopes = {"a": (0.0, 1.0, FORBIDDEN), "a.s": (1.0, 100.0, 0.0)}
+    assert energy(scopes, tree=tree, shielded=shielded).cut(1.0) == {"a", "a.s"}
+    assert energy(scopes, tree=tree).cut(1.0) == {"a"}
+    scopes = {"a": (0.0, 1.0, 0.0), "a.s": (0.0, 1.0, FORBIDDEN)}
+    assert energy(scopes, tree=tree, shielded=shielded).cut(1.0) == {"a.s"}
+
+
+def test_settling_goes_down_the_tree() -> None:
+    tree = {"a": "", "a.s": "a", "a.s.t": "a.s", "b": ""}
+    found = energy({}, tree=tree, shielded=frozenset({"a.s", "a.s.t", "b"}))
+    given = {"": "fp16", "a": "fp32", "a.s": "fp16", "a.s.t": "fp16", "b": "fp16"}
+    assert found.settled(given) == {"": "fp16", "a": "fp32", "a.s": "fp32", "a.s.t": "fp32", "b": "fp16"}
+
+
+def test_multipliers_lie_around_time_over_error() -> None:
+    # 10 + 2 + 7 seconds are at stake against an error of 0.5; what is forbidden is no measure of error
+    found = energy({"a": (1.0, 3.0, 0.5), "b": (0.0, 7.0, FORBIDDEN)}).multipliers()
+    assert len(found) == SWEEP
+    assert found[0] == pytest.approx(38 / SPAN**0.5)
+    assert found[-1] == pytest.approx(38 * SPAN**0.5)
+    steps = {round(after / before, 9) for before, after in pairwise(found)}
+    assert len(steps) == 1
+    assert energy({"a": (1.0, 3.0, 0.0)}).multipliers()[SWEEP - 1] == pytest.approx(SPAN**0.5)  # nothing to go by

@@ -1,0 +1,69 @@
+"""What the solver weighs: prohibitions, squares of errors, and which values are rounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.plan.costs import Cost, seconds
+from auditor.plan.energy import FORBIDDEN
+from auditor.plan.problem import ISLAND_SHARE, Problem
+from auditor.records import Contribution, Verdict
+from auditor.replay.strategies import plain
+from tests.problems import captured
+
+
+def problem(strategy: str = "autocast", verdict: str = "safe", own: float = 0.3) -> Problem:
+    capture = captured("chain")
+    names = [*capture.nodes, *(place.name for place in capture.placeholders)]
+    return Problem(
+        capture,
+        dict.fromkeys(capture.nodes, Cost(10**9, 10**4, False)),
+        dict.fromkeys(names, Contribution(0.5, own, 0.04)),
+        dict.fromkeys(capture.nodes, Verdict(verdict, "")),
+        strategy,
+        "fp16",
+        "A100",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "own", "low", "wide"),
+    [
+        ("safe", 0.3, 0.09, 0.0),
+        ("sensitive", 0.3, 0.09, 0.0),
+        ("unsafe", 0.3, FORBIDDEN, 0.0),
+        ("untested", 0.3, FORBIDDEN, 0.0),
+        ("safe", float("inf"), FORBIDDEN, 0.0),  # cuts need finite numbers
+    ],
+)
+def test_what_running_a_node_low_adds(verdict: str, own: float, low: float, wide: float) -> None:
+    found = problem(verdict=verdict, own=own)
+    (name, *_) = found.capture.nodes
+    assert found.node_square(found.resolve(plain("fp16")), name) == pytest.approx(low)
+    assert found.node_square(found.resolve(plain("fp32")), name) == wide
+
+
+def test_a_node_without_a_verdict_is_not_forbidden() -> None:
+    found = replace(problem(), verdicts={})
+    (name, *_) = found.capture.nodes
+    assert not found.forbidden(found.resolve(plain("fp16")), name)
+
+
+def test_values_that_are_rounded() -> None:
+    found = problem()
+    (x,) = (place.name for place in found.capture.placeholders if place.kind == "input")
+    weights = {place.name for place in found.capture.placeholders if place.kind == "parameter"}
+    assert set(found.rounded_values(found.resolve(plain("fp16")))) == weights | {x}
+    assert found.rounded_values(found.resolve(plain("fp32"))) == []
+    assert found.cast_square(x) == pytest.approx(0.04**2)
+    cast = problem("cast")
+    assert set(cast.rounded_values(cast.resolve(plain("fp16")))) == weights | {x}
+
+
+def test_names_and_the_price_of_an_island() -> None:
+    found = problem("cast")
+    assert found.name == "cast_fp16"
+    one = seconds(Cost(10**9, 10**4, False), "fp32", "A100")
+    assert found.island == pytest.approx(ISLAND_SHARE * 5 * one)

@@ -1,0 +1,92 @@
+"""What plans are made from: reference answers that are run once, and problems by strategy and format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.formats.metrics import output_error
+from auditor.plan.costs import Cost
+from auditor.plan.workbench import Workbench
+from auditor.records import Contribution, Verdict
+from tests.subjects import capture_of, subject_of
+
+
+class AddOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+ONE, TWO = torch.zeros(2), torch.ones(2)
+
+
+def bench(**changes: Any) -> Workbench:
+    model = AddOne()
+    subject = subject_of(model, ONE)
+    capture = capture_of(model, ONE)
+    (name,) = capture.nodes
+    found = Workbench(
+        subject=subject,
+        capture=capture,
+        costs={name: Cost(1, 1, False)},
+        contributions={"fp16": {name: Contribution(0.1, 0.1, 0.1)}, "bf16": {name: Contribution(0.2, 0.2, 0.2)}},
+        verdicts={"fp16": {name: Verdict("unsafe", "")}, "bf16": {name: Verdict("safe", "")}},
+        findings=(),
+        distance=output_error,
+        max_error=0.01,
+        seed=0,
+        gpu="A100",
+        native=False,
+    )
+    return replace(found, **changes)
+
+
+def test_references_are_run_once_per_batch() -> None:
+    found = bench()
+    batch = found.subject.batches[0]
+    first = found.reference(batch)
+    assert first[0].tolist() == [1.0, 1.0]
+    assert found.reference(batch) is first
+
+
+def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
+    found = bench()
+    assert found.checks == found.subject.batches
+    held = replace(found.subject, held_out=(((TWO,), {}),))
+    assert bench(subject=held).checks == held.held_out
+
+
+def test_answers_with_gradients_or_none() -> None:
+    (answer,) = bench().graded or []
+    assert answer.tolist() == [1.0, 1.0]
+
+    class Refusing(AddOne):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                raise RuntimeError("for inference")
+            return super().forward(x)
+
+    found = bench()
+    assert replace(found, subject=subject_of(Refusing(), ONE)).graded is None
+
+
+def test_a_problem_is_of_its_own_format() -> None:
+    found = bench()
+    (name,) = found.capture.nodes
+    problem = found.problem("cast", "bf16")
+    assert (problem.name, problem.device) == ("cast_bf16", "A100")
+    assert (problem.contributions[name].own, problem.verdicts[name].verdict) == (0.2, "safe")
+
+
+def test_a_trial_takes_batches_with_their_answers() -> None:
+    found = bench()
+    trial = found.trial(found.subject.batches)
+    assert trial.batches == found.subject.batches
+    assert [x.tolist() for x in trial.references[0]] == [[1.0, 1.0]]
+
+
+def test_the_device_of_verification() -> None:
+    assert (bench().device, bench(native=True).device) == ("cpu", "cuda")
