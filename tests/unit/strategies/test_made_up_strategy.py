@@ -16,7 +16,7 @@ from torch import nn
 
 import auditor
 from auditor.cli.program import main
-from auditor.document.load import load_plan
+from auditor.document.read import load_plan
 from auditor.errors import AuditorError, PlanError
 from auditor.formats.metrics import output_error
 from auditor.formats.table import dtype_of
