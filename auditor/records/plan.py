@@ -76,7 +76,7 @@ class Plan:
             needed="plan",
         ),
     ]
-    format: Annotated[str, Written("the low format: `fp16` or `bf16`", needed="plan")]
+    format: Annotated[str, Written("name of the low format, such as `fp16`", needed="plan")]
     scopes: Annotated[
         Mapping[str, ScopeChoice],
         Written(
