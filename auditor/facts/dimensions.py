@@ -74,7 +74,7 @@ def _tiled(node: fx.Node) -> tuple[int, ...] | None:
     size = gemm_size(node)
     if size is None:
         return None
-    weight = arguments_with_defaults(node).get("weight") if "conv" in op_of(node) else None
+    weight = arguments_with_defaults(node).get("weight") if row_of(node).gemm.endswith("convolution") else None
     return shape(weight)[:2] if weight is not None else size[1:]
 
 

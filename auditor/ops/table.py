@@ -26,8 +26,8 @@ class Operation:
     entries: the result holds these and nothing else: "same": all in their order, under another shape at most; "turned":
     all, with the dimensions in another order; "moved": some, some several times, or all at other places.
     view: "always" in its memory; "if_strides_allow": copied otherwise; "outside_training": the argument itself there.
-    identity: what is handed on is the argument. inverse: the packet that undoes the view. scatter: the one that writes
-    to a part. exact: entries are moved, chosen or repeated, so that no error is added. cast: the same values in another
+    identity: what is handed on is the argument. inverse: the packet that undoes the view; scatter: the one that writes
+    to the part it shows; complement: the one that shows the other part of complex numbers. exact: entries are moved, chosen or repeated, so that no error is added. cast: the same values in another
     dtype. joins: entries of several tensors beside each other, or each against each.
 
     Arithmetic:
@@ -68,6 +68,7 @@ class Operation:
     identity: bool = False
     inverse: str = ""
     scatter: str = ""
+    complement: str = ""
     exact: bool = False
     cast: bool = False
     joins: bool = False
@@ -220,5 +221,5 @@ def _row(own: str) -> Operation | None:
         return _row(own.removeprefix("prims."))
     base = _row(own.removesuffix("_copy")) if own.endswith("_copy") else None
     if base is not None and base.view:
-        return replace(base, view="", identity=False, inverse="", scatter="", writes_nothing=False)
+        return replace(base, view="", identity=False, inverse="", scatter="", complement="", writes_nothing=False)
     return None

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ..ops.nodes import operation_of
+
 _aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -18,12 +20,10 @@ def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple
 
 def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
     """The dtype that an operation casts to, None for one that is no cast."""
-    if op is _aten.to.dtype:
-        return args[1]
-    if op is _aten.to.device:
-        return args[2]
-    if op is _aten.to.dtype_layout or op is _aten._to_copy.default:
-        return kwargs.get("dtype")
-    if op is _aten.to.other or op is _aten.type_as.default:
-        return given[-1].dtype
-    return None
+    if not operation_of(op).cast:
+        return None
+    names = [argument.name for argument in op._schema.arguments]
+    if "dtype" not in names:
+        return given[-1].dtype if "other" in names else None
+    place = names.index("dtype")
+    return args[place] if place < len(args) else kwargs.get("dtype")

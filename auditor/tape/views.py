@@ -119,10 +119,9 @@ def scattered(
         return emit(back[0], (part, *back[1]), {}, value)
     if view.reshapes(own, parent) or own == parent:
         return emit(_aten.reshape.default, (part, list(parent.shape)), {}, value)
-    if row.packet in ("real", "imag"):
-        real = row.packet == "real"
-        other = emit(_aten.imag.default if real else _aten.real.default, (whole,), {}, own.outline())
-        return emit(_aten.complex.default, (part, other) if real else (other, part), {}, value)
+    if row.complement:
+        other = emit(getattr(_aten, row.complement).default, (whole,), {}, own.outline())
+        return emit(_aten.complex.default, (part, other) if row.packet == "real" else (other, part), {}, value)
     if own.dtype != parent.dtype:
         return emit(_aten.view.dtype, (part, parent.dtype), {}, value)
     along = _slice_of(own, parent)
