@@ -1,0 +1,58 @@
+"""What a strategy says where it says nothing, and how strategies become known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.errors import AuditorError
+from auditor.records import Plan
+from auditor.strategies import SHIPPED, names, register, registered, strategy_of
+from auditor.strategies.base import Strategy
+from auditor.strategies.runtime import Runtime
+
+
+class Mine(Strategy):
+    name = "mine"
+    title = "as I like it"
+    purpose = "a test"
+    runtime = Runtime
+
+
+def test_by_default_nothing_is_converted_stored_or_wrapped() -> None:
+    mine = Mine()
+    assert (mine.computes_in("fp16"), mine.boundary("fp16", "fp32", False)) == ("fp16", (None, None))
+    assert (mine.stores, mine.regional, mine.seconds_per_byte) == (frozenset(), False, 0.0)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, False), (0.1, True)])
+def test_a_plan_gains_where_some_of_it_is_low(share: float, expected: bool) -> None:
+    plan = Plan("mine_fp16", "mine", "fp16", {}, 0.0, 1.0, 0.0)
+    assert Mine().gains(replace(plan, low_precision_flops=share)) is expected
+
+
+def test_it_is_known_for_the_body_alone() -> None:
+    mine = Mine()
+    with registered(mine):
+        assert strategy_of("mine") is mine
+        assert names() == (*SHIPPED, "mine")
+        with pytest.raises(AuditorError, match="there is a strategy 'mine' already"):
+            register(Mine())
+    assert names() == SHIPPED
+    with pytest.raises(KeyError):
+        strategy_of("mine")
+
+
+@pytest.mark.parametrize("name", ["Mine", "my strategy", "", "cast"])
+def test_names_that_are_refused(name: str) -> None:
+    other = type("Other", (Mine,), {"name": name})()
+    with pytest.raises(AuditorError):
+        register(other)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_those_that_ship_are_each_in_the_file_of_its_name(name: str) -> None:
+    found = strategy_of(name)
+    assert found.name == name
+    assert type(found).__module__ == f"auditor.strategies.{name}"
