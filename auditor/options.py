@@ -9,7 +9,7 @@ import torch
 
 from .config import EVERYTHING, Selection
 from .errors import AuditorError
-from .formats.table import DEFAULT, auditable
+from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
 from .resources import table
 from .rulebook import Rule
@@ -45,6 +45,8 @@ class Options:
         _of("formats", self.formats, auditable())
         _of("strategies", self.strategies, names())
         _of("modes", (self.mode,), MODES)
+        if self.training:
+            _of("formats that a training step runs in", self.formats, [name for name in auditable() if runs(name)])
         _of("devices", (self.device,), DEVICES)
         if not 0 < self.max_error < float("inf"):
             raise AuditorError(f"max_error is a positive number, not {self.max_error}", slug="bad-option")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import PlanError
+from ..formats.table import label, runs
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
@@ -31,7 +32,21 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
 
 
 def select(plan: Any, name: str | None) -> dict[str, Any]:
-    """One plan as a dict with `strategy`, `format` and `scopes`, from any of the forms that `apply` takes."""
+    """One plan as a dict with `strategy`, `format` and `scopes`, from any of the forms that `apply` takes.
+
+    Raises: PlanError, also for a plan in a format that torch does not compute in.
+    """
+    chosen = _selected(plan, name)
+    if not runs(chosen["format"]):
+        raise PlanError(
+            f"torch has no arithmetic in {label(chosen['format'])}, so the plan cannot be run: choose one in another "
+            "format.",
+            slug="no-arithmetic",
+        )
+    return chosen
+
+
+def _selected(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, (str, PathLike)):
         plan = load_plan(plan)
     if hasattr(plan, "plans"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..formats.table import runs
 from ..patch.emit import emit
 from ..records import Plan, ScopeChoice, Subject
 from .live import apply, select
@@ -13,14 +14,15 @@ from .read import loaded, read_document
 
 
 def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, Plan], str]:
-    """The document, its plans as records, and the name of the one to use: `name`, or the recommended one.
+    """The document, those of its plans that can be run as records, and the name of the one to use: `name`, or the recommended one.
 
     What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
-    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan").
+    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic").
     """
     document = loaded(file)
-    plans = {key: _record(key, item) for key, item in read_document(document, str(file)).plans.items()}
+    found = read_document(document, str(file)).plans
     select(document, name)
+    plans = {key: _record(key, item) for key, item in found.items() if runs(item.format)}
     return document, plans, name or str(document["recommended"])
 
 

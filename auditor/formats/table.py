@@ -16,7 +16,9 @@ from ..errors import AuditorError
 if TYPE_CHECKING:
     import torch
 
-_NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
+NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
+"""How formats are called: no key of a document has a digit, so that the two are told apart."""
+
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
 """Bytes of FP32: what takes fewer can stand in for it."""
@@ -138,6 +140,11 @@ def dtype_of(name: str) -> torch.dtype:
     return row.dtype
 
 
+def runs(name: str) -> bool:
+    """Whether torch computes in the format of this name; not so in one that is not known here."""
+    return name in FORMATS and FORMATS[name].native
+
+
 def is_low(dtype: torch.dtype) -> bool:
     """Whether torch computes in this dtype in fewer bits than FP32 has."""
     row = _by_dtype().get(dtype)
@@ -175,7 +182,7 @@ def registered(row: Format) -> Iterator[Format]:
 
 def _problem(row: Format) -> str | None:
     """What keeps a row out of the table: rounding to it is done on FP32 values, so it can have no more than FP32 has."""
-    if not _NAME.fullmatch(row.name):
+    if not NAME.fullmatch(row.name):
         return "a name is small letters with a digit behind them, for instance e6m9"
     if row.name in FORMATS:
         return "there is one of that name"

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import strategies
+from ..formats.table import label, runs
 from ..records import Origin, Plan, ScopeChoice
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
@@ -81,6 +82,8 @@ _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
 '''
 
 _SEPARATED = "\n\n"
+_CHOOSE = "choose one of {', '.join(PLANS)}"
+_NONE = "torch has no arithmetic in the audited formats, so none can be run"
 
 
 def emit(
@@ -88,20 +91,23 @@ def emit(
 ) -> str:
     """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
 
-    recommended: None where no plan meets the budget; the file then needs `plan=` to be named.
+    recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
+    torch does not compute in are left out, and named in a comment.
     """
+    runnable = {name: plan for name, plan in plans.items() if runs(plan.format)}
     parts = [
         _HEADER,
         f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
         f"PARAMETERS = {parameters}\n\n",
         f"RECOMMENDED = {recommended!r}\n\n",
-        f"PLANS: dict[str, dict[str, Any]] = {_tables(plans)}\n",
-        _BUILD,
+        f"PLANS: dict[str, dict[str, Any]] = {_tables(runnable)}\n",
+        *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(source, "PREFIXES = "),
         "\n\n# How a scope runs.\n\n",
         _text_from(strategies_runtime, "DTYPES = "),
-        _runtimes({plan.strategy for plan in plans.values()}),
+        _runtimes({plan.strategy for plan in runnable.values()}),
         _text_from(runtime, "FUSING = "),
     ]
     return "".join(parts)
@@ -120,6 +126,10 @@ def _runtimes(used: Set[str]) -> str:
             "",
         )
     )
+
+
+def _left_out(name: str, plan: Plan) -> str:
+    return f"# {name}: torch has no arithmetic in {label(plan.format)}, so this plan cannot be run.\n"
 
 
 def _tables(plans: Mapping[str, Plan]) -> str:

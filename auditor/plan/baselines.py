@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from ..formats.table import dtype_of
+from ..formats.table import dtype_of, runs
 from ..records import Baseline, Batch, Finding, RulesOnly
 from ..runs.answer import answer, as_on
 from ..verify import failure_of
-from .choose import simulated_error
+from .choose import Trial, simulated_error
 from .plans import worst_of
 from .problem import Problem
 from .solve import Candidate, evaluate
@@ -31,7 +31,10 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
     for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
         ruled = _ruled(problem, bench.findings)
         rules_only = RulesOnly(*_measured(simulated_error(problem, ruled, trial)), low_precision_flops=ruled.low_flops)
-        found[problem.name] = replace(_plain(bench, problem), rules_only=rules_only)
+        native = runs(problem.format)
+        found[problem.name] = replace(
+            _plain(bench, problem) if native else _replayed(problem, trial), rules_only=rules_only
+        )
     return found
 
 
@@ -44,6 +47,12 @@ def _plain(bench: Workbench, problem: Problem) -> Baseline:
     except Exception as error:
         return Baseline(None, False, failure_of(error))
     return Baseline(*_measured(worst_of(errors)))
+
+
+def _replayed(problem: Problem, trial: Trial) -> Baseline:
+    """Everything low in a format that torch does not compute in: the captured graph stands in for the model."""
+    low = evaluate(problem, dict.fromkeys(problem.energy.scopes, problem.format))
+    return Baseline(*_measured(simulated_error(problem, low, trial)))
 
 
 def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..formats.table import FORMATS
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.execute import PolicyInterpreter, Running
 from ..replay.nesting import boundaries
@@ -147,11 +148,10 @@ def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough
 
 def _unfit(problem: Problem) -> str:
     """A word on devices without arithmetic in the format."""
-    if problem.format in table("plan/devices")[problem.device]:
+    row = FORMATS[problem.format]
+    if row.speed in table("plan/devices")[problem.device]:
         return ""
-    return (
-        f"the {problem.device} has no {problem.format.upper()} arithmetic: its speed-up is that of moving fewer bytes"
-    )
+    return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
 
 
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:

@@ -13,11 +13,13 @@ from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
 from ..formats.metrics import output_error, worst_output_error
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, label, runs
+from ..ops.kernels import UnsupportedInFormat
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..records import Baseline, Plan, Subject, Verification
+from ..replay.strategies import running, scoped
 from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
 from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
@@ -52,7 +54,7 @@ def plans_of(
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
             for name, budget in pending.items()
-            if _has_low(found[name]) and (not found[name].verified or _outdone(found[name], baselines[name]))
+            if _can_be_tightened(found[name]) and (not found[name].verified or _outdone(found[name], baselines[name]))
         }
         if not pending:
             break
@@ -97,11 +99,33 @@ def _undone(
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
-    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget."""
-    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
-    tick("running the patched model")
-    answers = _in_fresh_process(bench, plans) if bench.subject.origin is not None else _in_this_process(bench, plans)
-    return {name: _judged(bench, plan, expected, answers[name]) for name, plan in plans.items()}
+    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
+
+    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
+    """
+    run = {name: plan for name, plan in plans.items() if runs(plan.format)}
+    found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
+    if run:
+        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
+        tick("running the patched model")
+        answers = _in_fresh_process(bench, run) if bench.subject.origin is not None else _in_this_process(bench, run)
+        found |= {name: _judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
+    return {name: found[name] for name in plans}
+
+
+def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
+    """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    try:
+        error = f"gives an error of {trial.error(running(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)):.2g}"
+    except UnsupportedInFormat as refused:
+        error = f"ends with: {refused}"
+    return _failed(
+        bench,
+        plan,
+        f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run; replaying the recorded "
+        f"graph with every value rounded {error}",
+    )
 
 
 def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
@@ -197,8 +221,8 @@ def _tightened(budget: float, plan: Plan, max_error: float) -> float:
     return budget * min(0.5, MARGIN * max_error / plan.measured_error)
 
 
-def _has_low(plan: Plan) -> bool:
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
+def _can_be_tightened(plan: Plan) -> bool:
+    return runs(plan.format) and any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def _has_fp32(plan: Plan) -> bool:
@@ -220,12 +244,15 @@ def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, 
             default=None,
         )
         reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+        if not any(runs(plan.format) for plan in plans.values()):
+            labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+            return None, f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
         return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
     chosen = min(good, key=_preference)
     islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
     kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
     return chosen.name, (
-        f"{chosen.format.upper()} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
+        f"{label(chosen.format)} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
         f"{max_error:.2g}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept}{_other(chosen, plans)}."
     )
 
@@ -235,10 +262,12 @@ def _preference(plan: Plan) -> tuple[int, float, float]:
 
 
 def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
-    rivals = [p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format]
+    rivals = [
+        p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format and runs(p.format)
+    ]
     if not rivals:
         return ""
     rival = rivals[0]
     if not rival.verified or not strategy_of(rival.strategy).gains(rival):
-        return f"; {rival.format.upper()} does not hold the budget"
-    return f"; {rival.format.upper()} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"
+        return f"; {label(rival.format)} does not hold the budget"
+    return f"; {label(rival.format)} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"

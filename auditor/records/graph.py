@@ -86,11 +86,12 @@ class AutocastRegion:
 class Literals:
     """What Python writes at one operation once the model is low.
 
-    arguments: {position or name: value} of those that differ. result: dtype of a cast that follows the operation then.
+    arguments: {position or name: value} of those that differ. result: the dtype of a cast that follows the operation
+    then; dtypes that torch has not are rows of the table of formats.
     """
 
     arguments: Mapping[int | str, Any] = field(default_factory=dict)
-    result: torch.dtype | None = None
+    result: Any = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from ..document.contents import Groups, shared_modules, tied_parameters
 from ..document.read import load_plan, read_document
 from ..errors import PlanError
+from ..formats.table import label, runs
 from ..paths import nearest
 
 
@@ -63,12 +64,17 @@ class Offer:
     def choose(self, strategies: Sequence[str], name: str | None) -> Chosen | None:
         """The plan called `name`; else the recommended one, or one of these strategies that stands in for it.
 
-        None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan").
+        None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
         """
         if name is not None:
             if name not in self.plans:
                 known = ", ".join(sorted(self.plans))
                 raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
+            if not runs(self.plans[name].format):
+                raise PlanError(
+                    f"torch has no arithmetic in {label(self.plans[name].format)}: there is no code that runs {name!r}.",
+                    slug="no-arithmetic",
+                )
             return self.plans[name]
         first = self.plans.get(self.recommended or "")
         if first is not None and first.strategy in strategies:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..dispatch import Region
+from ..formats.table import FORMATS, Format, dtype_of
 from ..imitation import Imitation
 from ..ops.nodes import op_name, row_of
 from ..records import Batch, Capture, Literals
@@ -20,11 +21,11 @@ from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
 from .outlines import Outlines
 from .record import record
+from .stand_in import stand_in, translated
 
 ByNode = dict[str, Literals]
 T = TypeVar("T")
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _INFO = torch.finfo(torch.float32)
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _INFO.resolution)
 
@@ -34,6 +35,7 @@ def compared(
 ) -> Capture:
     """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
 
+    A format that torch has no dtype for is stood in for by one that it has, see stand_in.py.
     The model is run again only where its tape holds a dtype or a limit of float32, since only then may Python have
     looked at a dtype. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
     """
@@ -43,15 +45,14 @@ def compared(
     under_autocast: dict[str, ByNode] = {}
     made_in: dict[str, dict[str, torch.dtype]] = {}
     for name in formats:
-        dtype = _DTYPES.get(name)
-        if dtype is None:
-            continue
+        row = FORMATS[name]
+        dtype = dtype_of(stand_in(row).name)
         stored = _in_dtype(model, batch, dtype, seed)
         if stored is not None:
-            literals[name], made_in[name] = _differences(tape, stored), _constants_in(tape, stored)
+            literals[name], made_in[name] = _in_format(_differences(tape, stored), row), _constants_in(tape, stored)
         regional = _in_region(model, batch, dtype, seed)
         if regional is not None:
-            under_autocast[name] = _differences(tape, regional)
+            under_autocast[name] = _in_format(_differences(tape, regional), row)
     return replace(
         captured,
         nodes={
@@ -61,6 +62,10 @@ def compared(
         placeholders=tuple(replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders),
         compared=bool(literals or under_autocast),
     )
+
+
+def _in_format(found: ByNode, row: Format) -> ByNode:
+    return {name: translated(literals, row) for name, literals in found.items()}
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
