@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from auditor.formats import FORMATS, Format, registered
 from auditor.formats.carried import Carried, format_in, in_format, like, plain
 from auditor.measure.measure import Measurement, measure
-from auditor.ops.kernels import UnsupportedInFormat, lowered, raised, run_op
+from auditor.ops.casting import lowered, raised
+from auditor.ops.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
 from auditor.replay import strategies
 from auditor.replay.execute import PolicyInterpreter
