@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..ops.nodes import row_of, target_of, tensors_of, viewed
 from ..ops.products import is_product
+from ..replay.execute import apart
 from .batchnorm import batch_norm, takes_statistics
 from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
@@ -36,7 +37,7 @@ class Reference(fx.Interpreter):
         """What the node computes, connected."""
         if n.op != "call_function":
             return super().run_node(n)
-        return self._connected(_apart(self._computed(n), [self.env[source] for source in n.all_input_nodes]))
+        return self._connected(apart(self._computed(n), [self.env[source] for source in n.all_input_nodes]))
 
     def _computed(self, n: fx.Node) -> Any:
         if row_of(n).packet == "detach":  # its value reaches the outputs, so its error must be attributed
@@ -92,9 +93,3 @@ def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
             root = earlier
         roots.add(root)
     return len(roots) == len(values)
-
-
-def _apart(result: Any, inputs: list[Any]) -> Any:
-    """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
-    own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
-    return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)

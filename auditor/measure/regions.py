@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,11 @@ from torch import fx
 from ..errors import first_line
 from ..formats.metrics import output_error
 from ..ops.casting import raised
-from ..ops.kernels import run_op
-from ..ops.nodes import settled, target_of, tensors_of, viewed
+from ..ops.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
-from ..replay.execute import with_literals
+from ..replay.execute import PartlyLow, Replay
 from .calibrate import Calibration
-from .rounded import Rounder, rounder
+from .rounded import rounder
 
 MAX_REGIONS = 4
 """Regions run per format, those first that take most of the budget; each costs a forward."""
@@ -41,9 +40,9 @@ def run_regions(
         return ()
     flat = [value.detach() if isinstance(value, torch.Tensor) else value for value in capture.bind(model, batch)]
     leaving = {node for region in regions for node in region.leaving}
-    reference = _Values(capture, leaving)
+    reference = _Kept(capture, leaving)
     with torch.no_grad():
-        reference.run(*flat)
+        Replay(capture, reference).run(*flat)
         return tuple(_tested(region, capture, flat, reference.values) for region in regions)
 
 
@@ -100,9 +99,10 @@ def _explained(nodes: Sequence[fx.Node], contributions: Mapping[str, Mapping[str
 
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any]) -> FlaggedRegion:
     names = tuple(node.name for node in region.nodes if node.name in capture.nodes)
-    low = _RegionLow(capture, region)
+    low = _Kept(capture, region.leaving)
+    inside = {node.name for node in region.nodes}
     try:
-        low.run(*flat)
+        PartlyLow(capture, inside, region.fmt, rounder(capture, region.fmt), low).run(*flat)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -138,48 +138,13 @@ def _shared(capture: Capture, names: Sequence[str]) -> str:
     return ".".join(shared)
 
 
-class _Values(fx.Interpreter):
-    """Runs the graph and keeps the tensors of some nodes, and of the outputs."""
+class _Kept:
+    """The tensors of some nodes, and of the outputs, raised to FP32; hears of every result of a run."""
 
-    def __init__(self, capture: Capture, wanted: set[fx.Node]) -> None:
-        super().__init__(capture.graph_module)
-        self.wanted = wanted | {_named(capture, name) for name in capture.outputs}
+    def __init__(self, capture: Capture, wanted: Collection[fx.Node]) -> None:
+        self.wanted = {*wanted, *(_named(capture, name) for name in capture.outputs)}
         self.values: dict[fx.Node, list[torch.Tensor]] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
-        """The node's result, kept if it is wanted."""
-        result = self.result_of(n)
+    def __call__(self, n: fx.Node, result: Any) -> None:
         if n in self.wanted:
             self.values[n] = tensors_of(raised(result))
-        return result
-
-    def result_of(self, n: fx.Node) -> Any:
-        """What the node computes."""
-        return super().run_node(n)
-
-
-class _RegionLow(_Values):
-    """Low inside the region, FP32 outside; what crosses its edge is rounded on the way in and raised on the way out."""
-
-    def __init__(self, capture: Capture, region: _Region) -> None:
-        super().__init__(capture, set(region.leaving))
-        self.inside = set(region.nodes)
-        self.round: Rounder = rounder(capture, region.fmt)
-        self.nodes, self.format = capture.nodes, region.fmt
-
-    def result_of(self, n: fx.Node) -> Any:
-        """The node's result, low where it belongs to the region."""
-        if n.op != "call_function":
-            return super().result_of(n)
-        low = n in self.inside
-
-        def read(source: fx.Node) -> Any:
-            value = self.env[source]
-            if low:
-                return value if source in self.inside else self.round(value)
-            return raised(value) if source in self.inside else value
-
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), read)
-        if not low:
-            return settled(n.target, target_of(n)(*args, **kwargs))
-        return run_op(target_of(n), *with_literals(args, kwargs, self.nodes[n.name].literals.get(self.format)))

@@ -11,8 +11,9 @@ from torch import nn
 
 from ..formats.table import FORMATS
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
-from ..replay.execute import PolicyInterpreter, Running
+from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
+from ..replay.running import Running
 from ..replay.strategies import plain, running, scoped
 from ..resources import table
 from ..runs.outputs import tensor_outputs

@@ -11,7 +11,8 @@ from ..errors import MeasureError
 from ..formats.metrics import relative_l2
 from ..ops.kernels import UnsupportedInFormat
 from ..records import Batch, Capture, Plan
-from .execute import FULL, PolicyInterpreter, Running
+from .execute import PolicyInterpreter
+from .running import FULL, Running
 from .strategies import running, scoped
 
 

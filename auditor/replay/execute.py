@@ -1,114 +1,83 @@
-"""Running a captured graph under a precision policy: every node in the dtype it would really have on a GPU."""
+"""The tape run as it never ran: all in FP32, under a policy, some operations low, or on from one value that is another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..formats.carried import asked_for, format_in, like
-from ..formats.table import FORMATS, format_of
+from ..formats.table import FORMATS
 from ..ops.autocast import autocast_arguments
-from ..ops.casting import lowered
+from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
-from ..ops.nodes import target_of, tensors_of
-from ..records import AutocastRegion, Capture, Literals
+from ..ops.nodes import settled, target_of, tensors_of
+from ..records import Capture, Literals
+from .running import Running
+
+Observe = Callable[[fx.Node, Any], None]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
+class Replay(fx.Interpreter):
+    """Runs a capture in FP32, node by node; observe(node, output) sees every result. keep: values outlive their readers."""
 
-    wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
-    """
-
-    precision: str
-    autocast: bool
-    wins: bool = False
-
-    def in_region(self, region: AutocastRegion | None) -> Setting:
-        """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
-        if region is None or self.wins:
-            return self
-        named = format_of(getattr(torch, region.dtype))
-        return Setting(self.precision if named is None else named.name, autocast=region.enabled)
-
-
-Crossing = Callable[[str, str], tuple[str, ...]]
-"""Precisions that a value is converted to, one after the other, on its way from a node to one that reads it."""
-
-
-def straight(source: str, reader: str) -> tuple[str, ...]:
-    """No module is wrapped: values reach their readers as they are."""
-    return ()
-
-
-@dataclass(frozen=True)
-class Running:
-    """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
-
-    crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
-    is not FP32. literals: what Python writes otherwise then, {node: Literals}.
-    """
-
-    setting: Callable[[str], Setting]
-    crossing: Crossing = straight
-    placeholder_precision: Mapping[str, str] = field(default_factory=dict)
-    literals: Mapping[str, Literals] = field(default_factory=dict)
-
-
-FULL = Running(lambda name: Setting("fp32", autocast=False))
-"""Everything in FP32."""
-
-
-class PolicyInterpreter(fx.Interpreter):
-    """Runs a capture node by node, casting as autocast would and as the boundaries of scopes would.
-
-    observe(node, output) sees every result. Raises UnsupportedInFormat.
-    """
-
-    def __init__(self, capture: Capture, how: Running, observe: Callable[[fx.Node, Any], None] | None = None) -> None:
-        super().__init__(capture.graph_module)
-        self._capture, self._how, self._observe = capture, how, observe
+    def __init__(self, capture: Capture, observe: Observe | None = None, *, keep: bool = False) -> None:
+        super().__init__(capture.graph_module, garbage_collect_values=not keep)
+        self.capture, self._observe = capture, observe
 
     def run_node(self, n: fx.Node) -> Any:
-        """Result of one node, in the dtype its scope and autocast give it."""
-        if n.op == "placeholder":
-            value = super().run_node(n)
-            precision = self._how.placeholder_precision.get(n.name)
-            result = value if precision is None else lowered(value, FORMATS[precision])
-        elif n.op == "call_function":
-            try:
-                result = self._call(n)
-            except UnsupportedInFormat as error:
-                node = self._capture.nodes[n.name]
-                where = f"{node.owner or 'the model'} ({node.source or node.op})"
-                raise UnsupportedInFormat(f"{error} in {where}") from error
-        elif n.op == "output":
-            result = self._arrived(n, n.args)[0]
-        else:
-            result = super().run_node(n)
+        """Result of one node."""
+        result = self.result_of(n)
         if self._observe is not None:
             self._observe(n, result)
         return result
 
-    def _call(self, n: fx.Node) -> Any:
-        args, kwargs = self._arrived(n, n.args), self._arrived(n, n.kwargs)
-        setting = self._how.setting(n.name)
-        if setting.precision != "fp32":  # in an FP32 scope, Python looks at FP32 tensors
-            args, kwargs = with_literals(args, kwargs, self._how.literals.get(n.name))
-        node = self._capture.nodes[n.name]
-        setting = setting.in_region(node.region)
-        if setting.autocast and not node.in_place:
-            args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[setting.precision])
+    def result_of(self, n: fx.Node) -> Any:
+        """What the node computes; a subclass says otherwise."""
+        return settled(n.target, super().run_node(n))
+
+
+class PolicyInterpreter(Replay):
+    """Runs a capture under a choice of precisions, casting as autocast would and as the boundaries of scopes would.
+
+    Raises UnsupportedInFormat.
+    """
+
+    def __init__(self, capture: Capture, how: Running, observe: Observe | None = None) -> None:
+        super().__init__(capture, observe)
+        self._how = how
+
+    def result_of(self, n: fx.Node) -> Any:
+        """Result of one node, in the dtype its scope and autocast give it."""
+        if n.op == "placeholder":
+            value = super().result_of(n)
+            precision = self._how.placeholder_precision.get(n.name)
+            return value if precision is None else lowered(value, FORMATS[precision])
+        if n.op == "output":
+            return self._arrived(n, n.args)[0]
+        if n.op != "call_function":
+            return super().result_of(n)
+        try:
+            return self._called(n)
+        except UnsupportedInFormat as error:
+            node = self.capture.nodes[n.name]
+            where = f"{node.owner or 'the model'} ({node.source or node.op})"
+            raise UnsupportedInFormat(f"{error} in {where}") from error
+
+    def _called(self, n: fx.Node) -> Any:
+        node = self.capture.nodes[n.name]
+        casts = self._how.casts(node)
+        args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
+        if casts.autocast != "none":
+            args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
         result = run_op(target_of(n), args, kwargs)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
-        literals = self._how.literals.get(n.name)
-        cast = None if literals is None or setting.precision == "fp32" else asked_for(literals.result)
+        cast = asked_for(casts.literals.result)
         return result if cast is None else lowered(result, cast)
 
     def _arrived(self, n: fx.Node, arguments: Any) -> Any:
@@ -121,6 +90,82 @@ class PolicyInterpreter(fx.Interpreter):
             return value
 
         return fx.node.map_arg(arguments, arrived)
+
+
+class PartlyLow(Replay):
+    """Runs some operations of a capture in a format, and all else in FP32.
+
+    inside: names of the operations. What enters them passes `round`, what leaves them is raised, once. Raises
+    UnsupportedInFormat, and what an operation raises.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        inside: Collection[str],
+        format: str,
+        round: Callable[[Any], Any],
+        observe: Observe | None = None,
+    ) -> None:
+        super().__init__(capture, observe)
+        self._inside, self._format, self._round = inside, format, round
+        self._left: dict[fx.Node, Any] = {}
+
+    def result_of(self, n: fx.Node) -> Any:
+        """Result of one node, low if it is one of them."""
+        if n.op not in ("call_function", "output"):
+            return super().result_of(n)
+        low = n.name in self._inside
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), self._read_inside if low else self._read_outside)
+        if n.op == "output":
+            return args[0]
+        if not low:
+            return settled(n.target, target_of(n)(*args, **kwargs))
+        literals = self.capture.nodes[n.name].literals.get(self._format)
+        result = run_op(target_of(n), *with_literals(args, kwargs, literals))
+        if any(user.name not in self._inside for user in n.users):
+            self._left[n] = raised(result)
+        return result
+
+    def _read_inside(self, source: fx.Node) -> Any:
+        return self.env[source] if source.name in self._inside else self._round(self.env[source])
+
+    def _read_outside(self, source: fx.Node) -> Any:
+        return self._left[source] if source in self._left else self.env[source]
+
+
+class Rest:
+    """The outputs of a capture once the value of one node is another, all else being FP32.
+
+    values: what every node and placeholder gave in FP32; only what depends on the changed one is run again.
+    """
+
+    def __init__(self, capture: Capture, flat: Sequence[Any], values: Mapping[str, Any]) -> None:
+        graph = capture.graph_module.graph
+        self._capture, self._flat, self._values = capture, flat, values
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._reads = nx.DiGraph((source.name, node.name) for node in graph.nodes for source in node.all_input_nodes)
+
+    def outputs(self, name: str, value: Any) -> list[torch.Tensor]:
+        """The tensors among the model's outputs. Raises: what an operation raises that cannot take the value."""
+        changed = nx.descendants(self._reads, name) if name in self._reads else set()
+        initial = {
+            node: self._values[other]
+            for other, node in self._nodes.items()
+            if other not in changed and other in self._values
+        }
+        initial[self._nodes[name]] = value
+        replay = Replay(self._capture, keep=True)
+        with torch.no_grad():
+            replay.run(*self._flat, initial_env=initial)
+        leaves = [replay.env[self._nodes[output]] for output in self._capture.outputs]
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def apart(result: Any, inputs: Sequence[Any]) -> Any:
+    """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
+    own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
+    return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)
 
 
 def with_literals(

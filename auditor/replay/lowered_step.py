@@ -10,10 +10,9 @@ import torch
 from torch import fx
 
 from ..formats.table import FORMATS
-from ..ops.casting import lowered, raised
-from ..ops.kernels import run_op
-from ..ops.nodes import target_of, tensors_of
-from .execute import PolicyInterpreter, with_literals
+from ..ops.casting import lowered
+from ..ops.nodes import tensors_of
+from .execute import PartlyLow, PolicyInterpreter, Replay
 from .lowstep import LowStep, failed, unscaled
 from .step import Step
 from .strategies import plain, running
@@ -21,26 +20,10 @@ from .strategies import plain, running
 RERUN_SCALE = 2.0**12
 
 
-class _OneLow(fx.Interpreter):
-    """Runs a capture in FP32 but for one operation, whose inputs, result and gradients are in a format."""
-
-    def __init__(self, step: Step, name: str, format: str) -> None:
-        super().__init__(step.capture.graph_module)
-        self._name, self._row = name, FORMATS[format]
-        self._literals = step.capture.nodes[name].literals.get(format)
-
-    def run_node(self, n: fx.Node) -> Any:
-        """The operation's result, in FP32. Raises: UnsupportedInFormat for the one that cannot run."""
-        if n.name != self._name:
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        args, kwargs = with_literals(lowered(args, self._row), lowered(kwargs, self._row), self._literals)
-        return raised(run_op(target_of(n), args, kwargs))
-
-
 def one_low(step: Step, name: str, format: str) -> LowStep:
     """The step with one operation in a format, forwards and backwards."""
-    return _replayed(_OneLow(step, name, format), step, RERUN_SCALE)
+    low = PartlyLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
+    return _replayed(low, step, RERUN_SCALE)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:
@@ -69,7 +52,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
     return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
 
 
-def _replayed(interpreter: fx.Interpreter, step: Step, scale: float) -> LowStep:
+def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():

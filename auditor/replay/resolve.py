@@ -15,8 +15,8 @@ from ..formats.table import FORMATS, Format
 from ..ops.nodes import tensors_of
 from ..ops.rounded import promoted
 from ..ops.table import operation
-from ..records import Capture, Literals, Node
-from .execute import Running
+from ..records import Capture, Literals
+from .running import Casts, Running
 
 
 def is_low(name: str) -> bool:
@@ -73,33 +73,24 @@ class _Walk:
         self.scalar[node.name] = value is not None and value.dim() == 0
         own = _name(value.dtype) if value is not None else ""
         if node.op == "call_function":
-            self.dtypes[node.name] = self._call(node, own)
-            literals = self.how.literals.get(node.name)
-            cast = literals.result if literals is not None else None
-            if cast is not None and self.how.setting(node.name).precision != "fp32":
-                self.dtypes[node.name] = _name(cast)
+            casts = self.how.casts(self.capture.nodes[node.name])
+            called = self._call(node, casts, own)
+            self.dtypes[node.name] = called if casts.literals.result is None else _name(casts.literals.result)
         elif node.op == "placeholder" and own:
             self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, own)
         else:
             self._entering(node)
             self.dtypes[node.name] = own
 
-    def _call(self, node: fx.Node, own: str) -> str:
-        described = self.capture.nodes[node.name]
-        setting = self.how.setting(node.name).in_region(described.region)
+    def _call(self, node: fx.Node, casts: Casts, own: str) -> str:
         inputs = self._entering(node)
-        literal = self._literal_dtype(node)
-        if setting.autocast and not described.in_place:
-            row = operation(described.op)
-            how = row.autocast
-            if how == "lower" and setting.precision != "fp32":
-                fixed = FORMATS[setting.precision].autocast and row.only_fp16
-                precision = "fp16" if fixed else setting.precision
-                self._lower(node, inputs, precision)
-                self.reads_low.add(node.name)
-                return precision if own == "fp32" else own
-            if how == "fp32" or (how == "fp32_unless_dtype" and not literal):
-                return own
+        literal = _literal_dtype(node, casts.literals)
+        if casts.autocast == "lower" and casts.precision != "fp32":
+            self._lower(node, inputs, casts.precision)
+            self.reads_low.add(node.name)
+            return casts.precision if own == "fp32" else own
+        if casts.autocast == "fp32" or (casts.autocast == "fp32_unless_dtype" and not literal):
+            return own
         if any(is_low(dtype) for dtype in inputs.values()):
             self.reads_low.add(node.name)
         if literal and own:
@@ -108,7 +99,7 @@ class _Walk:
             return literal
         if own != "fp32" and not is_low(own):
             return own
-        return self._promoted(node, described, inputs, own)
+        return self._promoted(node, inputs, own)
 
     def _entering(self, node: fx.Node) -> dict[str, str]:
         """Dtype of each input once the wrapped modules on its way have cast it."""
@@ -132,19 +123,11 @@ class _Walk:
         if is_low(precision) and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
             self.lowered.setdefault(source, set()).add(reader)
 
-    def _literal_dtype(self, node: fx.Node) -> str:
-        low = self.how.setting(node.name).precision != "fp32"
-        literals = self.how.literals.get(node.name, Literals()) if low else Literals()
-        written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
-        for key, value in written:
-            if isinstance(value, torch.dtype):
-                return _name(literals.arguments.get(key, value))
-        return ""
-
-    def _promoted(self, node: fx.Node, described: Node, inputs: Mapping[str, str], own: str) -> str:
+    def _promoted(self, node: fx.Node, inputs: Mapping[str, str], own: str) -> str:
         floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
         if not floats:
             return own
+        described = self.capture.nodes[node.name]
         row = operation(described.op)
         if row.dtype_of_first or described.in_place:
             return floats[0][1]
@@ -152,6 +135,15 @@ class _Walk:
         if len(shaped or {dtype for _, dtype in floats}) > 1 and row.autocast == "lower":
             self.conflicts.add(node.name)
         return promoted([(dtype, self.scalar[name]) for name, dtype in floats])
+
+
+def _literal_dtype(node: fx.Node, literals: Literals) -> str:
+    """The dtype that an operation is told to give, as Python writes it in this run."""
+    written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+    for key, value in written:
+        if isinstance(value, torch.dtype):
+            return _name(literals.arguments.get(key, value))
+    return ""
 
 
 def _name(dtype: torch.dtype | Format) -> str:

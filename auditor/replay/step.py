@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from ..ops.nodes import tensors_of
 from ..records import Batch, Capture, Subject
+from .execute import Replay, apart
 
 
 @dataclass
@@ -120,24 +120,23 @@ class _Store:
         return held[self.index] if self.connected else None  # what goes on backwards is what was kept
 
 
-class _Keeping(fx.Interpreter):
-    """Keeps every value; one that an operation returns unchanged gets a tensor, and so a gradient, of its own."""
+class _Keeping(Replay):
+    """Keeps every value of a step."""
 
     def __init__(self, step: Step) -> None:
-        super().__init__(step.capture.graph_module, garbage_collect_values=False)
+        super().__init__(step.capture, self._keep, keep=True)
         self.step = step
 
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op == "call_function":
-            own = {id(leaf) for source in n.all_input_nodes for leaf in tensors_of(self.env[source])}
-            result = pytree.tree_map_only(
-                torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result
-            )
+    def result_of(self, n: fx.Node) -> Any:
+        """The node's result, with a gradient of its own."""
+        result = super().result_of(n)
+        called = n.op == "call_function"
+        return apart(result, [self.env[source] for source in n.all_input_nodes]) if called else result
+
+    def _keep(self, n: fx.Node, result: Any) -> None:
         if n.op != "output":
             self.step.env[n.name] = result
             self.step.live[n.name] = tensors_of(result)
-        return result
 
 
 @contextmanager

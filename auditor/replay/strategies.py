@@ -8,8 +8,8 @@ from ..paths import nearest
 from ..records import Capture, ScopeChoice
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .execute import Running, Setting
 from .nesting import Passage, Steps, agreed, boundaries
+from .running import Running, Setting
 
 
 def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:

@@ -10,7 +10,8 @@ from auditor.formats.metrics import relative_l2
 from auditor.load import from_object
 from auditor.records import Plan, ScopeChoice
 from auditor.replay.depth import plan_errors
-from auditor.replay.execute import FULL, PolicyInterpreter
+from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.running import FULL
 from auditor.replay.strategies import running, scoped
 from auditor.tape import capture
 

@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from auditor.replay.execute import PolicyInterpreter, Running, Setting, with_literals
+from auditor.replay.execute import PolicyInterpreter, with_literals
+from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import running
 from tests.capturing import Function
 from tests.subjects import capture_of, normal, only, seeded

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from auditor.imitation import imitated
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture
-from auditor.replay.execute import PolicyInterpreter, Running, Setting
+from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.resolve import resolve
+from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import plain, running
 from tests.capturing import Function
 from tests.fake_cuda import NAMES, recorded_dtypes

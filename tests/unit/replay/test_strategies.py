@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from auditor.records import ScopeChoice
-from auditor.replay.execute import Setting
+from auditor.replay.running import Setting
 from auditor.replay.strategies import plain, readers_of, running, scoped
 from tests.problems import captured
 

@@ -1,0 +1,86 @@
+"""How a capture runs: the precision of every scope, what scopes convert, and so what is cast at every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..formats.table import FORMATS, format_of
+from ..ops.lists import Treatment
+from ..ops.table import operation
+from ..records import AutocastRegion, Literals, Node
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
+
+    wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
+    """
+
+    precision: str
+    autocast: bool
+    wins: bool = False
+
+    def in_region(self, region: AutocastRegion | None) -> Setting:
+        """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
+        if region is None or self.wins:
+            return self
+        named = format_of(getattr(torch, region.dtype))
+        return Setting(self.precision if named is None else named.name, autocast=region.enabled)
+
+
+Crossing = Callable[[str, str], tuple[str, ...]]
+"""Precisions that a value is converted to, one after the other, on its way from a node to one that reads it."""
+
+
+def straight(source: str, reader: str) -> tuple[str, ...]:
+    """No module is wrapped: values reach their readers as they are."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Casts:
+    """What a run does to the arguments and the result of one operation, beside what the scopes on the way convert.
+
+    autocast: what autocast does to the arguments; "none" where it is off, and to what the author wrote in place.
+    precision: what it lowers them to. literals: what Python writes otherwise.
+    """
+
+    autocast: Treatment
+    precision: str
+    literals: Literals
+
+
+AS_WRITTEN = Literals()
+"""Python writes what it writes in FP32."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
+
+    crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
+    is not FP32. literals: what Python writes otherwise then, {node: Literals}.
+    """
+
+    setting: Callable[[str], Setting]
+    crossing: Crossing = straight
+    placeholder_precision: Mapping[str, str] = field(default_factory=dict)
+    literals: Mapping[str, Literals] = field(default_factory=dict)
+
+    def casts(self, node: Node) -> Casts:
+        """The one account of a node's casts, for whoever runs it and for whoever foretells its dtype."""
+        scope = self.setting(node.name)
+        low = scope.precision != "fp32"  # in an FP32 scope, Python looks at FP32 tensors
+        literals = self.literals.get(node.name, AS_WRITTEN) if low else AS_WRITTEN
+        setting, row = scope.in_region(node.region), operation(node.op)
+        fixed = FORMATS[setting.precision].autocast and row.only_fp16
+        on = setting.autocast and not node.in_place
+        return Casts(row.autocast if on else "none", "fp16" if fixed else setting.precision, literals)
+
+
+FULL = Running(lambda name: Setting("fp32", autocast=False))
+"""Everything in FP32."""
