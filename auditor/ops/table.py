@@ -15,107 +15,103 @@ from typing import Any, Literal
 from ..resources import table
 from .lists import Treatment, lacks_half_kernel, lists_any, only_fp16, treatment
 
+ENTRIES = {
+    "same": "all, in their order, under another shape at most",
+    "turned": "all, with the dimensions in another order",
+    "moved": "some, some several times, or all at other places",
+}
+VIEW = {
+    "always": "the result lies in the argument's memory",
+    "if_strides_allow": "it does where strides can express its shape, and is a copy otherwise",
+    "outside_training": "the result is the argument, but for training",
+}
+NORMALISES = {
+    "dim": "the entries along the dimension that the call names",
+    "trailing": "those along as many trailing dimensions as the call names",
+    "sample": "all of its sample",
+    "statistics": "statistics that the call may be given",
+}
+SHAPE_FROM = {
+    "first": "entries of the first argument",
+    "second": "entries of the second argument, where it is a tensor",
+    "masks": "masks among the indices",
+    "classes": "the largest entry, where the call does not say how many classes there are",
+}
+
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of operations.toml, and what autocast.toml and half_kernels.toml say of the same operation.
+    """A row of operations.toml, with what autocast.toml and half_kernels.toml say of the same operation.
 
-    op: the name that was asked for. packet: the row; known: whether there is one, or a sourced list has the name.
-
-    What becomes of the entries of the first argument:
-    entries: the result holds these and nothing else: "same": all in their order, under another shape at most; "turned":
-    all, with the dimensions in another order; "moved": some, some several times, or all at other places.
-    view: "always" in its memory; "if_strides_allow": copied otherwise; "outside_training": the argument itself there.
-    identity: what is handed on is the argument. inverse: the packet that undoes the view; scatter: the one that writes
-    to the part it shows; complement: the one that shows the other part of complex numbers. exact: entries are moved, chosen or repeated, so that no error is added. cast: the same values in another
-    dtype. joins: entries of several tensors beside each other, or each against each.
-
-    Arithmetic:
-    product: a matrix product or convolution, summed in FP32 on tensor cores; linear in each argument but for
-    `attention`, which has a softmax inside. bf16_on_cpu: some processors multiply BF16 in hardware. flops, gemm, reduces:
-    names of formulas: operations (ops/flops.py), (m, n, k), and entries behind one result (facts/dimensions.py).
-    recurrent: a recurrent layer over time; cell: one step of it. embedding: reads rows of a table. layer: makes a layer,
-    as products do, when an argument comes from parameters.
-    sum: adds or subtracts entries. cancels: its result may be far smaller than what it adds up. scales: multiplies or
-    divides entries. guards: keeps a small literal under a denominator. promotes: takes the wider dtype of its operands;
-    dtype_of_first: the dtype of its first, whatever the others have. wave: sine or cosine. maximum: a largest entry.
-    kink: the derivative jumps. singular: position of the argument at whose zero there is no finite value, or a jump.
-    normalises: what else an entry of the result depends on: its "dim", "trailing" dimensions or "sample" of the
-    argument, or "statistics" that are given. batch_norm: one of the spellings of it. writes_statistics: the running
-    statistics, which the schema does not say.
-
-    Gradients, and what is no arithmetic:
-    late: autograd takes it in and refuses on the way back. asks_shape: needs no entries. draws_by: draws, its argument
-    being the probabilities. asks_finite: rounding hardly changes what it answers. truth: returns truths. reads: hands
-    Python a number or a truth. assertion: computes nothing. shape_from: what entries the shape of the result depends on:
-    of the "first" or "second" argument, of the "masks" among indices, of "classes" where their number is not given.
-
-    In place, and under other names:
-    replaces_memory: the argument has other memory afterwards. writes_nothing: entries, shape and memory stay. twin: what
-    returns the same, where it is not named like it. known_as: the overload that rules and autocast know it by;
-    same_arguments: and that takes the same arguments.
-
-    From the sourced lists: autocast: what autocast on CUDA does; only_fp16: it lowers to FP16 in a region of BF16 too.
-    half_on_cuda, half_on_cpu: whether there is a half kernel, or, on the CPU, may be one.
+    op: the name that was asked for. packet: the row's. known: whether there is one, or one of the other lists has it.
     """
 
     op: str = ""
     packet: str = ""
     known: bool = False
 
-    entries: Literal["", "same", "turned", "moved"] = ""
-    view: Literal["", "always", "if_strides_allow", "outside_training"] = ""
-    identity: bool = False
-    inverse: str = ""
-    scatter: str = ""
-    complement: str = ""
-    exact: bool = False
-    cast: bool = False
-    joins: bool = False
+    # What becomes of the entries of the first argument.
+    entries: Literal["", "same", "turned", "moved"] = ""  # the result holds these alone: see ENTRIES
+    view: Literal["", "always", "if_strides_allow", "outside_training"] = ""  # when the result is in its memory: VIEW
+    identity: bool = False  # what comes back is the argument under another name
+    inverse: str = ""  # the packet that undoes the view
+    scatter: str = ""  # the packet that writes to the part that the view shows
+    complement: str = ""  # the packet that shows the other part of complex numbers
+    exact: bool = False  # entries are moved, chosen or repeated: no error is added
+    cast: bool = False  # the same values in another dtype
+    joins: bool = False  # entries of several tensors, beside each other or each against each
 
-    product: bool = False
-    attention: bool = False
-    bf16_on_cpu: bool = False
-    flops: str = ""
-    gemm: str = ""
-    reduces: str = ""
-    recurrent: bool = False
-    cell: bool = False
-    embedding: bool = False
-    layer: bool = False
-    sum: bool = False
-    cancels: bool = False
-    scales: bool = False
-    guards: bool = False
-    promotes: bool = False
-    dtype_of_first: bool = False
-    wave: bool = False
-    maximum: bool = False
-    kink: bool = False
-    singular: int | None = None
-    normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""
-    batch_norm: bool = False
-    writes_statistics: bool = False
+    # Products and layers.
+    product: bool = False  # a matrix product or convolution, summed in FP32 on tensor cores
+    attention: bool = False  # a product with a softmax inside, and so not linear in each argument
+    bf16_on_cpu: bool = False  # a product that some processors compute in BF16
+    flops: str = ""  # the formula for its operations, in ops/flops.py
+    gemm: str = ""  # the formula for m, n and k, in facts/dimensions.py
+    reduces: str = ""  # the formula for how many entries one result stands for, in facts/dimensions.py
+    recurrent: bool = False  # a recurrent layer over time
+    cell: bool = False  # one step of a recurrent layer
+    embedding: bool = False  # reads, or keeps in bounds, rows of a table
+    layer: bool = False  # makes a layer when an argument comes from parameters; products and recurrent ones always do
 
-    late: bool = False
-    asks_shape: bool = False
-    draws_by: bool = False
-    asks_finite: bool = False
-    truth: bool = False
-    reads: bool = False
-    assertion: bool = False
-    shape_from: Literal["", "first", "second", "masks", "classes"] = ""
+    # Other arithmetic.
+    sum: bool = False  # adds or subtracts entries of two tensors
+    cancels: bool = False  # the result may be far smaller than what is added up
+    scales: bool = False  # multiplies or divides entry by entry
+    guards: bool = False  # a small literal in it keeps a denominator from zero
+    promotes: bool = False  # takes the wider dtype of its operands; others refuse two dtypes, or take the first
+    dtype_of_first: bool = False  # floating results have the dtype of the first tensor, whatever the others have
+    wave: bool = False  # sine or cosine
+    maximum: bool = False  # a largest entry, or about as much
+    kink: bool = False  # the derivative jumps: an error that takes a value across changes the gradient at once
+    singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
+    normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # what an entry depends on: NORMALISES
+    batch_norm: bool = False  # one of the spellings of a batch norm
+    writes_statistics: bool = False  # writes running statistics, which its schema does not say
 
-    replaces_memory: bool = False
-    writes_nothing: bool = False
-    twin: str = ""
-    known_as: str = ""
-    same_arguments: bool = False
+    # What is no arithmetic.
+    asks_shape: bool = False  # needs the shape of its argument and no entries
+    asks_finite: bool = False  # asks what rounding hardly changes
+    draws_by: bool = False  # draws numbers, the argument being their probabilities
+    late: bool = False  # autograd takes it in and refuses on the way back
+    truth: bool = False  # returns truths, which its variant in place writes as numbers
+    reads: bool = False  # hands Python a number or a truth
+    assertion: bool = False  # computes nothing
+    shape_from: Literal["", "first", "second", "masks", "classes"] = (
+        ""  # what the result's shape depends on: SHAPE_FROM
+    )
 
-    autocast: Treatment = "none"
-    only_fp16: bool = False
-    half_on_cuda: bool = True
-    half_on_cpu: bool = True
+    # In place, and under other names.
+    replaces_memory: bool = False  # the argument has other memory afterwards
+    writes_nothing: bool = False  # in place: entries, shape and memory stay
+    twin: str = ""  # the packet that returns what this one writes in place, where it has another name
+    known_as: str = ""  # the overload that rules and autocast know it by
+    same_arguments: bool = False  # and that takes the same arguments
+
+    # From the lists of torch: autocast.toml and half_kernels.toml.
+    autocast: Treatment = "none"  # what autocast on CUDA does to it
+    only_fp16: bool = False  # autocast lowers it to FP16 in a region of BF16 too
+    half_on_cuda: bool = True  # has half kernels on CUDA
+    half_on_cpu: bool = True  # has half kernels on the CPU wherever it has them on CUDA
 
     @property
     def name(self) -> str:
@@ -140,6 +136,7 @@ class Operation:
 
 _COLUMNS = {field.name: field for field in fields(Operation)}
 _NOT_IN_ROWS = ("op", "packet", "known", "autocast", "only_fp16", "half_on_cuda", "half_on_cpu")
+_WORDS = {"entries": ENTRIES, "view": VIEW, "normalises": NORMALISES, "shape_from": SHAPE_FROM}
 _ADDED: dict[str, Operation] = {}
 
 
@@ -207,6 +204,9 @@ def _checked(name: str, row: Mapping[str, Any]) -> Operation:
     unknown = sorted(set(row) - (_COLUMNS.keys() - set(_NOT_IN_ROWS)))
     if unknown:
         raise ValueError(f"the row of {name} has columns that there are not: {', '.join(unknown)}")
+    for column, words in _WORDS.items():
+        if column in row and row[column] not in words:
+            raise ValueError(f"the row of {name} says {row[column]!r} of {column}, which is one of {', '.join(words)}")
     return Operation(packet=name, **row)
 
 

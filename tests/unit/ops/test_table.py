@@ -186,3 +186,11 @@ def test_a_row_that_exists_is_not_added() -> None:
 def test_a_column_that_is_not_one_is_refused(column: str) -> None:
     with pytest.raises(ValueError, match=f"columns that there are not: {column}"), rows_added({"x": {column: True}}):
         pass
+
+
+def test_a_word_that_a_column_does_not_know_is_refused() -> None:
+    with (
+        pytest.raises(ValueError, match="'turnd' of entries, which is one of"),
+        rows_added({"x": {"entries": "turnd"}}),
+    ):
+        pass
