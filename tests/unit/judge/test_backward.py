@@ -1,0 +1,76 @@
+"""What backward passes make of the verdicts: reasons in words, and which verdicts they change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from auditor.judge.backward import reason_of, reasoned, with_backward
+from auditor.judge.verdicts import Judgement
+from auditor.records import Verdict
+from auditor.records.training import BackwardError, BackwardNode
+from auditor.tape.step import capture_step
+from tests.stepping import Scaled, subject_on
+from tests.subjects import capture_of
+
+BREAKS = BackwardError(error=float("inf"), nonfinite=1, reaches="w")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (BackwardError(error=0.5), None),
+        (BackwardError(error=float("inf"), nonfinite=7), None),  # absorbed: it reaches no parameter
+        (
+            BREAKS,
+            "its backward pass turns 1 finite gradient into Inf or NaN in FP16, and the gradient of w with them",
+        ),
+        (
+            BackwardError(nonfinite=1234, reaches="head.weight"),
+            "its backward pass turns 1,234 finite gradients into Inf or NaN in FP16, and the gradient of head.weight "
+            "with them",
+        ),
+    ],
+)
+def test_reasons(error: BackwardError, expected: str | None) -> None:
+    assert reason_of(error, "fp16") == expected
+
+
+def node(name: str, **errors: BackwardError) -> BackwardNode:
+    return BackwardNode(name, "aten.exp.default", "", None, errors, {})
+
+
+def test_every_format_has_its_own_reason() -> None:
+    (found,) = reasoned([node("exp", fp16=BREAKS, bf16=BackwardError(error=0.0))])
+    assert list(found.reasons) == ["fp16"]
+
+
+SAFE, UNSAFE = Verdict("safe", "fine"), Verdict("unsafe", "overflow", "range")
+
+
+def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
+    """The verdict of the audited graph's `exp` once its backward pass was found to break."""
+    model, x = Scaled(1.0, torch.Tensor.exp), torch.ones(1)
+    audited = capture_of(model, x)
+    step = capture_step(subject_on(model, x, torch.ones(1)), ())
+    before = Judgement(
+        {name: {"fp16": verdict, "bf16": SAFE} for name in audited.nodes},
+        {name: {"fp16": exposed, "bf16": exposed} for name in audited.nodes},
+    )
+    (found,) = reasoned([node("exp", fp16=BREAKS)])
+    loss = node("sum_1", fp16=BREAKS)  # of the loss: the audited graph has no such operation
+    after = with_backward(before, audited, reasoned([found, loss]), step)
+    assert after.verdicts["exp"]["bf16"] == SAFE
+    assert before.verdicts["exp"]["fp16"] == verdict  # the first judgement stays as it was
+    return after.verdicts["exp"]["fp16"]
+
+
+def test_what_breaks_backwards_is_unsafe() -> None:
+    found = judged(SAFE, ("autocast",))
+    assert (found.verdict, found.limited_by) == ("unsafe", "range")
+    assert found.reason.startswith("its backward pass turns 1 finite gradient")
+
+
+def test_what_never_runs_low_or_is_unsafe_already_keeps_its_reason() -> None:
+    assert judged(SAFE, ()) == SAFE
+    assert judged(UNSAFE, ("cast",)) == UNSAFE

@@ -1,0 +1,80 @@
+"""A recorded training step: told in the paths that the model itself knows, the loss apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.errors import CaptureError
+from auditor.records import Capture, Subject
+from auditor.runs.step import step_batches
+from auditor.tape.step import LOSS, capture_step, with_literals_of
+from auditor.training.objective import training_subject
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(2, 2)  # a name that the step uses too
+        self.tied = self.model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).tanh()
+
+
+def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss_fn)
+
+
+@pytest.fixture(scope="module")
+def captured(subject: Subject) -> Capture:
+    return capture_step(subject, ("fp16",))
+
+
+def test_owners_are_the_models_own_or_the_loss(captured: Capture) -> None:
+    owners = [(node.owner, node.op.split(".")[1]) for node in captured.nodes.values()]
+    assert owners == [("model", "linear"), ("", "tanh"), (LOSS, "sub"), (LOSS, "square"), (LOSS, "mean")]
+
+
+def test_weights_go_by_the_names_of_the_models_state(captured: Capture, subject: Subject) -> None:
+    names = {place.fqn for place in captured.placeholders if place.kind == "parameter"}
+    assert names == {"model.weight", "model.bias"} <= subject.model.state_dict().keys()
+    assert captured.aliases == {"model": ("tied",)}
+
+
+def test_it_binds_to_the_model_and_to_batches_with_targets(captured: Capture, subject: Subject) -> None:
+    values = captured.bind(subject.model, step_batches(subject)[0])
+    by_name = {place.fqn or place.kind: value for place, value in zip(captured.placeholders, values, strict=True)}
+    assert by_name["model.weight"] is subject.model.model.weight
+    assert len(values) == 4  # weight, bias, inputs, targets
+
+
+def test_one_loss_and_no_more(subject: Subject) -> None:
+    assert subject.objective is not None
+    both = replace(subject.objective, loss_fn=lambda outputs, targets: (outputs.sum(), targets.sum()))
+    with pytest.raises(CaptureError, match="returns one loss"):
+        capture_step(replace(subject, objective=both), ())
+
+
+def test_literals_of_a_capture_that_was_compared(subject: Subject) -> None:
+    def guarded(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs().clamp_min(torch.finfo(outputs.dtype).eps).sum()
+
+    assert subject.objective is not None
+    subject = replace(subject, objective=replace(subject.objective, loss_fn=guarded))
+    plain, low = capture_step(subject, ()), capture_step(subject, ("fp16",))
+    assert (plain.compared, low.compared) == (False, True)
+    taken = with_literals_of(plain, low)
+    assert taken.compared
+    literals = {name: node.literals for name, node in taken.nodes.items() if node.literals}
+    assert list(literals) == ["clamp_min"]
+    assert list(literals["clamp_min"]["fp16"].arguments.values()) == [2.0**-10]
+    assert plain.nodes["clamp_min"].literals == {}
