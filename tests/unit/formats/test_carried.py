@@ -1,0 +1,60 @@
+"""Tensors that say whose values they hold: rounded to a format that torch does not compute in, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from auditor.formats.carried import Carried, asked_for, format_in, in_format, like, plain
+from auditor.formats.table import FORMATS
+
+E5M2, E4M3, FP16 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"], FORMATS["fp16"]
+
+
+def test_values_are_on_the_grid_in_float32() -> None:
+    # two fraction bits: 1.125 is a tie between 1 and 1.25 and goes to 1, 1.375 goes to 1.5; beyond 57344 is infinity
+    found = in_format(torch.tensor([1.125, 1.375, 1.3, 1e6]), E5M2)
+    assert isinstance(found, Carried)
+    assert (found.dtype, format_in(found)) == (torch.float32, E5M2)
+    assert found.tolist() == [1.0, 1.5, 1.25, math.inf]
+    assert in_format(torch.tensor([1e6, -1e6]), E4M3).tolist() == [448.0, -448.0]  # it has no infinity
+
+
+def test_what_torch_computes_in_has_its_own_type() -> None:
+    found = in_format(torch.tensor([1.0]), FP16)
+    assert (type(found), found.dtype, format_in(found)) == (torch.Tensor, torch.float16, FP16)
+    again = in_format(in_format(torch.tensor([1.3]), E5M2), FP16)
+    assert (type(again), again.item()) == (torch.Tensor, 1.25)
+
+
+def test_what_is_in_the_format_is_handed_on() -> None:
+    x = in_format(torch.tensor([1.3]), E5M2)
+    assert in_format(x, E5M2) is x
+    other = in_format(x, E4M3)
+    assert format_in(other) is E4M3
+
+
+def test_whatever_torch_does_with_it_is_plain() -> None:
+    x = in_format(torch.tensor([1.25]), E5M2)
+    assert type(plain(x)) is torch.Tensor
+    assert format_in(plain(x)) is FORMATS["fp32"]
+    for result in (x + x, x.clone(), x[0]):
+        assert not isinstance(result, Carried)
+    own = torch.ones(1)
+    assert plain(own) is own
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(torch.float16, FP16), (torch.int64, None), (None, None), (E5M2, E5M2)]
+)
+def test_what_stands_in_the_place_of_a_dtype(given: object, expected: object) -> None:
+    assert asked_for(given) is expected  # type: ignore[arg-type]
+
+
+def test_like_another() -> None:
+    x = torch.tensor([1.3])
+    assert like(x, in_format(x, E5M2)).item() == 1.25
+    assert like(x, x.half()).dtype is torch.float16
+    assert like(x, torch.tensor([1])).tolist() == [1]
