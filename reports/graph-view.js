@@ -66,7 +66,7 @@ function GraphView(table, shape, show, changed) {
   function legend(m) {
     const holder = document.getElementById("graph-legend");
     if (m.kind === "verdict" || m.kind === "name") {
-      const names = m.kind === "verdict" ? table.data.verdicts : ["FP32", "FP16", "BF16", "mixed"];
+      const names = m.kind === "verdict" ? table.data.verdicts : ["FP32", ...table.data.formats.map((f) => f.label), "mixed"];
       holder.replaceChildren(...names.map((name) => {
         const chip = document.createElement("span");
         chip.className = `chip ${m.kind === "verdict" ? name : `is-${name.toLowerCase()}`}`;

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,9 @@ class Region(NamedTuple):
     dtype: str
 
 
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(eq=False)
@@ -57,7 +60,7 @@ _users = 0
 def region_now() -> Region:
     """The region that the calling code is in."""
     enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return Region(enabled, _NAMES.get(dtype) or str(dtype).removeprefix("torch."))
+    return Region(enabled, _name(dtype))
 
 
 def entered_at() -> int:

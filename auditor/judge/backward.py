@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..formats.table import FORMATS
+from ..formats.table import label
 from ..records import Capture, Verdict
 from ..records.training import BackwardError, BackwardNode
 from ..tape.places import places_of
@@ -27,8 +27,7 @@ def reason_of(error: BackwardError, fmt: str) -> str | None:
         return None
     many = "1 finite gradient" if error.nonfinite == 1 else f"{error.nonfinite:,} finite gradients"
     return (
-        f"its backward pass turns {many} into Inf or NaN in {FORMATS[fmt].name.upper()}, "
-        f"and the gradient of {error.reaches} with them"
+        f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {error.reaches} with them"
     )
 
 

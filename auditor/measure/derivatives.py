@@ -12,8 +12,6 @@ from torch.utils import _pytree as pytree
 from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
-DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Dtypes in which tensors have gradients that can be computed with; there is no arithmetic in FP8."""
 
 
 def differentiated(

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, format_of
 from ..ops.nodes import target_of, viewed
 from ..ops.products import is_tensor_core
 from ..records import Contribution
-from .derivatives import DIFFERENTIABLE
 from .inner import inner_products
 from .measure import Measurement
 from .probes import moved, probes
@@ -107,7 +106,12 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     sampled = _sampled(measurement, batch)
 
     def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
-        if leaf.dtype in DIFFERENTIABLE and leaf.requires_grad and leaf.layout is torch.strided and not leaf.is_nested:
+        if (
+            format_of(leaf.dtype) is not None
+            and leaf.requires_grad
+            and leaf.layout is torch.strided
+            and not leaf.is_nested
+        ):
             handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
                 handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]

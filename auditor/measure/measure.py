@@ -12,14 +12,13 @@ from torch.utils import _pytree as pytree
 
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, format_of
 from ..ops.casting import lowered
 from ..ops.kernels import run_op
 from ..ops.nodes import op_of, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Literals, Magnitudes, NodeError
 from ..replay.execute import with_literals
 from .causes import cause_of
-from .derivatives import DIFFERENTIABLE
 from .discrete import deciding
 from .reference import Reference
 from .rounded import Rounder, rounder
@@ -268,7 +267,7 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().clone() if value.is_inference() else value.detach()
-    return value.requires_grad_() if value.dtype in DIFFERENTIABLE else value
+    return value.requires_grad_() if format_of(value.dtype) is not None else value
 
 
 def _is_float(x: torch.Tensor) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any
 
+from ..formats.table import auditable
 from ..records import NodeReport
 from ..records.audit import Audit
 from .view import precision_of
@@ -21,7 +23,8 @@ VERSION = 1
 GRAPH = "graph"
 RAMP = ("#fdf1d8", "#e08a3c", "#9c2f0d")
 VERDICT_COLORS = {"safe": "#dfe9ef", "sensitive": "#f6c667", "unsafe": "#e0674e", "untested": "#d9d8d4"}
-PRECISION_COLORS = {"fp32": "#b9d3ee", "fp16": "#f0cf9f", "bf16": "#bfe3d4"}
+FP32_COLOR = "#b9d3ee"
+LOW_COLORS = ("#f0cf9f", "#bfe3d4", "#e3c5e8", "#cfd8a8")
 
 
 def files(audit: Audit) -> dict[str, str]:
@@ -102,7 +105,8 @@ def _verdicts(audit: Audit, fmt: str) -> dict[str, Any]:
 
 def _precisions(audit: Audit) -> dict[str, Any]:
     plan = audit.plans[audit.recommended or ""]
-    return _named(audit, lambda r: precision_of(r.node.owner, plan), PRECISION_COLORS)
+    colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
+    return _named(audit, lambda r: precision_of(r.node.owner, plan), colors)
 
 
 def _named(

@@ -123,8 +123,8 @@ def loop_code(audit: Audit) -> str | None:
     if found is None or found.format is None:
         return None
     plan = training_plan(audit)
-    scaler = found.fp16.init if found.format == "fp16" and found.fp16 else None
-    dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[found.format]
+    scaler = found.fp16.init if FORMATS[found.format].loss_scaling and found.fp16 else None
+    dtype = f"torch.{FORMATS[found.format].storage}"
     own = found.loss_source == "the model's own loss"
     lines = ["import torch", *(["import patched_model"] if plan else []), ""]
     lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 
+from ..formats.table import label as label  # one word of those that reporters and templates share
 from ..records import Memory, Plan
 from ..strategies import strategy_of
 
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def label(fmt: str) -> str:
-    """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
-    return fmt.upper().replace("_", " ")
 
 
 def plan_title(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .offer import Chosen
-from .text import DTYPES, comment, mapping
+from .text import comment, dtype_text, mapping
 from .tool import Tool
 
 _CAST_NOTE = (
@@ -88,7 +88,7 @@ def render(chosen: Chosen) -> str:
 
 def _dtypes(chosen: Chosen, path: str) -> str:
     outside = chosen.handed_on(path)
-    return f"({DTYPES[chosen.scopes[path][0]]}, {DTYPES[outside] if outside else None})"
+    return f"({dtype_text(chosen.scopes[path][0])}, {dtype_text(outside) if outside else None})"
 
 
 def _names(chosen: Chosen) -> dict[str, str]:

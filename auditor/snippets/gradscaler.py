@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..formats.table import FORMATS
 from .offer import Chosen
 from .text import comment
 from .tool import Tool
@@ -54,7 +55,7 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 def render(chosen: Chosen) -> str:
     """Functions `prepare(model)` and `train_step(...)`."""
-    scaled = chosen.format == "fp16"
+    scaled = FORMATS[chosen.format].loss_scaling
     scale = chosen.init_scale or _USUAL_SCALE
     fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if chosen.init_scale else _GUESSED)
     notes = comment(*_NOTE, *(fp16 if scaled else _BF16_NOTE))

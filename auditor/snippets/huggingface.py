@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .offer import Chosen
-from .text import DTYPES, comment, listing
+from .text import comment, dtype_text, listing
 from .tool import Tool
 
 _NOTE = (
@@ -38,7 +38,7 @@ def render(chosen: Chosen) -> str:
             comment(*_NOTE),
             "\nimport torch\n\nimport patched_model\n\n",
             listing("KEEP_IN_FP32", map(repr, patterns(chosen))),
-            _LOAD.format(dtype=DTYPES[chosen.format], name=chosen.name),
+            _LOAD.format(dtype=dtype_text(chosen.format), name=chosen.name),
         )
     )
 

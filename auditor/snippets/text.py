@@ -5,10 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from ..formats.table import FORMATS
 from .offer import Chosen
 
 WIDTH = 100
-DTYPES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
+
+
+def dtype_text(fmt: str) -> str:
+    """How code names the dtype of a format: `torch.float16`."""
+    return f"torch.{FORMATS[fmt].storage}"
 
 
 def comment(*paragraphs: str) -> str:

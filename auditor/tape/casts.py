@@ -6,16 +6,20 @@ from typing import Any
 
 import torch
 
+from ..formats.table import format_of
 from ..ops.nodes import operation_of
 
 _aten = torch.ops.aten
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """`aten.to.dtype` and its arguments for an operation that casts, the operation itself otherwise."""
     dtype = cast_to(op, given, args, kwargs)
-    return (_aten.to.dtype, (args[0], dtype), {}) if dtype in _FLOATS else (op, args, kwargs)
+    return (
+        (_aten.to.dtype, (args[0], dtype), {})
+        if dtype is not None and format_of(dtype) is not None
+        else (op, args, kwargs)
+    )
 
 
 def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:

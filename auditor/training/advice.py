@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from ..formats.histogram import merged
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, label
 from ..ops.nodes import is_collective
 from ..ops.table import operation
 from ..records import Capture
@@ -33,7 +33,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
         for fmt, reason in node.reasons.items():
             yield Advice(
                 "backward-fails",
-                f"Keep {_place(node.owner)} in FP32 when training in {fmt.upper()}",
+                f"Keep {_place(node.owner)} in FP32 when training in {label(fmt)}",
                 f"{node.op.removeprefix('aten.')} at {node.source or node.owner}: {reason}.",
                 {"module": node.owner, "format": fmt},
             )
@@ -163,7 +163,7 @@ def batch_size(training: Training, captured: Capture) -> Iterable[Advice]:
     for fmt in large.error:
         before, after = small.error.get(fmt), large.error.get(fmt)
         if before and after and max(before, after) > GROWTH * min(before, after):
-            parts.append(f"the {fmt.upper()} gradient error goes from {before:.2g} to {after:.2g}")
+            parts.append(f"the {label(fmt)} gradient error goes from {before:.2g} to {after:.2g}")
     if large.max_gradient and small.max_gradient > GROWTH * large.max_gradient:
         parts.append(f"the largest gradient falls from {small.max_gradient:.2g} to {large.max_gradient:.2g}")
     if parts:

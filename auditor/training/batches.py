@@ -87,7 +87,7 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
 
 
 def _error(step: Step, low: Lowering) -> float | None:
-    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24) if low.format == "fp16" else 1.0
+    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24) if FORMATS[low.format].loss_scaling else 1.0
     found = own_step(step, low, scale)
     return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..formats.table import FORMATS
+from ..formats.table import label
 from ..records.training import LossScale
 from .window import scaler_code
 
@@ -71,7 +71,7 @@ def _why_not_bf16(errors: Mapping[str, float | None]) -> str:
 
 
 def _off(fmt: str, error: float) -> str:
-    name = FORMATS[fmt].name.upper()
+    name = label(fmt)
     if not math.isfinite(error):
         return f"{name} gives no finite gradients"
     return f"the gradients of {name} are {error:.0%} off, where {TOLERATED:.0%} would be tolerated"

@@ -144,7 +144,7 @@ def _usable(plan: Plan | None) -> Plan | None:
 
 
 def _gradient_error(step: Step, low: Lowering, scale: LossScale | None) -> float | None:
-    factor = scale.init if low.format == "fp16" and scale is not None and scale.init else 1.0
+    factor = scale.init if FORMATS[low.format].loss_scaling and scale is not None and scale.init else 1.0
     found = own_step(step, low, factor)
     return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 

@@ -7,7 +7,7 @@ from ..findings import FindingGroup, ranked
 from ..page import Page, columns, looks, shorten
 from ..prose import sentence
 from ..view import Island, PlanView, View, view
-from ..words import count, memory, op, percent, printable, ratio, scope
+from ..words import count, label, memory, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
@@ -88,7 +88,7 @@ def _islands(page: Page, islands: tuple[Island, ...]) -> None:
         times = f" x{len(island.paths)}" if len(island.paths) > 1 else ""
         name = (island.pattern if times else island.paths[0]) + times
         why = ", ".join(island.because)
-        page.line("    " + columns([(f"{island.precision.upper()}", 4), (name, 30), (why, max(page.width - 42, 8))]))
+        page.line("    " + columns([(f"{label(island.precision)}", 4), (name, 30), (why, max(page.width - 42, 8))]))
     if len(islands) > ISLANDS_SHOWN:
         page.line(f"    and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
 
