@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from auditor.load import from_object, in_eval
-from auditor.measure import estimates, measure, reference
+from auditor.measure import estimates, informat, lowrun, measure, reference
 from auditor.measure.attribute import attribute
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
@@ -19,10 +19,10 @@ FORMATS = ("fp16", "bf16")
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": (reference.Reference, ("run_node",)),
     "magnitudes": (measure._Measuring, ("_keep",)),
-    "rounding": (measure._Measuring, ("_rounded_inputs",)),
-    "alone": (measure, ("run_alone", "trace_of")),
-    "low from the start": (measure._Measuring, ("_propagate",)),
-    "errors": (measure._Measuring, ("_error",)),
+    "rounding": (lowrun.LowRun, ("rounded_inputs",)),
+    "alone": (informat, ("run_alone", "trace_of")),
+    "low from the start": (lowrun.LowRun, ("advance",)),
+    "errors": (informat.InFormat, ("_error",)),
     "inner products": (estimates._Hook, ("__call__",)),
 }
 """{part: where its functions stand, and their names}; a part inside another is not counted twice."""

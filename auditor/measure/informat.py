@@ -1,0 +1,154 @@
+"""What one format does to every node, one after the other: its error alone and in a low run, and what attribution needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..formats.metrics import disagreement, sqnr_db
+from ..formats.profile import Profile
+from ..ops.nodes import op_of, tensors_of, viewed
+from ..records import Capture, NodeError
+from .causes import cause_of
+from .lowrun import LowRun, same_shapes
+from .testrun import Alone, Leaves, Trace, run_alone, trace_of, turned
+
+_OTHER_SHAPE = "its shape depends on the precision"
+
+
+class InFormat:
+    """Measures node after node in one format, right after the reference has run it.
+
+    values, profiles: reference results and their magnitudes so far. by_inputs: products whose inputs' errors are told
+    apart. deciding: nodes shortly before a discrete result. guarding: those that keep a denominator from zero.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        format: str,
+        values: Mapping[str, Any],
+        profiles: Mapping[fx.Node, Profile],
+        by_inputs: Collection[str],
+        deciding: Collection[str],
+        guarding: Collection[str],
+    ) -> None:
+        self.low = LowRun(capture, format, values)
+        self.errors: dict[str, NodeError] = {}
+        self.traces: dict[str, Trace] = {}
+        self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
+        self._deciding, self._guarding = deciding, guarding
+        self._spoilt: set[fx.Node] = set()
+
+    def measure(self, n: fx.Node) -> None:
+        """The node alone, and in the run that is low from the start."""
+        inputs, reference = self.low.rounded_inputs(n), self._values[n.name]
+        if any(leaf.is_nested for leaf in tensors_of((inputs, reference))):
+            self.low.advance(n)
+            self.errors[n.name], self.traces[n.name] = NodeError(cause="nested"), Trace([], [])
+            return
+        alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
+        self.low.advance(n)
+        inherited = any(source in self._spoilt for source in n.all_input_nodes)
+        error, gap = self._error(n, alone)
+        if alone.unsupported or error.disagreement or turned(error):
+            error = replace(error, born=not inherited)
+        self.errors[n.name] = error
+        self.traces[n.name] = self._trace(n, alone, error, gap)
+
+    def keep_low_result(self, n: fx.Node) -> None:
+        """Of a node before an operation without a derivative: only a run can tell what its error does there."""
+        trace, error = self.traces.get(n.name), self.errors.get(n.name)
+        if trace is None or error is None or trace.low is not None or not error.local_error:
+            return
+        values = {source: self.low.round(self._values[source.name]) for source in n.all_input_nodes}
+        inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
+        trace.low = run_alone(n, inputs, self.low.literals(n), self.low.row).low
+
+    def forget(self, nodes: Iterable[fx.Node]) -> None:
+        """Nothing will read these any more."""
+        self.low.forget(nodes)
+
+    def _trace(self, n: fx.Node, alone: Alone, error: NodeError, gap: torch.Tensor | None) -> Trace:
+        trace = trace_of(n, self._values[n.name], alone, gap, n.name in self._by_inputs)
+        vanishes = bool(error.underflow) and n.name in self._guarding
+        trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n) or vanishes
+        if trace.certain or (n.name in self._deciding and error.local_error):
+            trace.low = alone.low
+        return trace
+
+    def _overflows(self, n: fx.Node) -> bool:
+        profile = self._profiles.get(n)
+        return profile is not None and not profile.range.max_abs <= self.low.row.largest
+
+    def _error(self, n: fx.Node, alone: Alone) -> tuple[NodeError, torch.Tensor | None]:
+        ours = tensors_of(self._values[n.name])
+        if not ours:
+            return NodeError(unsupported=alone.unsupported), None
+        propagated = tensors_of(self.low.env[n])
+        if not is_float(ours[0]):
+            return self._discrete_error(n, ours, alone, propagated), None
+        profile, row = self._profiles[n], self.low.row
+        later = self._propagated_error(n, propagated[0])
+        if not later < float("inf"):
+            self._spoilt.add(n)
+        if alone.unsupported is not None or not same_shapes(ours, alone.low):
+            reason = alone.unsupported or _OTHER_SHAPE
+            return NodeError(propagated_error=later, unsupported=reason, cause="unsupported"), None
+        if viewed(n) is not None:
+            found, gap = profile.rounding(row), None
+        else:
+            keep = n.name not in self._by_inputs
+            found, gap = profile.deviation(as_real(tensors_of(alone.low)[0]), row, keep=keep)
+        inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
+        return NodeError(
+            local_error=found.error,
+            propagated_error=later,
+            overflow=found.damage.overflow,
+            nan=found.damage.nan,
+            underflow=found.damage.underflow,
+            subnormal=found.damage.subnormal,
+            max_ulp=found.max_ulp,
+            sqnr_db=sqnr_db(found.error),
+            cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs),
+        ), gap
+
+    def _propagated_error(self, n: fx.Node, low: torch.Tensor) -> float:
+        profile, source = self._profiles[n], viewed(n)
+        if source is not None:
+            earlier = self.errors.get(source.name)
+            known = earlier.propagated_error if earlier is not None else profile.rounding(self.low.row).error
+            if known is not None:
+                return known
+        return profile.error(as_real(low), self.low.row)
+
+    def _discrete_error(self, n: fx.Node, ours: Leaves, alone: Alone, propagated: Leaves) -> NodeError:
+        if _disagreement(ours, propagated):
+            self._spoilt.add(n)
+        if alone.unsupported is not None or not same_shapes(ours, alone.low):
+            return NodeError(unsupported=alone.unsupported or _OTHER_SHAPE, cause="unsupported")
+        share = _disagreement(ours, tensors_of(alone.low))
+        return NodeError(disagreement=share, cause="discrete" if share else None)
+
+
+def is_float(x: torch.Tensor) -> bool:
+    """Whether its entries are real or complex numbers, which formats round."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def as_real(x: torch.Tensor) -> torch.Tensor:
+    """Its entries as real numbers; of a sparse tensor, those that it holds."""
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce().values()
+    elif x.layout is not torch.strided:
+        x = x.values()
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _disagreement(ours: Leaves, theirs: Leaves) -> float:
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if not is_float(a)]
+    return max((disagreement(a, b) if a.shape == b.shape else 1.0 for a, b in pairs), default=0.0)
