@@ -1,0 +1,24 @@
+"""Errors the user meets: one root, a slug each, and the first line of what others say."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor import errors
+
+
+def test_every_error_is_of_one_family_and_carries_its_slug() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 4
+    for kind in kinds:
+        error = kind("what to do", slug="some-slug")
+        assert isinstance(error, errors.AuditorError)
+        assert (str(error), error.slug) == ("what to do", "some-slug")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(ValueError("\n first \nsecond"), "first "), (KeyError(), "KeyError"), (RuntimeError("  "), "RuntimeError")],
+)
+def test_the_first_line_of_an_error(error: Exception, expected: str) -> None:
+    assert errors.first_line(error) == expected
