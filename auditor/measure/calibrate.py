@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..formats.histogram import merged
 from ..records import Batch, Capture, Contribution, Magnitudes, NodeError, Subject
-from ..tape.paths import key_of
+from ..tape.paths import usable_batches
 from .attribute import attribute
 from .measure import Measurement, measure
 
@@ -59,24 +58,6 @@ def _attributed(
     except (RuntimeError, NotImplementedError):
         measured = measure(capture, subject.model, batch, formats, tick, careful=True)
         return measured, attribute(measured, seed, tick)
-
-
-def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
-    """Audited batches that the captured graph is valid for."""
-    return usable(capture, subject, subject.batches)
-
-
-def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches that the captured graph is valid for: of the first batch's shapes, and on its path."""
-    first = subject.batches[0]
-    fitting = [batch for batch in batches if _shapes(batch) == _shapes(first)]
-    if capture.method == "run":
-        return fitting
-    return [batch for batch in fitting if key_of(batch) == key_of(first) or key_of(batch) in capture.same_path]
-
-
-def _shapes(batch: Batch) -> str:
-    return str(pytree.tree_map_only(torch.Tensor, lambda x: (tuple(x.shape), x.dtype), batch))
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

@@ -10,10 +10,11 @@ import torch
 
 from ..formats.metrics import output_error
 from ..judge.verdicts import Judgement
-from ..measure.calibrate import Calibration, usable
+from ..measure.calibrate import Calibration
 from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
 from ..runs.answer import answer
+from ..tape.paths import usable
 from .choose import Trial
 from .costs import Cost
 from .problem import Problem

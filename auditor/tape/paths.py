@@ -1,4 +1,4 @@
-"""Whether other batches take the path that was recorded, where Python chose it by looking at values."""
+"""Which batches a tape holds for: of the recorded shapes, and on its path where Python chose that by looking at values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ..ops.nodes import op_name, tensors_of
-from ..records import Batch
+from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
 from .builder import Tape
 from .record import record
@@ -23,6 +24,24 @@ def key_of(batch: Batch) -> tuple[int, ...]:
 def on_the_path(tape: Tape, model: nn.Module, batches: Sequence[Batch], seed: int) -> frozenset[tuple[int, ...]]:
     """Keys of those batches whose run does the same operations, with the same numbers in them: each is run once."""
     return frozenset(key_of(batch) for batch in batches if _takes_it(tape, model, batch, seed))
+
+
+def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
+    """Audited batches that the captured graph is valid for."""
+    return usable(capture, subject, subject.batches)
+
+
+def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
+    """Those of some batches that the captured graph is valid for: of the first batch's shapes, and on its path."""
+    first = subject.batches[0]
+    fitting = [batch for batch in batches if _shapes(batch) == _shapes(first)]
+    if capture.method == "run":
+        return fitting
+    return [batch for batch in fitting if key_of(batch) == key_of(first) or key_of(batch) in capture.same_path]
+
+
+def _shapes(batch: Batch) -> str:
+    return str(pytree.tree_map_only(torch.Tensor, lambda x: (tuple(x.shape), x.dtype), batch))
 
 
 def _takes_it(tape: Tape, model: nn.Module, batch: Batch, seed: int) -> bool:

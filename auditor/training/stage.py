@@ -13,12 +13,12 @@ from ..formats.histogram import flushed, magnitudes_of, merged
 from ..formats.table import FORMATS
 from ..judge.backward import reasoned
 from ..measure.backward_nodes import backward_nodes
-from ..measure.calibrate import usable_batches
 from ..records import Capture, Magnitudes, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
 from ..runs.step import step_batches
+from ..tape.paths import usable_batches
 from ..tape.step import capture_step
 from .advice import advice_of
 from .batches import batch_sizes

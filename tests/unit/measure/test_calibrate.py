@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.measure.attribute import attribute
-from auditor.measure.calibrate import Calibration, calibrate, usable_batches
+from auditor.measure.calibrate import Calibration, calibrate
 from auditor.measure.measure import measure
 from auditor.records import Subject
 from auditor.tape import capture
@@ -83,17 +83,3 @@ def test_what_adds_up_is_averaged_by_hand() -> None:
         assert together.isolated == pytest.approx(moved, rel=2**-7)
         assert together.own == pytest.approx(moved * share**0.5, rel=2**-7)
         assert together.cast == pytest.approx(moved * share**0.5, rel=2**-7)
-
-
-def test_batches_of_another_shape_are_left_to_the_verification() -> None:
-    subject = subject_on(SQUARE, torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
-    traced = capture(subject, FORMATS)
-    assert [float(args[0].max()) for args, _ in usable_batches(traced, subject)] == [1.0, 2.0]
-
-
-def test_a_concrete_path_is_good_for_its_own_batch_alone() -> None:
-    branching = Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3)
-    subject = subject_on(branching, torch.ones(2), -torch.ones(2))
-    traced = capture(subject, FORMATS)
-    assert traced.method == "path"
-    assert usable_batches(traced, subject) == [subject.batches[0]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.calibrate import usable
 from auditor.records import Subject
 from auditor.tape import capture
+from auditor.tape.paths import usable, usable_batches
 from tests.capturing import Function
+from tests.subjects import subject_of
 
 
 def branching(x: Tensor) -> Tensor:
@@ -65,3 +68,21 @@ def test_a_branch_that_fails_is_another_path() -> None:
     batches = tuple(((x,), {}) for x in (UP, DOWN))
     subject = Subject(Function(forward).eval(), batches, "toy", "toy.py", "toy", "toy")
     assert usable(capture(subject), subject, batches) == [batches[0]]
+
+
+def of(model: nn.Module, *inputs: Tensor) -> Subject:
+    """One batch per input."""
+    return replace(subject_of(model), batches=tuple(((x,), {}) for x in inputs))
+
+
+def test_batches_of_another_shape_are_left_to_the_verification() -> None:
+    subject = of(Function(torch.tanh), torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
+    found = capture(subject)
+    assert [float(args[0].max()) for args, _ in usable_batches(found, subject)] == [1.0, 2.0]
+
+
+def test_a_path_is_good_for_its_own_batch_alone() -> None:
+    subject = of(Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3), torch.ones(2), -torch.ones(2))
+    found = capture(subject)
+    assert found.method == "path"
+    assert usable_batches(found, subject) == [subject.batches[0]]
