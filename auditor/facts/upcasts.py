@@ -89,7 +89,7 @@ class Upcasts:
 
 
 def _unshaped(node: fx.Node) -> fx.Node:
-    while row_of(node).entries and node.all_input_nodes:
+    while (row := row_of(node)).transparent and not row.cast and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

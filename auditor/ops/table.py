@@ -23,7 +23,6 @@ ENTRIES = {
 VIEW = {
     "always": "the result lies in the argument's memory",
     "if_strides_allow": "it does where strides can express its shape, and is a copy otherwise",
-    "outside_training": "the result is the argument, but for training",
 }
 NORMALISES = {
     "dim": "the entries along the dimension that the call names",
@@ -52,7 +51,10 @@ class Operation:
 
     # What becomes of the entries of the first argument.
     entries: Literal["", "same", "turned", "moved"] = ""  # the result holds these alone: see ENTRIES
-    view: Literal["", "always", "if_strides_allow", "outside_training"] = ""  # when the result is in its memory: VIEW
+    view: Literal["", "always", "if_strides_allow"] = ""  # when the result is in its memory: VIEW
+    thins: bool = (
+        False  # zeros in the place of some entries, and the rest scaled: patterns look through it all the same
+    )
     identity: bool = False  # what comes back is the argument under another name
     inverse: str = ""  # the packet that undoes the view
     scatter: str = ""  # the packet that writes to the part that the view shows
@@ -120,8 +122,8 @@ class Operation:
 
     @property
     def transparent(self) -> bool:
-        """Whether it only reshapes, selects or casts, so that a pattern may look through it."""
-        return bool(self.entries) or self.cast
+        """Whether it only reshapes, selects, casts or drops out, so that a pattern may look through it."""
+        return bool(self.entries) or self.thins or self.cast
 
     @property
     def linear(self) -> bool:

@@ -40,7 +40,7 @@ def costs_of(capture: Capture) -> dict[str, Cost]:
 def _is_free(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the argument, as a view's does where strides express it."""
     how = row_of(node).view
-    return how in ("always", "outside_training") or (how == "if_strides_allow" and not _copies(node))
+    return how == "always" or (how == "if_strides_allow" and not _copies(node))
 
 
 def _copies(node: fx.Node) -> bool:

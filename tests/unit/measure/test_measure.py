@@ -102,6 +102,19 @@ def rms_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
+def test_a_dropout_that_draws_scales_what_it_keeps() -> None:
+    measured = measurement_of(
+        Function(lambda x: nn.functional.dropout(x * 2, 0.99, training=True)), torch.full((4096,), 350.0)
+    )
+    values = measured.values[only(measured.capture, "dropout").name]
+    kept = int((values != 0).sum())
+    assert kept > 0
+    # 700 / (1 - 0.99) = 70000 is beyond 65504; bf16 holds it, as 137 * 512 = 70144
+    assert measured.ranges["dropout"].max_abs == pytest.approx(70000, rel=1e-5)
+    assert error_of(measured, "dropout", "fp16").overflow == kept
+    assert error_of(measured, "dropout", "bf16").local_error == pytest.approx(144 / 70000, rel=1e-2)
+
+
 def test_silent_zeros_of_a_hand_written_rms_norm() -> None:
     measured = measurement_of(Function(rms_norm), torch.tensor([[300.0, -400.0]]))
     # 300^2 = 90000 -> inf, so mean = inf, rsqrt = 0, and everything times zero is zero: finite, and wrong

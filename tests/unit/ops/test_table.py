@@ -36,7 +36,7 @@ INSIDES = {
 """Parts of sparse, nested and dual tensors, and torch's own means of writing to views."""
 
 UNSAID = {
-    *("getitem", "dropout", "_unsafe_view", "broadcast_tensors"),
+    *("getitem", "_unsafe_view", "broadcast_tensors"),
     *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
 }
 """Views whose schema does not say so."""

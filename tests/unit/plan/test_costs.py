@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from auditor.plan.costs import costs_of, seconds
 from tests.capturing import Function
@@ -20,6 +20,8 @@ from tests.subjects import capture_of, normal, only
         (lambda x: x.exp().flatten(), "flatten", True),
         (lambda x: x.exp().t().flatten(), "flatten", False),
         (lambda x: x.exp().t(), "t", True),
+        (lambda x: x.exp().movedim(0, 1), "movedim", True),
+        (lambda x: nn.functional.dropout(x.exp(), 0.5, training=True), "dropout", False),
     ],
 )
 def test_a_reshape_is_free_unless_it_has_to_copy(function: Callable[[Tensor], Tensor], packet: str, free: bool) -> None:
