@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.facts.values import Extremes, Weights, headroom_bits, largest, smallest
+from auditor.formats.table import FORMATS
 from tests.capturing import captured, facts_of
 
 
@@ -60,3 +62,30 @@ def test_shapes_of_arithmetic() -> None:
     assert [name for name, fact in facts.items() if fact.squares] == ["pow_1", "mul"]
     assert [name for name, fact in facts.items() if fact.centres] == ["sub"]
     assert [name for name, fact in facts.items() if fact.shifts_by_max] == ["sub_2"]
+
+
+def test_extremes_of_what_a_node_reads() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[math.inf, -4.0], [0.0, 0.5]]))
+        model[0].bias.zero_()
+    toy = captured(model, torch.ones(1, 2)).capture
+    nodes, weights = {node.name: node for node in toy.graph_module.graph.nodes}, Weights(toy, model)
+    assert set(weights.read_by(nodes["linear"], "parameter")) == {Extremes(4.0, 0.5), Extremes(0.0, None)}
+    assert weights.read_by(nodes["linear"], "buffer") == []
+    # the running mean is zero, the variance one; the number of batches is no floating buffer
+    assert sorted(item.max_abs for item in weights.read_by(nodes["batch_norm"], "buffer")) == [0.0, 1.0]
+    assert (weights.uses(nodes["linear"]), weights.uses(nodes["batch_norm"])) == (1, 1)
+
+
+def test_doublings_that_are_left() -> None:
+    fp16 = FORMATS["fp16"]
+    assert headroom_bits(65504.0, fp16) == 0.0
+    assert headroom_bits(65504.0 / 8, fp16) == 3.0
+    assert headroom_bits(2 * 65504.0, fp16) == -1.0
+    assert (headroom_bits(0.0, fp16), headroom_bits(None, fp16)) == (None, None)
+
+
+def test_what_is_not_known_does_not_count() -> None:
+    assert (smallest([None, 2, 1]), largest([None, 2, 1])) == (1, 2)
+    assert (smallest([None]), largest([])) == (None, None)
