@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import strategies
 from ..errors import PlanError
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, NAME
 from ..records import FORMAT_VERSION, Plan
 
 Place = Sequence[str | int]
@@ -58,7 +58,10 @@ def read_document(document: Any, where: str) -> Any:
     """
     found = _document(document, where, "plan")
     for name, plan in found.plans.items():
-        _check_names(plan, where, ("plans", name))
+        if plan.format in FORMATS or not NAME.fullmatch(
+            plan.format
+        ):  # one registered elsewhere is no reason to refuse others
+            _check_names(plan, where, ("plans", name))
     return found
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, runs
 from ..records import NodeReport
 from ..records.audit import Audit
 from .exponents import narrowest
@@ -97,7 +97,8 @@ def _max_abs(report: NodeReport) -> float:
 def _minimum(audit: Audit, seen: View) -> Answer:
     question = "What is the least that must stay FP32?"
     if seen.chosen is None:
-        return Answer(question, "All of it: no plan met the budget.", "plans")
+        why = "met the budget" if any(map(runs, audit.formats)) else "can be run"
+        return Answer(question, f"All of it: no plan {why}.", "plans")
     kept = [i for i in seen.chosen.islands if i.precision == "fp32"]
     risky = {r.node.owner for r in audit.nodes if _is_risky(r, seen.chosen.plan.format)}
     needed = [i for i in kept if risky & set(i.paths)]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..formats.table import runs
 from ..paths import nearest
 from ..records import Baseline, Plan
 from ..records.audit import Audit
@@ -154,7 +155,7 @@ def _plan_view(audit: Audit, plan: Plan) -> PlanView:
 def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     ran = plan.verification
     if ran is not None and ran.failure:
-        return "failed", ran.failure
+        return "failed" if runs(plan.format) else "not run", ran.failure
     if plan.measured_error is None:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
     if not math.isfinite(plan.measured_error) or (ran is not None and not ran.finite):
@@ -174,6 +175,8 @@ def _before(baseline: Baseline | None) -> str:
 
 
 def _headline(audit: Audit, chosen: PlanView | None) -> str:
+    if chosen is None and audit.plans and not any(map(runs, audit.formats)):
+        return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
     if chosen is None:
         return f"Keep it in FP32: no plan met the error budget of {audit.max_error:g}."
     plan = chosen.plan
@@ -187,6 +190,10 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
 
 
 def _proof(audit: Audit, chosen: PlanView | None) -> str:
+    if chosen is None and audit.plans and not any(map(runs, audit.formats)):
+        return (
+            "Its plans are simulated, their errors predictions: audit a format that torch computes in for one to run."
+        )
     if chosen is None:
         return "Raise the budget with --max-error, or start with the findings below."
     plan, budget = chosen.plan, f"{audit.max_error:g}"
@@ -239,6 +246,11 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         limits.append("The inputs were made up: give real ones with --inputs before relying on ranges.")
     if audit.environment.execution != "native":
         limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
+    simulated = [label(name) for name in audit.formats if not runs(name)]
+    if simulated:
+        limits.append(
+            f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
+        )
     untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
