@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx, nn
 
@@ -69,72 +70,101 @@ class _Collector:
 
     def facts(self, node: fx.Node) -> NodeFacts:
         """Facts of one operation."""
-        record = self._capture.nodes[node.name]
+        return NodeFacts(
+            **self._place(node), **_shape(node), **self._literals(node), **_habits(node), **self._magnitudes(node)
+        )
+
+    def _place(self, node: fx.Node) -> dict[str, Any]:
+        """What it is, where it stands, and what autocast makes of it."""
+        record, name = self._capture.nodes[node.name], node.name
         row = operation(record.op)
-        literals = constants(node, self._derived.get(node.name, frozenset())) if record.floating else ()
-        m, n, k = gemm_size(node) or (None, None, None)
+        return {
+            "op": record.op,
+            "operation": row.name,
+            "owner": record.owner,
+            "owner_type": record.owner_type,
+            "dtype": record.dtype,
+            "input_dtype": _input_dtype(node),
+            "is_first_layer": name in self._positions.first,
+            "is_last_layer": name in self._positions.last,
+            "is_output": name in self._positions.outputs,
+            "from_weights": name in self._positions.from_weights,
+            "consumers": tuple(sorted({op_of(reader) for reader in readers(node)})),
+            "producers": tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
+            "upcast": name in self._upcasts.nodes,
+            "casts_up": self._upcasts.casts_up(node),
+            "casts_up_input": self._upcasts.casts_up_input(node),
+            "autocast_off": not autocast_on(self._capture, name),
+            "autocast": "none" if record.in_place else row.autocast,
+            "additions": self._additions[node],
+            "in_a_phase": node in self._phases,
+            "weight_uses": self._weights.uses(node),
+        }
+
+    def _literals(self, node: fx.Node) -> dict[str, Any]:
+        """The numbers that the author wrote into it."""
+        floating = self._capture.nodes[node.name].floating
+        literals = constants(node, self._derived.get(node.name, frozenset())) if floating else ()
+        return {
+            "constants": literals,
+            "constant_max_abs": largest([abs(c) for c in literals]),
+            "constant_min_abs": smallest([abs(c) for c in literals if c]),
+            "constant_gap_to_one": smallest([abs(1 - c) for c in literals if c != 1]),
+            "constants_beyond": formats_where(beyond, literals),
+            "constants_lost": formats_where(lost, literals),
+            "constants_as_one": formats_where(as_one, literals),
+            "eps": eps(node, literals),
+        }
+
+    def _magnitudes(self, node: fx.Node) -> dict[str, Any]:
+        """What was measured of the values it reads and gives, and what was judged by it."""
         weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
         output = self._ranges.get(node.name)
         output_max_abs = output.max_abs if output else None
         into = input_max_abs(node, self._ranges, self._positions.from_weights)
         verdicts = self._verdicts.get(node.name, {})
-        return NodeFacts(
-            op=record.op,
-            operation=row.name,
-            owner=record.owner,
-            owner_type=record.owner_type,
-            dtype=record.dtype,
-            input_dtype=_input_dtype(node),
-            numel=numel(node),
-            is_first_layer=node.name in self._positions.first,
-            is_last_layer=node.name in self._positions.last,
-            is_output=node.name in self._positions.outputs,
-            from_weights=node.name in self._positions.from_weights,
-            consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
-            producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
-            upcast=node.name in self._upcasts.nodes,
-            casts_up=self._upcasts.casts_up(node),
-            casts_up_input=self._upcasts.casts_up_input(node),
-            autocast_off=not autocast_on(self._capture, node.name),
-            autocast="none" if record.in_place else row.autocast,
-            reduction_length=reduction_length(node),
-            sequence_length=sequence_length(node),
-            gemm_m=m,
-            gemm_n=n,
-            gemm_k=k,
-            gemm_alignment=gemm_alignment(node),
-            gemm_m_alignment=row_alignment(node),
-            gemm_padding=padding_cost(node),
-            additions=self._additions[node],
-            constants=literals,
-            constant_max_abs=largest([abs(c) for c in literals]),
-            constant_min_abs=smallest([abs(c) for c in literals if c]),
-            constant_gap_to_one=smallest([abs(1 - c) for c in literals if c != 1]),
-            constants_beyond=formats_where(beyond, literals),
-            constants_lost=formats_where(lost, literals),
-            constants_as_one=formats_where(as_one, literals),
-            eps=eps(node, literals),
-            reduce_op=reduce_op(node),
-            whole_numbers=whole_numbers(node),
-            reads_whole_numbers=reads_whole_numbers(node),
-            in_a_phase=node in self._phases,
-            squares=squares(node),
-            centres=centres(node),
-            shifts_by_max=shifts_by_max(node),
-            weight_max_abs=largest([item.max_abs for item in weights]),
-            weight_min_abs=smallest([item.min_abs for item in weights]),
-            weight_uses=self._weights.uses(node),
-            buffer_max_abs=largest([item.max_abs for item in buffers]),
-            buffer_min_abs=smallest([item.min_abs for item in buffers]),
-            input_max_abs=into,
-            output_max_abs=output_max_abs,
-            output_min_abs=output.min_abs if output else None,
-            divisor_min_abs=divisor_min_abs(node, self._ranges),
-            cancelled_bits=cancelled_bits(node, into, output_max_abs),
-            headroom_bits={name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
-            verdict={name: found.verdict for name, found in verdicts.items()},
-            reason={name: found.reason for name, found in verdicts.items()},
-        )
+        return {
+            "weight_max_abs": largest([item.max_abs for item in weights]),
+            "weight_min_abs": smallest([item.min_abs for item in weights]),
+            "buffer_max_abs": largest([item.max_abs for item in buffers]),
+            "buffer_min_abs": smallest([item.min_abs for item in buffers]),
+            "input_max_abs": into,
+            "output_max_abs": output_max_abs,
+            "output_min_abs": output.min_abs if output else None,
+            "divisor_min_abs": divisor_min_abs(node, self._ranges),
+            "cancelled_bits": cancelled_bits(node, into, output_max_abs),
+            "headroom_bits": {name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
+            "verdict": {name: found.verdict for name, found in verdicts.items()},
+            "reason": {name: found.reason for name, found in verdicts.items()},
+        }
+
+
+def _shape(node: fx.Node) -> dict[str, Any]:
+    """How much work it is, by shapes alone."""
+    m, n, k = gemm_size(node) or (None, None, None)
+    return {
+        "numel": numel(node),
+        "reduction_length": reduction_length(node),
+        "sequence_length": sequence_length(node),
+        "gemm_m": m,
+        "gemm_n": n,
+        "gemm_k": k,
+        "gemm_alignment": gemm_alignment(node),
+        "gemm_m_alignment": row_alignment(node),
+        "gemm_padding": padding_cost(node),
+    }
+
+
+def _habits(node: fx.Node) -> dict[str, Any]:
+    """What it is known to do by how it is written."""
+    return {
+        "reduce_op": reduce_op(node),
+        "whole_numbers": whole_numbers(node),
+        "reads_whole_numbers": reads_whole_numbers(node),
+        "squares": squares(node),
+        "centres": centres(node),
+        "shifts_by_max": shifts_by_max(node),
+    }
 
 
 def _input_dtype(node: fx.Node) -> str | None:

@@ -1,0 +1,99 @@
+"""What the package's imports say of its structure: rooms, who imports whom, and how long things are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx as nx
+
+PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
+
+BANDS: dict[str, tuple[str, ...]] = {
+    "ground": ("errors", "resources", "config", "trees", "paths"),
+    "nouns": ("records", "formats", "ops"),
+    "engine": ("state", "dispatch", "imitation", "runs", "load", "tape", "strategies", "replay"),
+    "evidence": ("measure", "facts", "rulebook", "judge"),
+    "plans": ("options", "patch", "verify", "plan", "training"),
+    "telling": ("document", "snippets", "report"),
+    "entry": ("stages", "assembly", "flow", "api", "cli"),
+}
+"""Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
+
+ORDER = [room for rooms in BANDS.values() for room in rooms]
+
+
+def modules() -> dict[str, Path]:
+    """{dotted name below `auditor`: file}; a package goes by its own name."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(parts)] = file
+    return found
+
+
+def room(module: str) -> str:
+    """The room that a module is in: the top package, or a top module by itself."""
+    return module.partition(".")[0]
+
+
+def imports(lazy: bool = False) -> nx.DiGraph:
+    """Module -> module, by what runs when a module is imported; with `lazy`, by what runs inside functions too.
+
+    What is imported for the type checker alone counts in neither.
+    """
+    known = modules()
+    graph = nx.DiGraph()
+    graph.add_nodes_from(known)
+    for name, file in known.items():
+        package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+        for statement in _imports(ast.parse(file.read_text(encoding="utf-8")), lazy):
+            for target in _targets(statement, [part for part in package if part], known):
+                if target != name:
+                    graph.add_edge(name, target)
+    return graph
+
+
+def rooms() -> nx.DiGraph:
+    """Room -> room, by the imports of their modules; the package's own two files left out."""
+    graph = nx.DiGraph()
+    for source, target in imports().edges:
+        if room(source) != room(target) and {room(source), room(target)} <= set(ORDER):
+            graph.add_edge(room(source), room(target))
+    return graph
+
+
+def _imports(tree: ast.AST, lazy: bool) -> Iterator[ast.ImportFrom]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _imports(node, lazy)
+
+
+def _targets(statement: ast.ImportFrom, package: list[str], known: dict[str, Path]) -> Iterator[str]:
+    if statement.level:
+        base = package[: len(package) - statement.level + 1]
+        path = ".".join([*base, *filter(None, [statement.module])])
+    elif statement.module is not None and statement.module.partition(".")[0] == "auditor":
+        path = statement.module.partition(".")[2]
+    else:
+        return
+    for alias in statement.names:
+        inner = f"{path}.{alias.name}".lstrip(".")
+        if inner in known:
+            yield inner
+        elif path in known:
+            yield path
+
+
+def functions() -> Iterator[tuple[str, int]]:
+    """(where, lines) of every function; the lines of its decorators and docstring count."""
+    for name, file in modules().items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name}.{node.name}", (node.end_lineno or 0) - node.lineno + 1

@@ -1,0 +1,44 @@
+"""The house stays in order: imports go down, nothing goes in circles, nothing grows too long to read."""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from tests.structure import ORDER, functions, imports, modules, room
+
+LAZY_UPWARDS = {
+    ("records.audit", "document"),
+    ("records.audit", "patch"),
+    ("records.audit", "report"),
+}
+"""The methods of a record that write it import the writers when they are called."""
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert [circle for circle in nx.strongly_connected_components(imports()) if len(circle) > 1] == []
+
+
+def test_imports_go_down() -> None:
+    known = {name for name in modules() if name}
+    assert {room(name) for name in known} - {"__main__"} == set(ORDER)
+    height = {name: index for index, name in enumerate(ORDER)} | {"__main__": len(ORDER), "": -1}
+    upwards = [
+        (source, target) for source, target in imports().edges if height[room(source)] < height[room(target)] and source
+    ]
+    assert upwards == []
+
+
+def test_functions_that_import_upwards_are_the_records_that_write_themselves() -> None:
+    height = {name: index for index, name in enumerate(ORDER)} | {"__main__": len(ORDER), "": -1}
+    upwards = {
+        (source, room(target))
+        for source, target in imports(lazy=True).edges
+        if source and height[room(source)] < height[room(target)]
+    }
+    assert upwards == LAZY_UPWARDS
+
+
+def test_no_function_over_60_lines_and_no_file_over_400() -> None:
+    assert [(where, lines) for where, lines in functions() if lines > 60] == []
+    lengths = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in modules().items()}
+    assert [(name, lines) for name, lines in lengths.items() if lines > 400] == []
