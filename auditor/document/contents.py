@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..records import FORMAT_VERSION, Audit, Magnitudes
+from ..records import FORMAT_VERSION, Audit, Contribution, Magnitudes, NodeError
 from ..records.written import Inlined, Written
 
 Groups = tuple[tuple[str, ...], ...]
@@ -149,9 +149,51 @@ class Histogram:
         )
 
 
+@dataclass(frozen=True)
+class BackwardPass:
+    """What one operation hands to its inputs in one format, on the FP32 values and gradients rounded to it."""
+
+    error: Annotated[float | None, Written("relative L2 error of what it hands to its inputs")]
+    nonfinite: Annotated[int, Written("entries of that which are finite in FP32 and not in the format", least=0)]
+    unsupported: Annotated[str | None, Written("why it cannot run in the format")]
+
+    @classmethod
+    def of(cls, found: NodeError) -> BackwardPass:
+        """The same error."""
+        return cls(found.local_error, found.overflow + found.nan, found.unsupported)
+
+
+@dataclass(frozen=True)
+class MovedGradients:
+    """How far one operation in one format moves the gradients."""
+
+    contribution: Annotated[
+        float,
+        Written(
+            "how far its error, made forwards and backwards, moves the gradients of all parameters (relative L2); `null` "
+            "where it was not attributed"
+        ),
+    ]
+    contribution_backward: Annotated[float, Written("the part of it that is made backwards")]
+    decided_by: Annotated[
+        str,
+        Written(
+            "how `contribution` was found: `first-order`, or `re-run` of the step with this operation low",
+            choices=("first-order", "re-run"),
+        ),
+    ]
+
+    @classmethod
+    def of(cls, found: Contribution) -> MovedGradients:
+        """The same contribution."""
+        return cls(found.isolated, found.backward, found.decided_by)
+
+
 FORMS: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "Range": (Range, Range.of),
     "Histogram": (Histogram, Histogram.of),
+    "BackwardPass": (BackwardPass, BackwardPass.of),
+    "MovedGradients": (MovedGradients, MovedGradients.of),
 }
 """{`Written.form`: (what stands in the file for a record, how to make that of it)}."""
 

@@ -95,6 +95,7 @@ def _marked(record: type) -> Iterable[tuple[Field[Any], Any, dict[type, Any]]]:
 def _columns(field: Field[Any], type_: Any, written: Written | None, left_out: bool) -> Iterable[Entry]:
     """What a field {format: value} puts in the object of each format."""
     name, value = field.name, get_args(type_)[1]
+    value, made = FORMS[written.form] if written is not None and written.form else (value, _same)
     if not is_record(value):
         assert written is not None
         return [_entry(field, value | None, written, lambda at: getattr(at[0], name).get(at[1]))]
@@ -103,7 +104,7 @@ def _columns(field: Field[Any], type_: Any, written: Written | None, left_out: b
     def column(entry: Entry) -> Entry:
         def read(at: tuple[Any, str]) -> Any:
             table = getattr(at[0], name)
-            return entry.value(table[at[1]]) if at[1] in table else missing
+            return entry.value(made(table[at[1]])) if at[1] in table else missing
 
         return replace(_below(entry, read, not left_out), optional=entry.optional or left_out)
 
@@ -144,6 +145,10 @@ def _then(read: Callable[[Any], Any], made: Callable[[Any], Any]) -> Callable[[A
 
 def _or_absent(value: Any) -> Any:
     return ABSENT if value is None else value
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _reader(name: str) -> Callable[[Any], Any]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..formats.table import label
-from ..records import Capture, Verdict
-from ..records.training import BackwardError, BackwardNode
+from ..records import Capture, NodeError, Verdict
+from ..records.training import BackwardNode
 from ..tape.places import places_of
 from .verdicts import Judgement
 
@@ -16,19 +16,16 @@ def reasoned(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
     """The operations, each with the reasons why it must not run backwards in a format."""
     found = []
     for node in nodes:
-        reasons = {fmt: reason for fmt, error in node.errors.items() if (reason := reason_of(error, fmt)) is not None}
+        reasons = {fmt: reason_of(node.errors[fmt], parameter, fmt) for fmt, parameter in node.reaches.items()}
         found.append(replace(node, reasons=reasons))
     return tuple(found)
 
 
-def reason_of(error: BackwardError, fmt: str) -> str | None:
-    """Why an operation must not run backwards in a format; None where it may."""
-    if error.reaches is None:
-        return None
-    many = "1 finite gradient" if error.nonfinite == 1 else f"{error.nonfinite:,} finite gradients"
-    return (
-        f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {error.reaches} with them"
-    )
+def reason_of(error: NodeError, reaches: str, fmt: str) -> str:
+    """Why an operation must not run backwards in a format that makes the gradient of a parameter non-finite."""
+    broken = error.overflow + error.nan
+    many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
+    return f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:

@@ -15,7 +15,7 @@ from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
-from ..records.training import BackwardError
+from ..records import NodeError
 from ..replay.execute import with_literals
 from ..replay.step import Step
 
@@ -36,13 +36,26 @@ class Handed:
     results: Leaves
 
 
-def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, tuple[BackwardError, Handed | None]]]:
+@dataclass(frozen=True)
+class Tested:
+    """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it.
+
+    error: of what it hands to its inputs. reaches: the parameter whose gradient turns non-finite with it, None if none
+    does. handed: None where it cannot run.
+    """
+
+    error: NodeError
+    handed: Handed | None = None
+    reaches: str | None = None
+
+
+def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, Tested]]:
     """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
 
     The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
     mend is not held against the operation.
     """
-    found: dict[str, dict[str, tuple[BackwardError, Handed | None]]] = {}
+    found: dict[str, dict[str, Tested]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)
         if node.op != "call_function" or arriving is None or not _floating(step, node):
@@ -78,27 +91,35 @@ def reached(step: Step, sources: Sequence[tuple[str, int]], gradients: Leaves) -
     return next((name for name in broken if finite.get(name, True)), None)
 
 
-def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> tuple[BackwardError, Handed | None]:
+def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
     exponent = _exponent(arriving)
     scaled = _scaled(arriving, -exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
-        return BackwardError(unsupported=f"FP32 backward: {reference}"), None
+        return Tested(NodeError(unsupported=f"FP32 backward: {reference}"))
     low = _vjp(step, node, scaled, fmt)
     if isinstance(low, str):
-        return BackwardError(unsupported=low), None
+        return Tested(NodeError(unsupported=low))
     exact, rounded = reference.gradients, low.gradients
-    nonfinite, gap, size = 0, 0.0, 0.0
-    for ours, theirs in zip(exact, rounded, strict=True):
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
-            broken, difference, magnitude = _compared(ours, theirs)
-            nonfinite, gap, size = nonfinite + broken, gap + difference**2, size + magnitude**2
-    error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
-    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if nonfinite else None
+    error = _error(exact, rounded)
+    broken = error.overflow or error.nan
+    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
     gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
     handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
-    return BackwardError(error=error, nonfinite=nonfinite, reaches=reaches), handed
+    return Tested(error, handed, reaches)
+
+
+def _error(exact: Leaves, rounded: Leaves) -> NodeError:
+    """Relative L2 of all gradients together, beside what is not finite."""
+    overflow, nan, gap, size = 0, 0, 0.0, 0.0
+    for ours, theirs in zip(exact, rounded, strict=True):
+        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+            infinite, undefined, difference, magnitude = _compared(ours, theirs)
+            overflow, nan = overflow + infinite, nan + undefined
+            gap, size = gap + difference**2, size + magnitude**2
+    error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
+    return NodeError(local_error=error, overflow=overflow, nan=nan)
 
 
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
@@ -107,17 +128,17 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor
     return (theirs.float() - ours.float()).bfloat16()
 
 
-def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, float, float]:
-    """Entries that only the low gradient has non-finite, and the norms of the difference and of the FP32 gradient."""
+def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, int, float, float]:
+    """Entries that only the low gradient has infinite, and NaN; the norms of the difference and of the FP32 gradient."""
     difference = float(torch.linalg.vector_norm(theirs - ours, dtype=torch.float64))
     magnitude = float(torch.linalg.vector_norm(ours, dtype=torch.float64))
     if math.isfinite(difference) and math.isfinite(magnitude):
-        return 0, difference, magnitude
+        return 0, 0, difference, magnitude
     finite = torch.isfinite(ours)
-    kept = ours[finite]
-    difference = float(torch.linalg.vector_norm(theirs[finite] - kept, dtype=torch.float64))
+    kept, low = ours[finite], theirs[finite]
+    difference = float(torch.linalg.vector_norm(low - kept, dtype=torch.float64))
     magnitude = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
-    return int((~torch.isfinite(theirs[finite])).sum()), difference, magnitude
+    return int(torch.isinf(low).sum()), int(torch.isnan(low).sum()), difference, magnitude
 
 
 @dataclass(frozen=True)

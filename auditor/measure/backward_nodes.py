@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from ..records.training import BackwardError, BackwardNode
+from ..records import Contribution
+from ..records.training import BackwardNode
 from ..replay.lowered_step import spoilt
 from ..replay.step import Step, bind_step, run_step
-from .backward import Handed, backward_errors
-from .gradients import Moved, attribute_gradients, jumps, rerun
+from .backward import Handed, Tested, backward_errors
+from .gradients import attribute_gradients, jumps, rerun
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
     """Every operation's backward pass, with what it moves; and why what it moves is missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: spoilt(first, fmt) for fmt in formats}
-    handed = {name: {fmt: one for fmt, (_, one) in found.items()} for name, found in tested.items()}
+    handed = {name: {fmt: one.handed for fmt, one in found.items()} for name, found in tested.items()}
     moved, why = _attributed(first, handed, formats)
     if moved and jumps(first.capture):
         moved = rerun(first, moved)
     nodes = []
     for name, found in tested.items():
-        errors = {}
-        for fmt, (error, _) in found.items():
-            if error.nonfinite and error.reaches is None:
-                error = replace(error, reaches=lost[fmt].get(name))
-            errors[fmt] = _with_contribution(error, moved.get(name, {}).get(fmt))
+        reaches = {fmt: one.reaches or _lost(lost[fmt], name, one) for fmt, one in found.items()}
         node = first.capture.nodes[name]
-        nodes.append(BackwardNode(name, node.op, node.owner, node.source, errors, {}))
+        nodes.append(
+            BackwardNode(
+                name,
+                node.op,
+                node.owner,
+                node.source,
+                errors={fmt: one.error for fmt, one in found.items()},
+                contributions=moved.get(name, {}),
+                reaches={fmt: parameter for fmt, parameter in reaches.items() if parameter is not None},
+                reasons={},
+            )
+        )
     return tuple(nodes), why
 
 
-def _with_contribution(error: BackwardError, moved: Moved | None) -> BackwardError:
-    if moved is None:
-        return error
-    return replace(error, contribution=moved.both, backward=moved.backward, decided_by=moved.decided_by)
+def _lost(spoilt: Mapping[str, str], name: str, one: Tested) -> str | None:
+    """The parameter that a step which is all low loses where the operation alone breaks gradients that reach none."""
+    return spoilt.get(name) if one.error.overflow or one.error.nan else None
 
 
 def _attributed(
     first: Step, handed: Mapping[str, Mapping[str, Handed | None]], formats: tuple[str, ...]
-) -> tuple[dict[str, dict[str, Moved]], str | None]:
+) -> tuple[dict[str, dict[str, Contribution]], str | None]:
     if not first.faithful:
         return (
             {},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from ..ops.nodes import row_of
-from ..records import Capture
+from ..records import Capture, Contribution
 from ..replay.lowered_step import one_low
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step
@@ -24,30 +24,17 @@ MAX_RERUNS, LIGHT = 128, 10_000_000
 """Operations that are run again one by one, and up to how many elements of all results together."""
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Relative L2 of all parameter gradients. both: forward and backward error of one node together.
-
-    decided_by: first-order | re-run (that operation low, forwards and backwards, all else FP32; `both` alone).
-    """
-
-    forward: float
-    backward: float
-    both: float
-    decided_by: str = "first-order"
-
-
 def jumps(captured: Capture) -> bool:
     """Whether the derivative of some operation jumps, so that first order does not see all that an error does."""
     return any(row_of(n).kink for n in captured.graph_module.graph.nodes)
 
 
-def rerun(step: Step, first: Mapping[str, Mapping[str, Moved]]) -> dict[str, dict[str, Moved]]:
+def rerun(step: Step, first: Mapping[str, Mapping[str, Contribution]]) -> dict[str, dict[str, Contribution]]:
     """The same with every operation really run low, one at a time; those first that first order puts first."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
 
     def weight(name: str) -> float:
-        return max(one.both for one in first[name].values())
+        return max(one.isolated for one in first[name].values())
 
     result = {name: dict(by_format) for name, by_format in first.items()}
     for name in chosen(first, weight, MAX_RERUNS, elements=elements, light=LIGHT):
@@ -55,7 +42,7 @@ def rerun(step: Step, first: Mapping[str, Mapping[str, Moved]]) -> dict[str, dic
             low = one_low(step, name, fmt)
             if low.failure is None:
                 found = gradient_error(step.by_parameter, low.gradients)
-                result[name][fmt] = replace(one, both=found, decided_by="re-run")
+                result[name][fmt] = replace(one, isolated=found, decided_by="re-run")
     return result
 
 
@@ -65,7 +52,7 @@ def attribute_gradients(
     formats: Sequence[str],
     seed: int,
     passes: int = PROBES,
-) -> dict[str, dict[str, Moved]]:
+) -> dict[str, dict[str, Contribution]]:
     """{node: {format: what it moves}}; the step was run with `create_graph`.
 
     With g the gradients of the parameters and v a vector of random signs, s = <v, g> is a function of every value y and
@@ -94,10 +81,10 @@ def attribute_gradients(
                     kept = sums.setdefault((node, fmt), (Sums(), Sums(), Sums()))
                     for part, inner in zip(kept, (forward, backward, forward + backward), strict=True):
                         part.add_whole(inner)
-    result: dict[str, dict[str, Moved]] = {}
+    result: dict[str, dict[str, Contribution]] = {}
     for (node, fmt), kept in sums.items():
         forward, backward, both = (moved(part, passes, norm) for part in kept)
-        result.setdefault(node, {})[fmt] = Moved(forward, backward, both)
+        result.setdefault(node, {})[fmt] = Contribution(both, own=forward, cast=0.0, backward=backward)
     return result
 
 

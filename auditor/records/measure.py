@@ -17,7 +17,7 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class NodeError:
-    """What one format does to one node, measured on the reference inputs."""
+    """What one format does to one node, measured on the reference inputs; of a backward pass, to what it hands back."""
 
     local_error: Annotated[
         float | None,
@@ -58,10 +58,11 @@ class NodeError:
 
 @dataclass(frozen=True)
 class Contribution:
-    """How far one node in one format moves the model's outputs (relative L2 of the outputs, unit 1).
+    """How far one node in one format moves the model's outputs, or the gradients of its parameters (relative L2, unit 1).
 
     isolated: inputs, op and result low, all else FP32; this decides the verdict. own: the op and its result alone.
-    cast: rounding the node's FP32 result on its way into a low consumer.
+    cast: rounding the node's FP32 result on its way into a low consumer. Of gradients: isolated is what the node moves
+    forwards and backwards together, own the forward part, backward the other; cast is not asked for.
     """
 
     isolated: Annotated[
@@ -79,6 +80,7 @@ class Contribution:
             choices=("first-order", "re-run"),
         ),
     ] = "first-order"
+    backward: float = 0.0
 
 
 @dataclass(frozen=True)

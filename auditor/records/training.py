@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from .measure import Magnitudes
+from .measure import Contribution, Magnitudes, NodeError
 from .written import ByFormat, Written
 
 
@@ -55,43 +55,22 @@ class ParameterGradients:
 
 
 @dataclass(frozen=True)
-class BackwardError:
-    """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it."""
-
-    error: Annotated[float | None, Written("relative L2 error of what it hands to its inputs")] = None
-    nonfinite: Annotated[int, Written("entries of that which are finite in FP32 and not in the format", least=0)] = 0
-    reaches: Annotated[str | None, Written("parameter whose gradient turns non-finite with it; `null`: none does")] = (
-        None
-    )
-    unsupported: Annotated[str | None, Written("why it cannot run in the format")] = None
-    contribution: Annotated[
-        float | None,
-        Written(
-            "how far its error, made forwards and backwards, moves the gradients of all parameters (relative L2); `null` "
-            "where it was not attributed"
-        ),
-    ] = None
-    backward: Annotated[float | None, Written("the part of it that is made backwards", key="contribution_backward")] = (
-        None
-    )
-    decided_by: Annotated[
-        str | None,
-        Written(
-            "how `contribution` was found: `first-order`, or `re-run` of the step with this operation low",
-            choices=("first-order", "re-run"),
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
 class BackwardNode:
-    """One operation of the training step; errors and reasons by format."""
+    """One operation of the training step, its backward pass alone in every format, and how far it moves the gradients."""
 
     name: Annotated[str, Written("in the captured graph")]
     op: Annotated[str, Written("ATen overload")]
     owner: Annotated[str, Written("module it belongs to")]
     source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
-    errors: Annotated[Mapping[str, BackwardError], ByFormat()]
+    errors: Annotated[Mapping[str, NodeError], ByFormat(), Written("what it hands to its inputs", form="BackwardPass")]
+    contributions: Annotated[
+        Mapping[str, Contribution], ByFormat(), Written("how far it moves the gradients", form="MovedGradients")
+    ]
+    reaches: Annotated[
+        Mapping[str, str],
+        ByFormat(),
+        Written("parameter whose gradient turns non-finite with it; `null`: none does", before="unsupported"),
+    ]
     reasons: Annotated[
         Mapping[str, str],
         ByFormat(),

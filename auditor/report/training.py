@@ -99,10 +99,10 @@ def _row(module: ModuleGradients, init: float | None) -> ModuleRow:
 
 def _movers(found: Training) -> tuple[Mover, ...]:
     rows = [
-        Mover(node, label(fmt), error.contribution, error.backward or 0.0)
+        Mover(node, label(fmt), moved.isolated, moved.backward)
         for node in found.nodes
-        for fmt, error in node.errors.items()
-        if error.contribution and math.isfinite(error.contribution)
+        for fmt, moved in node.contributions.items()
+        if moved.isolated and math.isfinite(moved.isolated)
     ]
     return tuple(sorted(rows, key=lambda row: -row.moved)[:ROWS])
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from auditor.measure.backward import backward_errors
-from auditor.measure.gradients import Moved, attribute_gradients, jumps, rerun
+from auditor.measure.gradients import attribute_gradients, jumps, rerun
+from auditor.records import Contribution
 from auditor.replay.step import bind_step, run_step
 from auditor.runs.step import step_batches
 from auditor.tape.step import capture_step
@@ -76,7 +77,7 @@ def test_the_patched_model_trains_in_fp16_too() -> None:
     assert statistics.mean(found.plan[0][-10:]) < 0.7 * found.plan[0][0]
 
 
-def attributed(name: str) -> tuple[dict[str, dict[str, Moved]], dict[str, dict[str, Moved]], bool]:
+def attributed(name: str) -> tuple[dict[str, dict[str, Contribution]], dict[str, dict[str, Contribution]], bool]:
     """First order and, for every node, what running it alone low does to the gradients; after some training."""
     learning = task(name)
     model = loop(learning, 0, "fp32").run(30).model
@@ -85,7 +86,7 @@ def attributed(name: str) -> tuple[dict[str, dict[str, Moved]], dict[str, dict[s
         captured = capture_step(subject, FORMATS)
         batch = step_batches(subject)[0]
         step = run_step(bind_step(captured, subject, batch, 0))
-        handed = {n: {f: one for f, (_, one) in found.items()} for n, found in backward_errors(step, FORMATS).items()}
+        handed = {n: {f: one.handed for f, one in found.items()} for n, found in backward_errors(step, FORMATS).items()}
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
         first = attribute_gradients(twice, handed, FORMATS, seed=0, passes=16)
         return first, rerun(step, first), jumps(captured)
@@ -97,9 +98,9 @@ def test_first_order_agrees_with_brute_force(name: str, fmt: str) -> None:
     first, brute, kinks = _attributed(name)
     assert not kinks
     pairs = [
-        (first[n][fmt].both, brute[n][fmt].both)
+        (first[n][fmt].isolated, brute[n][fmt].isolated)
         for n in first
-        if fmt in first[n] and brute[n][fmt].decided_by == "re-run" and brute[n][fmt].both > 1e-7
+        if fmt in first[n] and brute[n][fmt].decided_by == "re-run" and brute[n][fmt].isolated > 1e-7
     ]
     ours, true = torch.tensor(pairs, dtype=torch.float64).T
     print(f"{name} {fmt}: {len(pairs)} nodes, Spearman {spearman(ours, true):.3f}, median {(ours / true).median():.2f}")
@@ -113,9 +114,9 @@ def test_where_derivatives_jump_operations_are_run_again() -> None:
     assert kinks
     again = [n for n in brute if brute[n]["bf16"].decided_by == "re-run"]
     assert len(again) > 40
-    missed = [brute[n]["bf16"].both / first[n]["bf16"].both for n in again if first[n]["bf16"].both > 1e-6]
+    missed = [brute[n]["bf16"].isolated / first[n]["bf16"].isolated for n in again if first[n]["bf16"].isolated > 1e-6]
     assert statistics.median(missed) > 1.0  # the error that crosses a ReLU's kink is not in the first order
-    assert all(math.isfinite(brute[n]["bf16"].both) for n in again)
+    assert all(math.isfinite(brute[n]["bf16"].isolated) for n in again)
 
 
 _attributed = cache(attributed)

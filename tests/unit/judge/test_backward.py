@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
 from auditor.judge.backward import reason_of, reasoned, with_backward
 from auditor.judge.verdicts import Judgement
-from auditor.records import Verdict
-from auditor.records.training import BackwardError, BackwardNode
+from auditor.records import NodeError, Verdict
+from auditor.records.training import BackwardNode
 from auditor.tape.step import capture_step
 from tests.stepping import Scaled, subject_on
 from tests.subjects import capture_of
 
-BREAKS = BackwardError(error=float("inf"), nonfinite=1, reaches="w")
+BREAKS = NodeError(local_error=float("inf"), overflow=1)
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "reaches", "expected"),
     [
-        (BackwardError(error=0.5), None),
-        (BackwardError(error=float("inf"), nonfinite=7), None),  # absorbed: it reaches no parameter
         (
             BREAKS,
+            "w",
             "its backward pass turns 1 finite gradient into Inf or NaN in FP16, and the gradient of w with them",
         ),
         (
-            BackwardError(nonfinite=1234, reaches="head.weight"),
+            NodeError(overflow=1200, nan=34),
+            "head.weight",
             "its backward pass turns 1,234 finite gradients into Inf or NaN in FP16, and the gradient of head.weight "
             "with them",
         ),
     ],
 )
-def test_reasons(error: BackwardError, expected: str | None) -> None:
-    assert reason_of(error, "fp16") == expected
+def test_reasons(error: NodeError, reaches: str, expected: str) -> None:
+    assert reason_of(error, reaches, "fp16") == expected
 
 
-def node(name: str, **errors: BackwardError) -> BackwardNode:
-    return BackwardNode(name, "aten.exp.default", "", None, errors, {})
+def node(name: str, reaches: Mapping[str, str], **errors: NodeError) -> BackwardNode:
+    return BackwardNode(name, "aten.exp.default", "", None, errors, {}, reaches, {})
 
 
 def test_every_format_has_its_own_reason() -> None:
-    (found,) = reasoned([node("exp", fp16=BREAKS, bf16=BackwardError(error=0.0))])
+    (found,) = reasoned([node("exp", {"fp16": "w"}, fp16=BREAKS, bf16=NodeError(local_error=0.0))])
     assert list(found.reasons) == ["fp16"]
+
+
+def test_what_is_absorbed_is_no_reason() -> None:
+    (found,) = reasoned([node("exp", {}, fp16=BREAKS)])
+    assert found.reasons == {}
 
 
 SAFE, UNSAFE = Verdict("safe", "fine"), Verdict("unsafe", "overflow", "range")
@@ -57,8 +64,8 @@ def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
         {name: {"fp16": verdict, "bf16": SAFE} for name in audited.nodes},
         {name: {"fp16": exposed, "bf16": exposed} for name in audited.nodes},
     )
-    (found,) = reasoned([node("exp", fp16=BREAKS)])
-    loss = node("sum_1", fp16=BREAKS)  # of the loss: the audited graph has no such operation
+    (found,) = reasoned([node("exp", {"fp16": "w"}, fp16=BREAKS)])
+    loss = node("sum_1", {"fp16": "w"}, fp16=BREAKS)  # of the loss: the audited graph has no such operation
     after = with_backward(before, audited, reasoned([found, loss]), step)
     assert after.verdicts["exp"]["bf16"] == SAFE
     assert before.verdicts["exp"]["fp16"] == verdict  # the first judgement stays as it was

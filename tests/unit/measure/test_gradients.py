@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from auditor.measure.backward import backward_errors
-from auditor.measure.gradients import Moved, attribute_gradients, jumps, rerun
+from auditor.measure.gradients import attribute_gradients, jumps, rerun
+from auditor.records import Contribution
 from auditor.replay.step import Step, bind_step, run_step
 from auditor.runs.step import step_batches
 from auditor.tape.step import capture_step
@@ -17,19 +18,21 @@ from tests.unit.training.conftest import loss_fn, made
 
 
 @pytest.fixture(scope="module")
-def steps() -> tuple[Step, dict[str, dict[str, Moved]]]:
+def steps() -> tuple[Step, dict[str, dict[str, Contribution]]]:
     model, tokens, targets = made()
     subject = training_subject(copy.deepcopy(model), (tokens, targets), {}, loss_fn)
     with in_training(subject.model):
         captured = capture_step(subject, ("bf16",))
         batch = step_batches(subject)[0]
         step = run_step(bind_step(captured, subject, batch, 0))
-        handed = {n: {f: one for f, (_, one) in found.items()} for n, found in backward_errors(step, ("bf16",)).items()}
+        handed = {
+            n: {f: one.handed for f, one in found.items()} for n, found in backward_errors(step, ("bf16",)).items()
+        }
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
         return step, attribute_gradients(twice, handed, ("bf16",), seed=0, passes=32)
 
 
-def test_gradients_of_both_kinds_of_run_are_the_same(steps: tuple[Step, dict[str, dict[str, Moved]]]) -> None:
+def test_gradients_of_both_kinds_of_run_are_the_same(steps: tuple[Step, dict[str, dict[str, Contribution]]]) -> None:
     step, _ = steps
     again = run_step(bind_again(step), create_graph=True)
     for name, gradient in step.by_parameter.items():
@@ -40,23 +43,23 @@ def bind_again(step: Step) -> Step:
     return Step(step.capture, step.subject, step.batch, step.flat, step.parameters, step.seed)
 
 
-def test_first_order_is_near_brute_force(steps: tuple[Step, dict[str, dict[str, Moved]]]) -> None:
+def test_first_order_is_near_brute_force(steps: tuple[Step, dict[str, dict[str, Contribution]]]) -> None:
     step, first = steps
     brute = rerun(step, first)
     checked = 0
     for name, found in first.items():
         true = brute[name]["bf16"]
-        if true.both > 1e-6:
+        if true.isolated > 1e-6:
             assert true.decided_by == "re-run"
-            assert found["bf16"].both == pytest.approx(true.both, rel=0.6)
+            assert found["bf16"].isolated == pytest.approx(true.isolated, rel=0.6)
             checked += 1
     assert checked >= 8
-    worst = max(first, key=lambda name: first[name]["bf16"].both)
-    top = sorted(brute, key=lambda name: -brute[name]["bf16"].both)[:3]
+    worst = max(first, key=lambda name: first[name]["bf16"].isolated)
+    top = sorted(brute, key=lambda name: -brute[name]["bf16"].isolated)[:3]
     assert worst in top
 
 
-def test_gelu_has_no_kink_and_relu_has(steps: tuple[Step, dict[str, dict[str, Moved]]]) -> None:
+def test_gelu_has_no_kink_and_relu_has(steps: tuple[Step, dict[str, dict[str, Contribution]]]) -> None:
     step, _ = steps
     assert not jumps(step.capture)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())

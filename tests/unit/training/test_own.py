@@ -199,7 +199,7 @@ def test_large_layers_find_their_gradients_on_a_cpu() -> None:
     for fmt, bound in (("fp16", 2e-3), ("bf16", 2e-2)):
         error = found.errors[fmt]
         assert error is not None and 0 < error < bound
-    assert all(node.errors["fp16"].error is not None for node in found.nodes if "linear" in node.op)
+    assert all(node.errors["fp16"].local_error is not None for node in found.nodes if "linear" in node.op)
 
 
 def test_what_the_step_raises_is_its_failure() -> None:

@@ -176,7 +176,7 @@ def test_only_the_operation_that_breaks_the_low_step_is_blamed() -> None:
     for harmful in (False, True):
         subject = training_subject(Masked(harmful), torch.tensor([1.0, 0.0]), {}, None)
         nodes = prepare(subject, ("fp16",), 0).nodes
-        assert next(n for n in nodes if "aten.sqrt" in n.op).errors["fp16"].nonfinite == 1
+        assert next(n for n in nodes if "aten.sqrt" in n.op).errors["fp16"].overflow == 1
         blamed[harmful] = [node.op for node in nodes if node.reasons]
     assert blamed == {False: [], True: ["aten.rsqrt.default"]}
 
@@ -197,8 +197,8 @@ def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
     )
     prepared = prepare(subject, ("fp16",), 0)
     linear = next(node for node in prepared.nodes if node.owner == "")
-    assert linear.errors["fp16"].error is not None
-    assert linear.errors["fp16"].error < 1e-3
+    assert linear.errors["fp16"].local_error is not None
+    assert linear.errors["fp16"].local_error < 1e-3
     found = conclude(prepared, {}, None, lambda name: None)
     assert found.fp16 is not None
     assert found.fp16.minimum > 1
