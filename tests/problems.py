@@ -14,7 +14,7 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.strategies import plain, readers_of
+from auditor.replay.strategies import deciders_of, plain
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)
@@ -44,6 +44,19 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.middle(self.first(x)))
+
+
+class Held(nn.Module):
+    """Two layers, one of them in a container, share the weight of a third that is never called, as T5's embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.body = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU())
+        self.last = nn.Linear(4, 4, bias=False)
+        self.body[0].weight = self.last.weight = self.shared.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x)) * 2.0
 
 
 class Towers(nn.Module):
@@ -81,10 +94,10 @@ class Careful(nn.Linear):
 
 @cache
 def captured(kind: str) -> Capture:
-    """The capture of `chain`, `branches`, `tied`, `towers` or `shielded`, made once."""
+    """The capture of `chain`, `branches`, `tied`, `towers`, `shielded` or `held`, made once."""
     chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
     models = {"chain": chain, "branches": Branches(), "tied": Tied(), "towers": Towers()}
-    models["shielded"] = Shielded()
+    models |= {"shielded": Shielded(), "held": Held()}
     return capture_of(models[kind], torch.ones(2, 4))
 
 
@@ -104,14 +117,15 @@ def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1) -> 
 
 
 def owners_of(capture: Capture) -> list[str]:
-    """Scopes that have a say: the owners of nodes, and the root."""
-    return sorted({"", *(node.owner for node in capture.nodes.values())})
+    """Scopes that have a say: the root, the owners of nodes, and modules that hold a tied weight."""
+    tied = (path for place in capture.placeholders if len(place.holders) > 1 for path in place.holders)
+    return sorted({"", *(node.owner for node in capture.nodes.values()), *tied})
 
 
 def tied_owners(capture: Capture) -> list[tuple[str, ...]]:
-    """Groups of owners that read one stored tensor: under `cast` it has one precision."""
+    """Groups of owners that read or hold one stored tensor: under `cast` it has one precision."""
     stored = {placeholder.name for placeholder in capture.placeholders if placeholder.kind != "input"}
-    return [owners for name, owners in readers_of(capture).items() if name in stored and len(owners) > 1]
+    return [owners for name, owners in deciders_of(capture).items() if name in stored and len(owners) > 1]
 
 
 def labellings(owners: list[str]) -> Iterator[dict[str, str]]:

@@ -14,7 +14,7 @@ from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
 from auditor.records import Batch, Capture
 from auditor.replay.execute import PolicyInterpreter
-from auditor.replay.nesting import agreed, boundaries
+from auditor.replay.nesting import boundaries
 from auditor.replay.strategies import running
 from auditor.runs.outputs import tensor_outputs
 from auditor.verify import run_patched
@@ -42,7 +42,7 @@ def imitated_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
     """What the model says that follows the plan, run as a GPU would run it."""
-    wrapped = boundaries(capture, strategy, agreed(capture, lambda owner: labels.get(owner, "fp32")))
+    wrapped = boundaries(capture, strategy, lambda owner: labels.get(owner, "fp32"))
     scopes: dict[str, Any] = {
         path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
         for path, boundary in wrapped.items()

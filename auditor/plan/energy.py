@@ -19,16 +19,19 @@ _LOW, _HIGH = "low", "high"
 class Energy:
     """time + multiplier * error^2 of a choice of precisions, split so that a cut can minimise it.
 
-    scopes: {owner: (price low, price FP32, squared error low)}, prices in seconds. pairs: {(producer, consumer): (squared error,
-    seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a difference
-    between the two costs `island` seconds. tied: owners that must agree. shielded: owners that the author runs outside
-    autocast; a scope of their own would switch it on again, so they are low only with the owner above them.
+    scopes: {owner: (price low, price FP32, squared error low)}, prices in seconds. pairs: {(producer, consumer): (squared
+    error, seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a
+    difference between the two costs `island` seconds. tied: owners that must agree. held: (owner, holder) where the
+    one reads a tied weight that the other holds as well: a holder in FP32 keeps it there, so the owner is low only if the
+    holder is. shielded: owners that the author runs outside autocast; a scope of their own would switch it on again, so
+    they are low only with the owner above them.
     """
 
     scopes: dict[str, tuple[float, float, float]]
     pairs: dict[tuple[str, str], tuple[float, float]]
     tree: dict[str, str]
     tied: set[tuple[str, str]]
+    held: set[tuple[str, str]]
     island: float
     shielded: frozenset[str] = frozenset()
 
@@ -38,9 +41,18 @@ class Energy:
         return set(nx.node_connected_component(graph, owner)) if owner in graph else set()
 
     def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
-        """The precisions, with every shielded owner in FP32 where the one above it is."""
+        """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.
+
+        A holder that nothing else is charged to is otherwise as the owner above it.
+        """
         found = dict(precision)
-        for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
+        for holder in sorted({holder for _, holder in self.held}, key=_depth):
+            low = {found[owner] for owner, other in self.held if other == holder} - {"fp32"}
+            if low:
+                found[holder] = low.pop()
+            elif holder in self.tree and not any(self.scopes[holder]):
+                found[holder] = found[self.tree[holder]]
+        for owner in sorted(self.shielded & self.tree.keys(), key=_depth):
             if found[self.tree[owner]] == "fp32":
                 found[owner] = "fp32"
         return found
@@ -68,8 +80,14 @@ class Energy:
                 graph.add(("scope", owner), ("scope", above), float("inf"))
         for a, b in self.tied:
             graph.add_both(("scope", a), ("scope", b), float("inf"))
+        for owner, holder in self.held:
+            graph.add(("scope", owner), ("scope", holder), float("inf"))
         _, (_, high_side) = nx.minimum_cut(graph.graph, _LOW, _HIGH)
         return {node[1] for node in high_side if isinstance(node, tuple)}
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
 
 
 class _Capacities:

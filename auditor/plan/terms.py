@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..paths import nearest_above
 from ..records import Capture
+from ..replay.nesting import owners_of
 from ..replay.resolve import Resolution
 from ..replay.strategies import plain, readers_of
 from .costs import cast_seconds, seconds
@@ -24,7 +25,7 @@ def energy_of(problem: Problem) -> Energy:
     """The energy of a problem, its terms taken where everything is low."""
     resolution = problem.resolve(plain(problem.format))
     nodes, elements, users = problem.capture.nodes, problem.elements, _users(problem.capture)
-    scopes = {"": (0.0, 0.0, 0.0)} | {node.owner: (0.0, 0.0, 0.0) for node in nodes.values()}
+    scopes = dict.fromkeys(owners_of(problem.capture, problem.how), (0.0, 0.0, 0.0))
 
     def charge(owner: str, low: float, high: float, error: float) -> None:
         a, b, c = scopes[owner]
@@ -62,7 +63,7 @@ def energy_of(problem: Problem) -> Energy:
             for owner in owners if resolution.low(name) else ():
                 charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    return Energy(scopes, pairs, tree, _tied(problem), problem.island, _shielded(problem))
+    return Energy(scopes, pairs, tree, *_tied(problem), problem.island, _shielded(problem))
 
 
 def _users(capture: Capture) -> dict[str, list[str]]:
@@ -83,10 +84,16 @@ def _shielded(problem: Problem) -> frozenset[str]:
     return frozenset({node.owner for node in nodes} - free)
 
 
-def _tied(problem: Problem) -> set[tuple[str, str]]:
-    """Scopes that read one tensor that the strategy stores: it has one precision, so they share theirs."""
+def _tied(problem: Problem) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """What one precision of each tensor that the strategy stores asks of scopes.
+
+    First those that read one: they share theirs. Then each that reads one with each that merely holds it.
+    """
     kinds = problem.how.stores - {"input"}
-    stored = {placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind in kinds}
-    readers = readers_of(problem.capture)
-    groups = [owners for name, owners in readers.items() if len(owners) > 1 and name in stored]
-    return {(owners[0], other) for owners in groups for other in owners[1:]}
+    readers, tied, held = readers_of(problem.capture), set[tuple[str, str]](), set[tuple[str, str]]()
+    for place in problem.capture.placeholders:
+        if place.kind in kinds and place.name in readers:
+            first, *others = readers[place.name]
+            tied |= {(first, other) for other in others}
+            held |= {(first, holder) for holder in place.holders if place.tied and holder not in readers[place.name]}
+    return tied, held

@@ -126,6 +126,7 @@ class Node:
 class Placeholder:
     """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one.
 
+    holders: modules whose parameter or buffer it is, each under its first path, whether they are called or not.
     made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
     """
 
@@ -133,6 +134,12 @@ class Placeholder:
     kind: str
     fqn: str | None
     made_in: Mapping[str, torch.dtype] = field(default_factory=dict)
+    holders: tuple[str, ...] = ()
+
+    @property
+    def tied(self) -> bool:
+        """Whether several modules hold it."""
+        return len(self.holders) > 1
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..paths import enclosing, nearest, nearest_above, within
 from ..records import Call, Capture
 from ..strategies import strategy_of
+from ..strategies.base import Strategy
 
 Steps = tuple[str, ...]
 """Precisions a value is converted to, one after the other."""
@@ -31,36 +32,43 @@ def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], st
 
     What they convert is what the strategy's runtime does.
     """
-    precision_of = agreed(capture, precision_of)
+    how = strategy_of(strategy)
+    owners = owners_of(capture, how)
+    precision_of = agreed(capture, owners, precision_of)
     precisions: dict[str, str] = {}
     above: dict[str, str | None] = {"": None}
-    for owner in sorted(_owners(capture), key=lambda path: (path.count(".") + bool(path), path)):
+    for owner in sorted(owners, key=lambda path: (path.count(".") + bool(path), path)):
         listed = (nearest_above(path, precisions) for path in (owner, *capture.aliases.get(owner, ())))
         callers = {None if path is None else precisions[path] for path in listed}
         if callers != {precision_of(owner)}:
             precisions[owner], above[owner] = precision_of(owner), callers.pop() if len(callers) == 1 else "input"
     keeping = _keeping(capture, precisions, precision_of)
-    how, found = strategy_of(strategy), {}
+    found = {}
     for path, precision in precisions.items():
         keeps = path in keeping
         found[path] = Boundary(precision, keeps, *how.boundary(precision, above[path], keeps))
     return found
 
 
-def agreed(capture: Capture, precision_of: Callable[[str], str]) -> Callable[[str], str]:
+def agreed(capture: Capture, owners: Iterable[str], precision_of: Callable[[str], str]) -> Callable[[str], str]:
     """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
-    owners = _owners(capture)
+    known = frozenset(owners)
 
     def precision(owner: str) -> str:
-        paths = (owner, *(nearest(path, owners) or "" for path in capture.aliases.get(owner, ())))
+        paths = (owner, *(nearest(path, known) or "" for path in capture.aliases.get(owner, ())))
         found = [precision_of(path) for path in paths]
         return "fp32" if "fp32" in found else found[0]
 
     return precision
 
 
-def _owners(capture: Capture) -> set[str]:
-    return {"", *(node.owner for node in capture.nodes.values())}
+def owners_of(capture: Capture, how: Strategy) -> tuple[str, ...]:
+    """Modules whose precision is up for choice: the root, those of the operations, and those that hold a stored tied weight.
+
+    Of the last some may never be called: their precision decides how the weight is stored, as any holder's does.
+    """
+    tied = (path for place in capture.placeholders if place.tied and place.kind in how.stores for path in place.holders)
+    return tuple(dict.fromkeys(("", *(node.owner for node in capture.nodes.values()), *tied)))
 
 
 def _keeping(capture: Capture, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:

@@ -8,14 +8,14 @@ from ..paths import nearest
 from ..records import Capture, ScopeChoice
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .nesting import Passage, Steps, agreed, boundaries
+from .nesting import Passage, Steps, agreed, boundaries, owners_of
 from .running import Running, Setting
 
 
 def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:
     """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it."""
     how = strategy_of(strategy)
-    precision_of = agreed(capture, precision_of)
+    precision_of = agreed(capture, owners_of(capture, how), precision_of)
     wrapped = boundaries(capture, strategy, precision_of)
     passage = Passage(capture, wrapped)
     stored = _stored(capture, how, precision_of, format)
@@ -35,15 +35,15 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
 
 
 def _stored(capture: Capture, how: Strategy, precision_of: Callable[[str], str], format: str) -> dict[str, str]:
-    """Precision of every placeholder that the strategy stores: FP32 as soon as one of the scopes that read it is."""
-    readers, found = readers_of(capture), {}
+    """Precision of every placeholder that the strategy stores: FP32 as soon as one of the scopes with a say is."""
+    deciding, found = deciders_of(capture), {}
     for placeholder in capture.placeholders:
         if placeholder.kind not in how.stores:
             continue
         if placeholder.kind == "input":
             found[placeholder.name] = precision_of("")
         elif placeholder.kind in ("parameter", "buffer") or format in placeholder.made_in:
-            owners = readers.get(placeholder.name, ())
+            owners = deciding.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             found[placeholder.name] = format if low else "fp32"
     return found
@@ -58,6 +58,13 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
             if source in names:
                 readers.setdefault(source, {})[node.owner] = None
     return {name: tuple(owners) for name, owners in readers.items()}
+
+
+def deciders_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
+    held = {place.name: place.holders for place in capture.placeholders if place.tied}
+    readers = readers_of(capture)
+    return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers.items()}
 
 
 def plain(format: str) -> Callable[[str], str]:

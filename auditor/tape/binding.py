@@ -83,13 +83,25 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
     return found
 
 
-def placeholders_of(tape: Tape) -> tuple[Placeholder, ...]:
+def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
     """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
-    return tuple(
-        Placeholder(node.name, _KINDS.get(tape.kinds[node.name], tape.kinds[node.name]), tape.names.get(node.name))
-        for node in tape.graph.nodes
-        if node.op == "placeholder"
-    )
+    holders, found = holders_of(model), []
+    for node in tape.graph.nodes:
+        if node.op == "placeholder":
+            kind, fqn = tape.kinds[node.name], tape.names.get(node.name)
+            held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
+            found.append(Placeholder(node.name, _KINDS.get(kind, kind), fqn, holders=held))
+    return tuple(found)
+
+
+def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """{id of a parameter or buffer: first paths of the modules that have it as theirs}."""
+    found: dict[int, dict[str, None]] = {}
+    for path, module in model.named_modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.setdefault(id(tensor), {})[path] = None
+    return {key: tuple(paths) for key, paths in found.items()}
 
 
 _KINDS = {"held": "constant"}

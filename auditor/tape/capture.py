@@ -58,7 +58,7 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
     """The tape as the stages read it."""
-    placeholders = placeholders_of(tape)
+    placeholders = placeholders_of(tape, model)
     order = tuple(placeholder.name for placeholder in placeholders)
     return Capture(
         graph_module=TapeModule(nn.Module(), tape.graph),

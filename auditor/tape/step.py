@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import CaptureError
-from ..records import Batch, Call, Capture, Node, Subject
+from ..records import Batch, Call, Capture, Node, Placeholder, Subject
 from ..runs.step import TrainingStep, step_batches
 from .capture import capture
 
@@ -37,7 +37,7 @@ def in_its_terms(captured: Capture) -> Capture:
     return replace(
         captured,
         nodes={name: _node(node) for name, node in captured.nodes.items()},
-        placeholders=tuple(replace(p, fqn=p.fqn and in_the_model(p.fqn)) for p in captured.placeholders),
+        placeholders=tuple(_placeholder(place) for place in captured.placeholders),
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
     )
 
@@ -66,6 +66,10 @@ def _node(node: Node) -> Node:
     if region is not None:
         region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
     return replace(node, owner=_owner(node.owner), calls=_calls(node.calls), region=region)
+
+
+def _placeholder(place: Placeholder) -> Placeholder:
+    return replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(_owner, place.holders)))
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:

@@ -17,10 +17,11 @@ def energy(
     pairs: dict[tuple[str, str], tuple[float, float]] | None = None,
     tree: dict[str, str] | None = None,
     tied: set[tuple[str, str]] | None = None,
+    held: set[tuple[str, str]] | None = None,
     island: float = 0.0,
     shielded: frozenset[str] = frozenset(),
 ) -> Energy:
-    return Energy({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), island, shielded)
+    return Energy({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), held or set(), island, shielded)
 
 
 def test_a_scope_is_fp32_where_its_error_weighs_more_than_the_time_it_saves() -> None:
@@ -80,3 +81,26 @@ def test_multipliers_lie_around_time_over_error() -> None:
     steps = {round(after / before, 9) for before, after in pairwise(found)}
     assert len(steps) == 1
     assert energy({"a": (1.0, 3.0, 0.0)}).multipliers()[SWEEP - 1] == pytest.approx(SPAN**0.5)  # nothing to go by
+
+
+def test_an_owner_is_low_only_where_the_holder_of_its_weight_is() -> None:
+    """Low, `reader` saves eight seconds and `holder` loses five: together they save three, and the holder goes along."""
+    scopes = {"reader": (1.0, 9.0, 0.0), "holder": (5.0, 0.0, 0.0)}
+    assert energy(scopes).cut(0.0) == {"holder"}
+    assert energy(scopes, held={("reader", "holder")}).cut(0.0) == set()
+    scopes["holder"] = (9.0, 0.0, 0.0)
+    assert energy(scopes, held={("reader", "holder")}).cut(0.0) == {"reader", "holder"}
+
+
+def test_a_holder_follows_a_low_owner_and_else_the_one_above() -> None:
+    free = energy(
+        {"reader": (1.0, 9.0, 0.0), "holder": (0.0, 0.0, 0.0)}, tree={"holder": ""}, held={("reader", "holder")}
+    )
+    low = {"": "fp32", "reader": "fp16", "holder": "fp32"}
+    assert free.settled(low) == {"": "fp32", "reader": "fp16", "holder": "fp16"}
+    high = {"": "fp16", "reader": "fp32", "holder": "fp32"}
+    assert free.settled(high) == {"": "fp16", "reader": "fp32", "holder": "fp16"}
+    busy = energy(
+        {"reader": (1.0, 9.0, 0.0), "holder": (0.0, 2.0, 0.0)}, tree={"holder": ""}, held={("reader", "holder")}
+    )
+    assert busy.settled(high) == high

@@ -59,6 +59,15 @@ def test_a_weight_stored_once_ties_its_readers() -> None:
     assert problem("tied", "autocast").energy.tied == set()
 
 
+def test_who_reads_a_tied_weight_depends_on_who_holds_it() -> None:
+    found = problem("held", "cast").energy
+    assert (found.tied, found.held) == ({("body.0", "last")}, {("body.0", "shared")})
+    assert found.scopes["shared"] == (0.0, 0.0, 0.0)
+    assert found.tree["shared"] == ""
+    under_autocast = problem("held", "autocast").energy
+    assert (under_autocast.held, "shared" in under_autocast.scopes) == (set(), False)
+
+
 def test_who_is_shielded_by_the_authors_region() -> None:
     # `careful` switches autocast off inside of its own call: a scope around it changes nothing there
     assert problem("shielded", "autocast").energy.shielded == {"router"}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.records import Capture
-from auditor.replay.nesting import Boundary, Passage, agreed, boundaries
+from auditor.replay.nesting import Boundary, Passage, agreed, boundaries, owners_of
+from auditor.strategies import strategy_of
 from tests.subjects import capture_of, only
 
 
@@ -127,7 +128,8 @@ class Twice(nn.Module):
 def test_a_module_in_two_scopes_that_differ_is_fp32() -> None:
     captured = capture_of(Twice(), torch.ones(2))
     precision = {"": "fp16", "a": "fp16", "b": "fp16", "b.0": "fp16"}
-    assert agreed(captured, precision.__getitem__)("a") == "fp16"
+    owners = owners_of(captured, strategy_of("cast"))
+    assert agreed(captured, owners, precision.__getitem__)("a") == "fp16"
     assert captured.aliases == {"a": ("b.0",)}
-    wide = agreed(captured, lambda path: "fp32" if path == "" else "fp16")
+    wide = agreed(captured, owners, lambda path: "fp32" if path == "" else "fp16")
     assert wide("a") == "fp32"  # `b` has no operation of its own: under its other name the module belongs to the root

@@ -24,7 +24,7 @@ from auditor.replay.strategies import running
 from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
-from tests.problems import NOTHING, owners_of, tied_owners
+from tests.problems import NOTHING, Held, owners_of, tied_owners
 from tests.small_models import MODELS
 from tests.subjects import FORMATS, capture_of, normal, seeded
 
@@ -135,7 +135,16 @@ class Regions(nn.Module):
         return w, z * w
 
 
-KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),))}
+KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (Held, (normal(4, 4),))}
+
+
+def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> None:
+    """Left FP32 with the root, it keeps the weight in FP32: the layers that share it must then be FP32 too."""
+    assert owners_of(small("held")[1]) == ["", "body.0", "body.1", "last", "shared"]
+    labels = labels_of("held", "bf16", ("shared", "body.0", "last"))
+    assert_simulated_as_patched("held", "cast", "bf16", labels)
+    low = {"": "fp32", "body.0": "bf16", "body.1": "fp32", "last": "bf16", "shared": "bf16"}
+    assert_simulated_as_patched("held", "cast", "bf16", low)
 
 
 def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:

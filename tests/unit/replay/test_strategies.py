@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from auditor.records import ScopeChoice
+from auditor.replay.nesting import owners_of
 from auditor.replay.running import Setting
-from auditor.replay.strategies import plain, readers_of, running, scoped
+from auditor.replay.strategies import deciders_of, plain, running, scoped
+from auditor.strategies import strategy_of
 from tests.problems import captured
 
 SCOPES = {"": ScopeChoice("fp16"), "a.b": ScopeChoice("fp32"), "a.b.c.d": ScopeChoice("fp16")}
@@ -56,9 +58,19 @@ def test_settings_of_nodes() -> None:
     assert running(capture, "cast", plain("bf16"), "bf16").setting(owners["last"]) == Setting("bf16", False)
 
 
-def test_readers_of_placeholders() -> None:
+def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:
+    capture = captured("held")
+    (weight,) = (place.name for place in capture.placeholders if place.tied)
+    assert owners_of(capture, strategy_of("cast")) == ("", "body.0", "body.1", "last", "shared")
+    assert owners_of(capture, strategy_of("autocast")) == ("", "body.0", "body.1", "last")
+    for labels, stored in (({}, "fp16"), ({"shared": "fp32"}, "fp32"), ({"body.0": "fp32"}, "fp32")):
+        how = running(capture, "cast", lambda owner, labels=labels: labels.get(owner, "fp16"), "fp16")
+        assert how.placeholder_precision[weight] == stored
+
+
+def test_who_decides_how_placeholders_are_stored() -> None:
     capture = captured("tied")
-    by_fqn = {placeholder.fqn: readers_of(capture).get(placeholder.name) for placeholder in capture.placeholders}
+    by_fqn = {placeholder.fqn: deciders_of(capture).get(placeholder.name) for placeholder in capture.placeholders}
     assert by_fqn["middle.weight"] == ("middle",)
     assert by_fqn[None] == ("first",)  # the input
     assert ("first", "last") in by_fqn.values()

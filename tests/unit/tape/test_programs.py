@@ -97,7 +97,7 @@ def test_programs_replay(program: list[Step]) -> None:
         tape, answer = record(model, batch)
         model.buffer.copy_(before)
         assert_same(answer, expected)
-        order = tuple(placeholder.name for placeholder in placeholders_of(tape))
+        order = tuple(placeholder.name for placeholder in placeholders_of(tape, model))
         flat = Binder(order, tape.names, tape.constants, ())(model, batch)
         actual = fx.Interpreter(TapeModule(model, tape.graph)).run(*flat)
     assert_same(list(actual), expected)
