@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,8 +33,14 @@ def op_name(target: Any) -> str:
     """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
     target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
-        return str(target)
+        return _overload_name(target)
     return str(getattr(target, "__name__", target))
+
+
+@cache
+def _overload_name(target: torch._ops.OpOverload[..., Any]) -> str:
+    """Kept, since every operation of a run asks for it."""
+    return str(target)
 
 
 def overload_named(op: str) -> Any:
