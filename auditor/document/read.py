@@ -27,8 +27,12 @@ SHOULD_BE = {
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "a whole number",
+    "too_short": "a list of {min_length}",
+    "too_long": "a list of {max_length}",
 }
-"""{pydantic's name of an error: what should have been there}."""
+"""{pydantic's name of an error: what should have been there}, filled in from what pydantic says of it."""
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
@@ -156,12 +160,9 @@ def _explained(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    context = error.get("ctx", {})
-    if error["type"] == "literal_error":
-        return str(context["expected"])
     if error["type"] in SHOULD_BE:
-        return SHOULD_BE[error["type"]]
-    return str(error["msg"]).removeprefix("Input should be ").removeprefix("String should ")
+        return SHOULD_BE[error["type"]].format(**error.get("ctx", {}))
+    return str(error["msg"]).removeprefix("Input should be ")
 
 
 def json_path(place: Place) -> str:

@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.document.contents import AuditedModel, Histogram, Range, shared_modules, tied_parameters
+from auditor.document.contents import AuditedModel, Document, Histogram, Range, shared_modules, tied_parameters
+from auditor.document.write import written
 from auditor.formats.histogram import magnitudes_of
 from auditor.records import Magnitudes
 from tests.unit.report.factory import make_audit
+
+# Ten entries: 2^-26, twice 2^-20, 2^3, two zeros, one Inf, three more of 2^0. FP16 keeps 2^-24 and its half rounds to zero:
+# 2^-26 is flushed, 2^-20 is subnormal (its smallest normal number is 2^-14).
+FOUND = Magnitudes(8.0, 2.0**-26, 2, {-26: 1, -20: 2, 0: 3, 3: 1}, 1, 8.2, {"fp16": 0.25})
 
 
 def test_parameters_and_modules_under_several_names() -> None:
@@ -39,3 +44,37 @@ def test_what_is_said_of_the_model() -> None:
     found = AuditedModel.of(audit)
     assert (found.name, found.source, found.parameters) == ("TinyGPT", "model.py:get_model", 124_439_808)
     assert (found.inputs, found.capture) == (audit.inputs, "run")
+
+
+def test_a_histogram_has_what_fp16_does_to_it() -> None:
+    found = Histogram.of(FOUND)
+    assert (found.zeros, found.nonfinite, found.max_abs, found.norm) == (2, 1, 8.0, 8.2)
+    assert (found.fp16_flushed, found.fp16_subnormal) == (pytest.approx(1 / 7), pytest.approx(2 / 7))
+    assert (found.fp16_rounding, found.bf16_rounding) == (0.25, None)
+
+
+def test_the_top_has_the_order_of_the_file() -> None:
+    assert list(written(Document.of(make_audit(4)))) == [
+        "format_version",
+        "subject",
+        "environment",
+        "budget",
+        "recommended",
+        "recommendation",
+        "plans",
+        "baselines",
+        "nodes",
+        "weights",
+        "regions",
+        "findings",
+        "warnings",
+    ]
+
+
+def test_what_limits_the_audit_includes_what_the_subject_lacks() -> None:
+    warnings = Document.of(make_audit(4, synthetic=True)).warnings
+    assert [text.split(":")[0] for text in warnings] == [
+        "weights are RANDOM",
+        "inputs are made up",
+        "Inputs were synthesised.",
+    ]

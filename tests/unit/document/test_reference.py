@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 
+from auditor.document.__main__ import main
 from auditor.document.reference import all_parts, json_schema, table, with_tables
 from tests.unit.report.factory import make_audit
 
@@ -52,3 +54,17 @@ def test_a_page_that_lacks_a_table_or_has_one_too_many() -> None:
         with_tables(page(*(name for name in names if name != "Baseline")))
     with pytest.raises(KeyError, match="Nothing"):
         with_tables(page(*names, "Nothing"))
+
+
+def test_both_documents_are_written_where_they_are_told(root: Path, tmp_path: Path) -> None:
+    text = (root / "docs" / "plan-json.md").read_text(encoding="utf-8")
+    (tmp_path / "plan-json.md").write_text(text.replace("| `seed` | of every random choice |\n", ""), encoding="utf-8")
+    main(tmp_path)
+    assert (tmp_path / "plan-json.md").read_text(encoding="utf-8") == text
+    assert (tmp_path / "plan.schema.json").read_text(encoding="utf-8") == json_schema()
+
+
+def test_every_field_of_the_schema_says_what_it_means() -> None:
+    schema = json.loads(json_schema())
+    for part in (schema, *schema["$defs"].values()):
+        assert all(field["description"] for field in part["properties"].values())
