@@ -62,10 +62,7 @@ def read_document(document: Any, where: str) -> Any:
     """
     found = _document(document, where, "plan")
     for name, plan in found.plans.items():
-        if plan.format in FORMATS or not NAME.fullmatch(
-            plan.format
-        ):  # one registered elsewhere is no reason to refuse others
-            _check_names(plan, where, ("plans", name))
+        _check_names(plan, where, ("plans", name))
     return found
 
 
@@ -97,11 +94,16 @@ def _document(document: Any, where: str, reader: str) -> Any:
 
 
 def _check_names(plan: Any, where: str, place: Place) -> None:
-    """Strategies and formats are those of this auditor. Raises: PlanError(slug="bad-plan")."""
-    low = [name for name, row in FORMATS.items() if row.low]
-    checks = [((*place, "strategy"), plan.strategy, strategies.names()), ((*place, "format"), plan.format, low)]
-    for path, choice in plan.scopes.items():
-        checks.append(((*place, "scopes", path, "precision"), choice.precision, ("fp32", *low)))
+    """Strategies and formats are those of this auditor. Raises: PlanError(slug="bad-plan").
+
+    A format that another program registered is no reason to refuse the other plans of a file.
+    """
+    checks = [((*place, "strategy"), plan.strategy, strategies.names())]
+    if plan.format in FORMATS or not NAME.fullmatch(plan.format):
+        low = tuple(name for name, row in FORMATS.items() if row.low)
+        checks.append(((*place, "format"), plan.format, low))
+        for path, choice in plan.scopes.items():
+            checks.append(((*place, "scopes", path, "precision"), choice.precision, ("fp32", *low)))
     for at, name, known in checks:
         if name not in known:
             raise _wrong(where, at, "one of " + ", ".join(known), name)

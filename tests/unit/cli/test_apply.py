@@ -147,8 +147,12 @@ BROKEN = {
         '`$.plans.cast_fp16.strategy` should be one of autocast, cast, is "magic"',
     ),
     "unknown format": (
-        edited("plans", "cast_fp16", "format", "fp8"),
+        edited("plans", "cast_fp16", "format", "half"),
         "`$.plans.cast_fp16.format` should be one of bf16",
+    ),
+    "a format of another program": (
+        edited("plans", "autocast_bf16", "format", "e6m9"),
+        "torch has no arithmetic in E6M9, so the plan cannot be run",
     ),
     "unknown precision": (
         edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}),

@@ -15,7 +15,7 @@ from auditor.document.live import select
 from auditor.document.read import AGAIN, json_path, load_plan, read_audit, read_document, read_plan
 from auditor.document.write import to_document
 from auditor.errors import PlanError
-from tests.documents import Place, at, places, replaced, without
+from tests.documents import Place, places, replaced, without
 from tests.unit.report.factory import make_audit
 
 LINE = re.compile(
@@ -136,11 +136,20 @@ def test_what_is_said(document: dict[str, Any], place: Place, value: Any, said: 
 
 
 def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[str, Any]) -> None:
+    for key, name, known in (("format", "half", "bf16, fp16"), ("strategy", "magic", "autocast, cast")):
+        changed = replaced(document, ("plans", "cast_bf16", key), name)
+        said = refusal(read_document, changed)
+        assert said is not None
+        assert f"`$.plans.cast_bf16.{key}` should be one of {known}" in said
+        assert refusal(read_audit, changed) is None
+
+
+def test_a_plan_in_a_format_of_elsewhere_is_no_reason_to_refuse_the_others(document: dict[str, Any]) -> None:
     changed = replaced(document, ("plans", "cast_bf16", "format"), "e6m9")
-    said = refusal(read_document, changed)
-    assert said is not None and "`$.plans.cast_bf16.format` should be one of bf16, fp16" in said
-    assert refusal(read_audit, changed) is None
-    assert at(changed, ("plans", "cast_bf16", "format")) == "e6m9"
+    assert refusal(read_document, changed) is None
+    assert select(changed, "autocast_fp16")["format"] == "fp16"
+    with pytest.raises(PlanError, match="torch has no arithmetic in E6M9"):
+        select(changed, "cast_bf16")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 100, 5000])
@@ -192,10 +201,10 @@ def test_a_plan_alone_and_plans_by_name() -> None:
     plan = {"strategy": "cast", "format": "fp16", "scopes": {"": {"precision": "fp16"}}}
     assert read_plan(plan, "it").scopes[""].precision == "fp16"
     assert select({"mine": plan}, "mine") == plan
-    for wrong in ({**plan, "format": "fp0"}, {**plan, "scopes": []}, {"scopes": {}}):
+    for wrong in ({**plan, "format": "half"}, {**plan, "scopes": []}, {"scopes": {}}):
         assert refusal(read_plan, wrong)
     with pytest.raises(PlanError, match=r"the plan 'mine': `\$\.format` should be one of"):
-        select({"mine": {**plan, "format": "fp0"}}, "mine")
+        select({"mine": {**plan, "format": "half"}}, "mine")
 
 
 def test_the_file_of_an_earlier_version_is_read(document: dict[str, Any]) -> None:
