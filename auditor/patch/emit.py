@@ -15,6 +15,7 @@ from ..formats.table import label, runs
 from ..records import Origin, Plan, ScopeChoice
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
+from ..strategies.runtime import Runtime
 from . import runtime, source
 
 WIDTH = 120
@@ -116,11 +117,13 @@ def emit(
 def _runtimes(used: Set[str]) -> str:
     """The runtimes of the plans' strategies, and the function that finds them there."""
     runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
+    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may build on another one
+    classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
     table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())
     return _SEPARATED.join(
         (
             "",
-            *(inspect.getsource(runtime) for runtime in runtimes.values()),
+            *map(inspect.getsource, classes),
             f"RUNTIMES: dict[str, type[Runtime]] = {{\n{table}}}\n",
             _FIND,
             "",

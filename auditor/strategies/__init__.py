@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,14 +34,25 @@ def strategy_of(name: str) -> Strategy:
 def register(strategy: Strategy) -> None:
     """Make a strategy known to `auditor.audit`, `--strategies`, plan.json and everything else, under its name.
 
-    Raises: AuditorError(slug="bad-option") for a name that is taken, or that is no lower-case identifier.
+    Raises: AuditorError(slug="bad-strategy") where its name is taken or no lower-case identifier, or the source of its
+    runtime cannot be read, since `patched_model.py` holds a copy.
     """
-    name = strategy.name
-    if not (name.isidentifier() and name.islower()):
-        raise AuditorError(f"a strategy's name is a lower-case identifier, not {name!r}", slug="bad-option")
-    if name in names():
-        raise AuditorError(f"there is a strategy {name!r} already: give yours another name", slug="bad-option")
-    _KNOWN[name] = strategy
+    problem = _problem(strategy)
+    if problem is not None:
+        raise AuditorError(f"the strategy {strategy.name!r} cannot be registered: {problem}", slug="bad-strategy")
+    _KNOWN[strategy.name] = strategy
+
+
+def _problem(strategy: Strategy) -> str | None:
+    if not (strategy.name.isidentifier() and strategy.name.islower()):
+        return "a name is a lower-case identifier, since names of plans begin with it"
+    if strategy.name in names():
+        return "there is one of that name already"
+    try:
+        inspect.getsource(strategy.runtime)
+    except (OSError, TypeError):
+        return "the source of its runtime cannot be read: define that class in a file"
+    return None
 
 
 @contextmanager

@@ -33,7 +33,8 @@ class Strategy:
     A plan gives every scope a precision; the strategy says what that means. name: an identifier, the first part of its
     plans' names. title: what a report puts behind a format, "under autocast". purpose: what it is for, a few words.
     rank: of plans that hold the budget, those of the lowest rank are recommended. runtime: what it does to a live module;
-    its class is copied into `patched_model.py` as it stands, so it uses torch and `auditor.strategies.runtime` alone.
+    its class is copied into `patched_model.py` as it stands, with those it builds on, so it uses torch and
+    `auditor.strategies.runtime` alone.
     """
 
     name: str

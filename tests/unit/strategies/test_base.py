@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from auditor.records import Plan
 from auditor.strategies import SHIPPED, names, register, registered, strategy_of
 from auditor.strategies.base import Strategy
 from auditor.strategies.runtime import Runtime
+from tests.structure import PACKAGE
 
 
 class Mine(Strategy):
@@ -37,7 +39,7 @@ def test_it_is_known_for_the_body_alone() -> None:
     with registered(mine):
         assert strategy_of("mine") is mine
         assert names() == (*SHIPPED, "mine")
-        with pytest.raises(AuditorError, match="there is a strategy 'mine' already"):
+        with pytest.raises(AuditorError, match="there is one of that name already"):
             register(Mine())
     assert names() == SHIPPED
     with pytest.raises(KeyError):
@@ -47,8 +49,24 @@ def test_it_is_known_for_the_body_alone() -> None:
 @pytest.mark.parametrize("name", ["Mine", "my strategy", "", "cast"])
 def test_names_that_are_refused(name: str) -> None:
     other = type("Other", (Mine,), {"name": name})()
-    with pytest.raises(AuditorError):
+    with pytest.raises(AuditorError) as caught:
         register(other)
+    assert caught.value.slug == "bad-strategy"
+
+
+def test_a_runtime_without_a_source_is_refused() -> None:
+    found: dict[str, Any] = {}
+    exec("from auditor.strategies.runtime import Runtime\nclass Typed(Runtime): pass", found)
+    other = type("Other", (Mine,), {"name": "other", "runtime": found["Typed"]})()
+    with pytest.raises(AuditorError, match="define that class in a file"):
+        register(other)
+    assert "other" not in names()
+
+
+def test_the_command_line_page_says_what_each_is_for() -> None:
+    page = (PACKAGE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for name in SHIPPED:
+        assert f"`{name}` ({strategy_of(name).purpose})" in page
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -20,12 +20,14 @@ from auditor.document.read import load_plan
 from auditor.errors import AuditorError, PlanError
 from auditor.formats.metrics import output_error
 from auditor.formats.table import dtype_of
-from auditor.records import Batch, Plan
+from auditor.patch.emit import emit
+from auditor.records import Batch, Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.reporters import reporter
 from auditor.state.restored import restored
-from auditor.strategies import names, register, registered
+from auditor.strategies import names, registered
 from auditor.strategies.base import PlainRun, Strategy
+from auditor.strategies.cast import Cast, CastRuntime
 from auditor.strategies.runtime import Runtime, by_scope, call, convert
 from auditor.verify import Answers, verify_emitted
 from tests.subjects import normal
@@ -240,12 +242,34 @@ def test_errors_list_what_there_is(written: Path, tmp_path: Path) -> None:
         load_plan(tmp_path / "plan.json")
 
 
-@pytest.mark.parametrize(("name", "match"), [("cast", "already"), ("no name", "identifier"), ("Upper", "identifier")])
-def test_names_that_cannot_be_registered(name: str, match: str) -> None:
-    class Wrong(Stored):
-        pass
+class HalfBuffers(CastRuntime):
+    """As a cast model, but that buffers stay FP32."""
 
-    Wrong.name = name
-    with pytest.raises(AuditorError, match=match) as caught:
-        register(Wrong())
-    assert caught.value.slug == "bad-option"
+    @staticmethod
+    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+        """Parameters alone."""
+        return by_scope(list(model.named_parameters(remove_duplicate=False)), scopes)
+
+
+class Halfway(Cast):
+    name = "halfway"
+    runtime = HalfBuffers
+
+
+def test_a_runtime_that_builds_on_another_brings_it_along(tmp_path: Path) -> None:
+    scopes = {"": ScopeChoice("bf16")}
+    plans = {f"{name}_bf16": Plan(f"{name}_bf16", name, "bf16", scopes, 0.0, 1.0, 1.0) for name in ("cast", "halfway")}
+    with registered(Halfway()):
+        text = emit(None, 9 * 8, plans, "halfway_bf16", tmp_path)
+    assert [text.count(f"class {name}(") for name in ("CastRuntime", "HalfBuffers", "AutocastRuntime")] == [1, 1, 0]
+    found: dict[str, Any] = {"__name__": "patched_model"}
+    exec(compile(text, "patched_model.py", "exec"), found)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 1, bias=False))
+    found["apply"](model)
+    dtypes = {name: x.dtype for name, x in model.state_dict().items() if x.is_floating_point()}
+    assert dtypes == {
+        "0.weight": torch.bfloat16,
+        "1.running_mean": torch.float32,
+        "1.running_var": torch.float32,
+        "2.weight": torch.bfloat16,
+    }
