@@ -51,8 +51,8 @@ class ScaleRow:
 def window_of(learning: Task, seed: int = 0) -> LossScale:
     """The window before training, under plain autocast."""
     step = first_step(learning, fresh(learning, seed), seed, seed)
-    spreads = {n: merged(magnitudes_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
-    window = loss_scale(low_by_module(step.capture, spreads, low_names(step.capture, "fp16", plain("fp16"))))
+    gradients = {n: merged(magnitudes_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
+    window = loss_scale(low_by_module(step.capture, gradients, low_names(step.capture, "fp16", plain("fp16"))))
     assert window is not None and window.init is not None
     return window
 

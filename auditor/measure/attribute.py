@@ -15,9 +15,10 @@ from ..records import Contribution
 from ..replay.execute import Rest
 from .estimates import estimate
 from .measure import Measurement
-from .rerun import chosen
+from .rerun import Limits, chosen
 
-MAX_RERUNS = 96
+LIMITS = Limits(most=96)
+"""Of the model's forward; what cannot be told to first order must be, however large the model is."""
 
 
 def attribute(
@@ -41,9 +42,9 @@ def attribute(
 
 
 def _undecided(measurement: Measurement, fmt: str) -> list[str]:
-    """Nodes for which no first-order answer exists, those certain to matter first, at most MAX_RERUNS."""
+    """Nodes for which no first-order answer exists, those certain to matter first, within LIMITS."""
     found = {name: traces[fmt] for name, traces in measurement.traces.items() if traces[fmt].low is not None}
-    return chosen(found, lambda name: found[name].certain, MAX_RERUNS)
+    return chosen(found, lambda name: found[name].certain, LIMITS)
 
 
 def _rerun(measurement: Measurement, rest: Rest, name: str, fmt: str) -> Contribution:

@@ -15,13 +15,13 @@ from ..replay.lowstep import gradient_error
 from ..replay.step import Step
 from .backward import Handed
 from .probes import moved, probes
-from .rerun import chosen
+from .rerun import Limits, chosen
 from .sums import Sums
 
 PROBES = 8
 
-MAX_RERUNS, LIGHT = 128, 10_000_000
-"""Operations that are run again one by one, and up to how many elements of all results together."""
+LIMITS = Limits(most=128, elements=10_000_000)
+"""Of a training step, forwards and backwards, in each format; first order has an answer for larger ones."""
 
 
 def jumps(captured: Capture) -> bool:
@@ -37,7 +37,7 @@ def rerun(step: Step, first: Mapping[str, Mapping[str, Contribution]]) -> dict[s
         return max(one.isolated for one in first[name].values())
 
     result = {name: dict(by_format) for name, by_format in first.items()}
-    for name in chosen(first, weight, MAX_RERUNS, elements=elements, light=LIGHT):
+    for name in chosen(first, weight, LIMITS, elements=elements):
         for fmt, one in first[name].items():
             low = one_low(step, name, fmt)
             if low.failure is None:

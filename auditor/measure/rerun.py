@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 
-def chosen(
-    names: Iterable[str], weight: Callable[[str], float], most: int, *, elements: int = 0, light: float = float("inf")
-) -> list[str]:
-    """The heaviest first, in the given order where weights are equal, and at most `most`.
+@dataclass(frozen=True)
+class Limits:
+    """What re-runs may cost, each being a run of the model. most: how many there are in a format.
 
-    Every one costs a run of the model: none where the results of one run hold more than `light` elements.
+    elements: of all results of one run together, up to which there are any.
     """
-    return sorted(names, key=lambda name: -weight(name))[: most if elements <= light else 0]
+
+    most: int
+    elements: float = math.inf
+
+
+def chosen(names: Iterable[str], weight: Callable[[str], float], limits: Limits, *, elements: int = 0) -> list[str]:
+    """The heaviest first, in the given order where weights are equal. elements: those that the results of a run hold."""
+    return sorted(names, key=lambda name: -weight(name))[: limits.most if elements <= limits.elements else 0]

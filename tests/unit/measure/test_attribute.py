@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from auditor.measure import attribute as attribution
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
+from auditor.measure.rerun import Limits
 from auditor.records import Contribution
 from tests.brute_force import spearman, true_isolated
 from tests.capturing import Function
@@ -257,7 +258,7 @@ def test_what_is_certain_to_matter_is_run_again_first(monkeypatch: pytest.Monkey
         chosen = (x * 3.0).argmax(-1, keepdim=True)
         return (x.gather(-1, chosen) * 300.0).square().tanh()
 
-    monkeypatch.setattr(attribution, "MAX_RERUNS", 1)
+    monkeypatch.setattr(attribution, "LIMITS", Limits(1))
     measured = measurement_of(Function(forward), torch.tensor([[1.0001, 1.3]]))
     product, square = nodes_by_op(measured.capture, "mul")[0].name, only(measured.capture, "square").name
     traces = measured.traces

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import auditor
 from auditor.formats.metrics import relative_l2
 from auditor.load import from_object
 from auditor.records import Plan, ScopeChoice
@@ -13,7 +14,9 @@ from auditor.replay.depth import plan_errors
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.running import FULL
 from auditor.replay.strategies import running, scoped
+from auditor.report.charts import depth_chart
 from auditor.tape import capture
+from tests.subjects import normal, seeded
 
 
 class Net(nn.Module):
@@ -107,3 +110,36 @@ def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
     found = plan_errors(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"}))
     assert list(found) == list(captured.nodes)
     assert max(found.values()) < 2e-3
+
+
+class Energy(nn.Module):
+    """Squares what is about 2000."""
+
+    def forward(self, x):
+        return x / (x * x).mean(-1, keepdim=True).sqrt()
+
+
+class Island(nn.Module):
+    """Values that FP16 holds enter a module that squares them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.energy, self.last = nn.Linear(16, 32), Energy(), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.last(self.energy(2000 * self.first(x)))
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_the_report_draws_the_error_of_a_plan_with_an_island(strategy):
+    model = seeded(Island).eval()
+    found = auditor.audit(model, normal(32, 16), formats=("fp16",), strategies=(strategy,), device="cpu")
+    assert found.recommended == f"{strategy}_fp16"
+    scopes = found.plans[found.recommended].scopes
+    assert (scopes[""].precision, scopes["energy"].precision) == ("fp16", "fp32")
+    assert list(found.plan_errors) == [row.node.name for row in found.nodes if row.node.floating]
+    assert 0 < max(found.plan_errors.values()) < 2e-3
+    chart = depth_chart(found)
+    assert chart is not None
+    assert [series.label for series in chart.series] == ["FP16", "recommended plan"]
+    assert chart.series[1].line
