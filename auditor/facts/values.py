@@ -137,6 +137,7 @@ class Weights:
 
 def _extremes(tensor: torch.Tensor) -> Extremes:
     held = tensor.detach()
+    held = held if held.layout is torch.strided else (held.coalesce() if held.is_sparse else held).values()
     magnitudes = (held.float() if held.itemsize == 1 else held).abs()  # FP8 has no arithmetic
     magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
     if magnitudes.numel() == 0:

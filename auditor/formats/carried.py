@@ -7,36 +7,41 @@ import torch
 from .rounding import round_to
 from .table import Format, format_of
 
+_MARK = "_carried_format"
+"""Attribute of a float32 tensor whose values are on the grid of a format in which torch does not compute.
 
-class Carried(torch.Tensor):
-    """A float32 tensor whose values are on the grid of `format`, in which torch does not compute.
-
-    Whatever torch does with it gives a plain float32 tensor: it is for whoever runs operations to say what that is.
-    """
-
-    format: Format
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+Whatever torch makes of such a tensor is another one, without it: whoever runs operations says what their results are.
+"""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
-    """A float tensor rounded to a format. Shapes: [*] -> [*]. In its own dtype, or carried in float32."""
+    """A float tensor rounded to a format. Shapes: [*] -> [*]. In its own dtype, or carried in float32.
+
+    Nested tensors are not carried, and stay as they are: nothing is measured of them.
+    """
     if row.native:
         return plain(x).to(row.dtype)
-    if isinstance(x, Carried) and x.format is row:
+    if x.is_nested or carried_in(x) is row:
         return x
-    carried = round_to(x.float(), row.name).as_subclass(Carried)
-    carried.format = row
-    return carried
+    rounded = _rounded(plain(x).float(), row.name)
+    setattr(rounded, _MARK, row)
+    return rounded
+
+
+def carried_in(x: torch.Tensor) -> Format | None:
+    """The format that a float32 tensor says its values are in; None where it is what it is."""
+    found: Format | None = getattr(x, _MARK, None)
+    return found
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
     """The tensor without a word on whose values it holds; others as they are."""
-    return x.as_subclass(torch.Tensor) if isinstance(x, Carried) else x
+    return x if carried_in(x) is None else x.detach()
 
 
 def format_in(x: torch.Tensor) -> Format | None:
     """The format that a tensor's values are in: what it carries, or what torch computes in; None for other dtypes."""
-    return x.format if isinstance(x, Carried) else format_of(x.dtype)
+    return carried_in(x) or format_of(x.dtype)
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
@@ -48,3 +53,15 @@ def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """A tensor in the dtype of another, rounded to what that one carries."""
     row = format_in(other)
     return x.to(other.dtype) if row is None else in_format(x, row)
+
+
+def _rounded(x: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor rounded, of a sparse one the entries that it holds; never the tensor itself."""
+    if x.layout is torch.strided:
+        return round_to(x, name)
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce()
+        return torch.sparse_coo_tensor(x.indices(), round_to(x.values(), name), x.shape, is_coalesced=True)
+    by_rows = x.layout in (torch.sparse_csr, torch.sparse_bsr)
+    inner, outer = (x.crow_indices(), x.col_indices()) if by_rows else (x.ccol_indices(), x.row_indices())
+    return torch.sparse_compressed_tensor(inner, outer, round_to(x.values(), name), x.shape, layout=x.layout)

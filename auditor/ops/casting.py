@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..formats.carried import Carried, in_format, plain
+from ..formats.carried import carried_in, in_format, plain
 from ..formats.table import Format, is_low
 from ..trees import over_tensors
 
@@ -20,7 +20,7 @@ def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def raised(tree: Any) -> Any:
     """Low tensors of `tree` as float32; the rest as it is."""
-    return over_tensors(lambda x: plain(x).float() if is_low(x.dtype) or isinstance(x, Carried) else x, tree)
+    return over_tensors(lambda x: plain(x).float() if is_low(x.dtype) or carried_in(x) is not None else x, tree)
 
 
 def lowered(tree: Any, row: Format) -> Any:

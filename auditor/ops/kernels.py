@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import MeasureError
-from ..formats.carried import Carried
+from ..formats.carried import carried_in
 from ..formats.table import Format, format_of, is_low
 from ..trees import tensors_in
 from .casting import in_float32
@@ -84,4 +84,4 @@ def _reason(name: str, row: Format, error: Exception) -> str:
 
 
 def _type_name(x: torch.Tensor) -> str:
-    return x.format.name if isinstance(x, Carried) else str(x.dtype).removeprefix("torch.")
+    return row.name if (row := carried_in(x)) is not None else str(x.dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..formats.carried import Carried, format_in, in_format, plain
+from ..formats.carried import carried_in, format_in, in_format, plain
 from ..formats.table import FORMATS, Format, is_low
 from ..trees import over_tensors, tensors_in
 from .nodes import operation_of, settled
@@ -28,7 +28,7 @@ def asks_for_rounding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a format without arithmetic in torch is among the arguments: in a tensor, or in the place of a dtype."""
     if any(isinstance(value, Format) for value in (*args, *kwargs.values())):
         return True
-    return any(isinstance(x, Carried) for x in tensors_in((args, kwargs)))
+    return any(carried_in(x) is not None for x in tensors_in((args, kwargs)))
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +54,7 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _wide(tree: Any) -> Any:
     """The arguments in float32, which also stands where a format is asked for."""
     asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
-    raised = over_tensors(lambda x: plain(x).float() if isinstance(x, Carried) or is_low(x.dtype) else x, tree)
+    raised = over_tensors(lambda x: plain(x).float() if carried_in(x) is not None or is_low(x.dtype) else x, tree)
     if isinstance(tree, dict):
         return {**raised, **asked}
     return tuple(asked.get(index, value) for index, value in enumerate(raised))

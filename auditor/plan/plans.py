@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import MeasureError
+from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
-from ..ops.kernels import UnsupportedInFormat
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
@@ -118,8 +117,10 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     try:
         error = f"gives an error of {trial.error(running(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)):.2g}"
-    except UnsupportedInFormat as refused:
-        error = f"ends with: {refused}"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as refused:
+        error = f"ends with: {first_line(refused)}"
     return _failed(
         bench,
         plan,

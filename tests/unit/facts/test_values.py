@@ -11,6 +11,7 @@ from torch import nn
 from auditor.facts.values import Extremes, Weights, headroom_bits, largest, smallest
 from auditor.formats.table import FORMATS
 from tests.capturing import captured, facts_of
+from tests.subjects import capture_of
 
 
 def test_readers_of_a_shared_weight() -> None:
@@ -76,6 +77,25 @@ def test_extremes_of_what_a_node_reads() -> None:
     # the running mean is zero, the variance one; the number of batches is no floating buffer
     assert sorted(item.max_abs for item in weights.read_by(nodes["batch_norm"], "buffer")) == [0.0, 1.0]
     assert (weights.uses(nodes["linear"]), weights.uses(nodes["batch_norm"])) == (1, 1)
+
+
+class Mixing(nn.Module):
+    """A sparse matrix, stored with the model."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.register_buffer("mix", torch.tensor([[0.0, -4.0], [0.5, 0.0]]).to_sparse(layout=layout))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(self.mix, x)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_extremes_of_a_sparse_matrix_are_those_of_its_entries(layout: torch.layout) -> None:
+    model = Mixing(layout)
+    toy = capture_of(model, torch.ones(2, 2))
+    (node,) = (node for node in toy.graph_module.graph.nodes if node.name in toy.nodes)
+    assert Weights(toy, model).read_by(node, "buffer") == [Extremes(4.0, 0.5)]
 
 
 def test_doublings_that_are_left() -> None:

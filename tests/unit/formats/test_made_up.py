@@ -208,7 +208,7 @@ def test_who_does_not_know_it_can_read_the_other_plans(mixed: Audit, tmp_path: P
     renamed = (tmp_path / "plan.json").read_text(encoding="utf-8").replace("e6m9", "e7m8")
     (tmp_path / "plan.json").write_text(renamed, encoding="utf-8")
     assert auditor.apply(Small(), tmp_path / "plan.json", name="cast_fp16")
-    with pytest.raises(PlanError, match=r"`\$.format` should be one of .*, is \"e7m8\""):
+    with pytest.raises(PlanError, match="torch has no arithmetic in E7M8, so the plan cannot be run"):
         auditor.apply(Small(), tmp_path / "plan.json", name="cast_e7m8")
 
 
