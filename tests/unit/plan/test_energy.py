@@ -81,6 +81,9 @@ def test_multipliers_lie_around_time_over_error() -> None:
     steps = {round(after / before, 9) for before, after in pairwise(found)}
     assert len(steps) == 1
     assert energy({"a": (1.0, 3.0, 0.0)}).multipliers()[SWEEP - 1] == pytest.approx(SPAN**0.5)  # nothing to go by
+    assert Energy({"": (1.0, 1.0, 0.5)}, {}, {}, set(), set(), 0.0).multipliers()[-1] == pytest.approx(
+        SPAN**0.5
+    )  # no time
 
 
 def test_an_owner_is_low_only_where_the_holder_of_its_weight_is() -> None:
