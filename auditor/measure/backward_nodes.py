@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..records import Contribution
 from ..records.training import BackwardNode
-from ..replay.lowered_step import spoilt
+from ..replay.lowstep import spoilt
 from ..replay.step import Step, bind_step, run_step
 from .backward import Handed, Tested, backward_errors
 from .gradients import attribute_gradients, jumps, rerun

@@ -10,8 +10,7 @@ import torch
 
 from ..ops.nodes import row_of
 from ..records import Capture, Contribution
-from ..replay.lowered_step import one_low
-from ..replay.lowstep import gradient_error
+from ..replay.lowstep import gradient_error, one_low
 from ..replay.step import Step
 from .backward import Handed
 from .probes import moved, probes

@@ -67,7 +67,8 @@ class InFormat:
             return
         values = {source: self.low.round(self._values[source.name]) for source in n.all_input_nodes}
         inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
-        trace.low = run_alone(n, inputs, self.low.literals(n), self.low.row).low
+        alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
+        self.traces[n.name] = replace(trace, low=alone.low)
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
         """Nothing will read these any more."""
@@ -76,10 +77,9 @@ class InFormat:
     def _trace(self, n: fx.Node, alone: Alone, error: NodeError, gap: torch.Tensor | None) -> Trace:
         trace = trace_of(n, self._values[n.name], alone, gap, n.name in self._by_inputs)
         vanishes = bool(error.underflow) and n.name in self._guarding
-        trace.certain = turned(error) or bool(error.disagreement) or self._overflows(n) or vanishes
-        if trace.certain or (n.name in self._deciding and error.local_error):
-            trace.low = alone.low
-        return trace
+        certain = turned(error) or bool(error.disagreement) or self._overflows(n) or vanishes
+        kept = certain or (n.name in self._deciding and error.local_error)
+        return replace(trace, low=alone.low if kept else None, certain=certain)
 
     def _overflows(self, n: fx.Node) -> bool:
         profile = self._profiles.get(n)

@@ -24,7 +24,7 @@ Leaves = list[torch.Tensor]
 _ONE_ROUNDING = 1.1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trace:
     """What attribution needs of one node in one format.
 

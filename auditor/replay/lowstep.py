@@ -1,11 +1,24 @@
-"""What came of one training step in low precision, and how far its gradients are from FP32's."""
+"""A training step in low precision: what came of it, and the recorded step as it never ran, one operation or all of it low."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+from torch import fx
+
+from ..formats.table import FORMATS
+from ..ops.casting import lowered
+from ..ops.nodes import tensors_of
+from .execute import PartlyLow, PolicyInterpreter, Replay
+from .step import Step
+from .strategies import plain, running
+
+RERUN_SCALE = 2.0**12
 
 Gradients = Mapping[str, torch.Tensor | None]
 
@@ -50,3 +63,47 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
     if not gap < float("inf"):
         return float("inf")
     return (gap / size) ** 0.5 if size else 0.0
+
+
+def one_low(step: Step, name: str, format: str) -> LowStep:
+    """The step with one operation in a format, forwards and backwards."""
+    low = PartlyLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
+    return _replayed(low, step, RERUN_SCALE)
+
+
+def spoilt(step: Step, format: str) -> dict[str, str]:
+    """{operation: the first parameter with it} where all of the step is low: a finite gradient arrives at the operation,
+    and what it hands back is not finite. Empty where the loss itself is not finite."""
+    broken: set[str] = set()
+
+    def told(name: str, gradient: torch.Tensor) -> None:
+        if not bool(torch.isfinite(gradient).all()):
+            broken.add(name)
+
+    def observe(node: fx.Node, value: Any) -> None:
+        for leaf in tensors_of(value) if node.op == "call_function" else ():
+            if leaf.requires_grad:
+                leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
+
+    captured = step.capture
+    low = _replayed(
+        PolicyInterpreter(captured, running(captured, "cast", plain(format), format), observe), step, scale=1.0
+    )
+    lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
+    if low.failure is not None or not math.isfinite(low.loss) or not lost:
+        return {}
+    broken |= {place.name for place in captured.placeholders if place.fqn in lost}
+    nodes = captured.nodes.values()
+    return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
+
+
+def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
+    names, leaves = list(step.parameters), list(step.parameters.values())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(step.seed)
+            loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
+            found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
+    except (RuntimeError, NotImplementedError) as error:
+        return failed(error)
+    return LowStep(float(loss.detach()), {n: unscaled(g, scale) for n, g in zip(names, found, strict=True)})
