@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from ..formats.table import label, runs
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from .read import load_plan, read_document, read_plan
+from .read import loaded, read_document, read_plan
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -36,33 +37,44 @@ def select(plan: Any, name: str | None) -> dict[str, Any]:
 
     Raises: PlanError, also for a plan in a format that torch does not compute in.
     """
-    chosen = _selected(plan, name)
-    if not runs(chosen["format"]):
+    return _runnable(_selected(plan, name))
+
+
+def pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """The plan of this name, as `select` gives it. Raises: PlanError, where there is none or torch cannot run it."""
+    return _runnable(_pick(plans, name))
+
+
+def _runnable(plan: dict[str, Any]) -> dict[str, Any]:
+    if not runs(plan["format"]):
         raise PlanError(
-            f"torch has no arithmetic in {label(chosen['format'])}, so the plan cannot be run: choose one in another "
-            "format.",
+            f"torch has no arithmetic in {label(plan['format'])}, so the plan cannot be run: choose one in another format.",
             slug="no-arithmetic",
         )
-    return chosen
+    return plan
 
 
 def _selected(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, (str, PathLike)):
-        plan = load_plan(plan)
+        return _of_document(loaded(Path(plan)), str(plan), name)
     if hasattr(plan, "plans"):
         plan, name = plan.plans, name or plan.recommended
     if isinstance(plan, Plan):
         return plan_table(plan)
     if isinstance(plan, Mapping) and "plans" in plan:
-        subject = read_document(plan, "the plan").subject
-        expected = {"parameters": subject.parameters if subject else None}
-        return {**expected, **_pick(plan["plans"], name or plan.get("recommended"))}
+        return _of_document(plan, "the plan", name)
     if isinstance(plan, Mapping) and "scopes" in plan:
         read_plan(plan, "the plan")
         return dict(plan)
     if isinstance(plan, Mapping) and plan:
         return _pick(plan, name)
     raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
+
+
+def _of_document(document: Any, where: str, name: str | None) -> dict[str, Any]:
+    subject = read_document(document, where).subject
+    expected = {"parameters": subject.parameters if subject else None}
+    return {**expected, **_pick(document["plans"], name or document.get("recommended"))}
 
 
 def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:

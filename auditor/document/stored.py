@@ -8,8 +8,9 @@ from typing import Any
 
 from ..formats.table import runs
 from ..patch.emit import emit
+from ..patch.table import plan_table
 from ..records import Plan, ScopeChoice, Subject
-from .live import apply, select
+from .live import apply, pick
 from .read import loaded, read_document
 
 
@@ -21,7 +22,7 @@ def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, 
     """
     document = loaded(file)
     found = read_document(document, str(file)).plans
-    select(document, name)
+    pick(document["plans"], name or document.get("recommended"))
     plans = {key: _record(key, item) for key, item in found.items() if runs(item.format)}
     return document, plans, name or str(document["recommended"])
 
@@ -33,8 +34,9 @@ def patched_source(
 
     Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
     """
-    for name in plans:
-        apply(subject.model, document, name)
+    expected = {"parameters": document.get("subject", {}).get("parameters")}
+    for plan in plans.values():
+        apply(subject.model, {**expected, **plan_table(plan)})
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     return emit(subject.origin, parameters, plans, chosen, directory)
 
