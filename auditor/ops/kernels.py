@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +38,12 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
     """
-    if asks_for_rounding(args, kwargs):
+    tensors = tensors_in((args, kwargs))
+    if asks_for_rounding(tensors, args, kwargs):
         if is_tensor_core(target):
             _refuse_mixed(operation_of(target).name, args, kwargs)
         return rounding(target, args, kwargs)
-    row, on_cpu = _low_format(args, kwargs)
+    row, on_cpu = _low_format(tensors)
     if row is None:
         return settled(target, target(*args, **kwargs))
     known = operation_of(target)
@@ -62,8 +63,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise UnsupportedInFormat(_reason(name, row, error)) from error
 
 
-def _low_format(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Format | None, bool]:
-    low = next((x for x in tensors_in((args, kwargs)) if is_low(x.dtype)), None)
+def _low_format(tensors: Sequence[torch.Tensor]) -> tuple[Format | None, bool]:
+    low = next((x for x in tensors if is_low(x.dtype)), None)
     return (None, False) if low is None else (format_of(low.dtype), low.device.type == "cpu")
 
 

@@ -24,11 +24,11 @@ def promoted(given: Sequence[tuple[str, bool]]) -> str:
     return max(sorted(found | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
 
 
-def asks_for_rounding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a format without arithmetic in torch is among the arguments: in a tensor, or in the place of a dtype."""
-    if any(isinstance(value, Format) for value in (*args, *kwargs.values())):
+def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a format without arithmetic in torch is among the arguments: in one of their tensors, or as a dtype."""
+    if any(carried_in(x) is not None for x in tensors):
         return True
-    return any(carried_in(x) is not None for x in tensors_in((args, kwargs)))
+    return any(isinstance(value, Format) for value in (*args, *kwargs.values()))
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from auditor.formats.carried import format_in, in_format
 from auditor.formats.table import FORMATS
 from auditor.ops.rounded import asks_for_rounding, promoted, rounding
+from auditor.trees import tensors_in
 
 aten = torch.ops.aten
 E5M2, E4M3 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"]
@@ -81,4 +82,4 @@ def test_discrete_results_stay() -> None:
     ],
 )
 def test_who_asks_for_it(args: tuple[Any, ...], kwargs: dict[str, Any], expected: bool) -> None:
-    assert asks_for_rounding(args, kwargs) is expected
+    assert asks_for_rounding(tensors_in((args, kwargs)), args, kwargs) is expected
