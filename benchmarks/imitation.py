@@ -41,7 +41,6 @@ WHY = {
     "06_value_dependent": "the run takes the path that its low values ask for, and runs the head that only decides on it; "
     "the tape holds the recorded path",
     "deberta_v2": "the limit of a dtype that Python fills in is that of the scope it is read in; the tape knows all-low",
-    "t5": "a weight is stored in FP32 for a tied module that is never called, which the tape does not see",
     **dict.fromkeys(("llama", "mixtral", "whisper", "mamba"), _CACHE),
 }
 """Why the run is right where the two differ, by what the subject's name begins with."""

@@ -22,7 +22,7 @@ from tests.two_ways import Labels, difference, drawn, dtypes_of, everything, imi
 
 CLOSE = 1e-6
 CORPUS = {case.name: case for case in INFERENCE}
-ARCHITECTURES = ("resnet", "bert", "mamba", "deberta_v2")
+ARCHITECTURES = ("resnet", "bert", "mamba", "deberta_v2", "t5")
 
 
 class FollowsAnother(nn.Module):
@@ -121,6 +121,14 @@ def test_any_scopes(name: str, strategy: str) -> None:
 def test_architectures(name: str, strategy: str) -> None:
     for fmt in FORMATS:
         assert_alike(name, strategy, fmt, everything(known(name)[2], fmt))
+
+
+def test_scopes_of_a_model_whose_tied_weight_is_held_by_a_module_that_is_never_called() -> None:
+    rnd = random.Random(0)
+    for fmt in FORMATS:
+        labels = drawn(known("t5")[2], "cast", fmt, rnd)
+        assert_alike("t5", "cast", fmt, labels)
+        assert_alike("t5", "cast", fmt, {**labels, "": "fp32", "shared": fmt})
 
 
 def test_the_run_is_low() -> None:
