@@ -1,1 +1,1 @@
-"""What every operation does in every format, and how far its error moves the outputs."""
+"""What every operation does in every format, forwards and backwards, and how far that moves outputs and gradients."""

@@ -1,1 +1,1 @@
-"""The model under a choice of precisions, as autocast and wrapped scopes on a GPU would run it."""
+"""The tape run under a choice of precisions that did not happen, forwards and backwards: what a GPU would make of it."""

@@ -1,3 +1,1 @@
-"""Training: what a step of gradient descent meets in FP16 and BF16."""
-
-from __future__ import annotations
+"""Training: where a loss comes from, which scales and formats a step lives with, and what to do about it."""
