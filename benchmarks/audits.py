@@ -2,7 +2,7 @@
 
 python -m benchmarks.audits run before --root CHECKOUT     # an older checkout; this file audits with its auditor
 python -m benchmarks.audits run after
-python -m benchmarks.audits compare before after           # prints the table and writes results/audits.json
+python -m benchmarks.audits compare before after --name audits   # prints the table and writes results/audits.json
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def run(directory: Path, root: Path, names: list[str]) -> None:
         print(name, "done" if not done.returncode else done.stderr.strip().splitlines()[-1:], flush=True)
 
 
-def compare(before: Path, after: Path) -> None:
+def compare(before: Path, after: Path, name: str) -> None:
     """One row a model that both have: cost, how many verdicts and plans' scopes differ, and the largest relative change
     of a contribution and of a plan's predicted or measured error."""
     from benchmarks.harness import report
@@ -162,7 +162,7 @@ def compare(before: Path, after: Path) -> None:
         )
         if old and new:
             rows.append(_row(file.stem, old, new))
-    report("audits", rows, COLUMNS)
+    report(name, rows, COLUMNS)
 
 
 def _row(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,13 +226,14 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "one", "compare"))
     parser.add_argument("what", nargs="*", help="run DIRECTORY [MODEL ...] | compare BEFORE AFTER")
     parser.add_argument("--root", type=Path, default=HERE, help="the checkout whose auditor runs")
+    parser.add_argument("--name", default="audits", help="of the file under results/ that compare writes")
     options = parser.parse_args()
     if options.action == "one":
         print(json.dumps(audited(options.what[0], options.root.resolve())))
     elif options.action == "run":
         run(Path(options.what[0]), options.root.resolve(), options.what[1:])
     else:
-        compare(Path(options.what[0]), Path(options.what[1]))
+        compare(Path(options.what[0]), Path(options.what[1]), options.name)
 
 
 if __name__ == "__main__":
