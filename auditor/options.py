@@ -1,19 +1,23 @@
-"""What an audit is asked to do: one record, checked once, for the public call and the command line alike."""
+"""What an audit is asked to do: one record, checked once, for the public call and the command line alike.
+
+Importing this needs no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from .config import EVERYTHING, Selection
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
 from .resources import table
-from .rulebook import Rule
 from .strategies import SHIPPED, names
+
+if TYPE_CHECKING:
+    from .rulebook import Rule
 
 MODES = ("inference", "training")
 DEVICES = ("auto", "cpu", "cuda")
@@ -42,25 +46,25 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        _of("formats", self.formats, auditable())
-        _of("strategies", self.strategies, names())
-        _of("modes", (self.mode,), MODES)
+        check_names("formats", self.formats, auditable())
+        check_names("strategies", self.strategies, names())
+        check_names("modes", (self.mode,), MODES)
         if self.training:
-            _of("formats that a training step runs in", self.formats, [name for name in auditable() if runs(name)])
-        _of("devices", (self.device,), DEVICES)
-        if not 0 < self.max_error < float("inf"):
-            raise AuditorError(f"max_error is a positive number, not {self.max_error}", slug="bad-option")
+            trainable = [name for name in auditable() if runs(name)]
+            check_names("formats that a training step runs in", self.formats, trainable)
+        check_names("devices", (self.device,), DEVICES)
+        check_budget(self.max_error)
         if self.target not in (known := table("plan/devices")):
             raise AuditorError(
                 f"there are no figures for {self.target!r}: target is one of {', '.join(known)}", slug="bad-option"
             )
-        if self.device == "cuda" and not torch.cuda.is_available():
+        if self.device == "cuda" and not _sees_cuda():
             raise AuditorError("cuda was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
 
     @property
     def native(self) -> bool:
         """Whether a GPU runs the formats; a CPU imitates one otherwise."""
-        return self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+        return self.device == "cuda" or (self.device == "auto" and _sees_cuda())
 
     @property
     def training(self) -> bool:
@@ -68,8 +72,21 @@ class Options:
         return self.mode == "training"
 
 
-def _of(what: str, given: tuple[str, ...], known: Any) -> None:
+def check_names(what: str, given: tuple[str, ...], known: Collection[str]) -> None:
+    """Raises: AuditorError(slug="bad-option") where nothing was given, or a name that is not known."""
     wrong = [name for name in given if name not in known]
     if wrong or not given:
         listed = " and ".join(filter(None, [", ".join([*known][:-1]), [*known][-1]]))
         raise AuditorError(f"{what} are {listed}, not {', '.join(wrong) or 'none'}", slug="bad-option")
+
+
+def check_budget(max_error: float) -> None:
+    """Raises: AuditorError(slug="bad-option") for what no error can stay within."""
+    if not 0 < max_error < float("inf"):
+        raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
+
+
+def _sees_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from .. import config, strategies
+from .. import config
+from ..errors import AuditorError
 from ..formats.table import DEFAULT, auditable
+from ..options import DEVICES, MODES, check_budget, check_names
 from ..report import reporters
 from ..resources import table
+from ..strategies import SHIPPED, names
 from . import verbs
 
 EPILOG = """\
@@ -32,17 +35,21 @@ def audit_parser() -> argparse.ArgumentParser:
     add("--inputs", metavar="I", help="f.py:func, x.pt, x.safetensors, x.npz, or 'x:float32[1,3,224,224]'")
     add("--weights", metavar="F", help="checkpoint: .safetensors, its .index.json, or a torch file of tensors")
     add(
-        "--formats", metavar="LIST", type=_choices(*auditable()), default=",".join(DEFAULT), help="default: %(default)s"
+        "--formats",
+        metavar="LIST",
+        type=_listed("formats", auditable()),
+        default=",".join(DEFAULT),
+        help="default: %(default)s",
     )
     add(
         "--strategies",
         metavar="LIST",
-        type=_choices(*strategies.names()),
-        default=",".join(strategies.SHIPPED),
+        type=_listed("strategies", names()),
+        default=",".join(SHIPPED),
         help="default: %(default)s",
     )
     add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--device", choices=DEVICES, default="auto", help="default: %(default)s")
     add(
         "--target",
         dest="gpu",
@@ -51,7 +58,7 @@ def audit_parser() -> argparse.ArgumentParser:
         default="A100",
         help="times are predicted for it: %(choices)s; default %(default)s",
     )
-    add("--mode", choices=("inference", "training"), default="inference", help="default: %(default)s")
+    add("--mode", choices=MODES, default="inference", help="default: %(default)s")
     add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
@@ -81,12 +88,14 @@ def configured(parser: argparse.ArgumentParser) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in config.read(Path.cwd(), options).items()]
 
 
-def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
+def _listed(what: str, known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The names in `a,b`, each once."""
+
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-        if not names or set(names) - set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return names
+        given = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        with _said_by_argparse():
+            check_names(what, given, known)
+        return given
 
     return parse
 
@@ -94,8 +103,17 @@ def _choices(*known: str) -> Callable[[str], tuple[str, ...]]:
 def _budget(text: str) -> float:
     try:
         value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    with _said_by_argparse():
+        check_budget(value)
     return value
+
+
+@contextmanager
+def _said_by_argparse() -> Iterator[None]:
+    """What `Options` would refuse is refused with the name of the option, before anything is loaded."""
+    try:
+        yield
+    except AuditorError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
