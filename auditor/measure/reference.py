@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ops.nodes import row_of, target_of, tensors_of, viewed
+from ..ops.nodes import row_of, settled, target_of, tensors_of, viewed
 from ..ops.products import is_product
 from ..replay.execute import apart
 from .batchnorm import batch_norm, takes_statistics
@@ -47,7 +47,7 @@ class Reference(fx.Interpreter):
             return batch_norm(target_of(n), *args)
         if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
-                return super().run_node(n)
+                return settled(n.target, super().run_node(n))
         if is_product(target_of(n)):
             return self._product(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)

@@ -80,11 +80,21 @@ def mutates(target: object) -> bool:
 
 
 def settled(target: object, value: Any) -> Any:
-    """The value, once it is there: a functional collective returns tensors that are still being filled."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
+    """The value, once it is there and the same in every run.
+
+    A functional collective returns tensors that are still being filled; memory that nothing was written to holds anything,
+    and gets zeros.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
         return value
-    wait = torch.ops._c10d_functional.wait_tensor.default
-    return pytree.tree_map_only(torch.Tensor, wait, value)
+    if target.namespace == "_c10d_functional":
+        return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _uninitialised(target) else value
+
+
+@cache
+def _uninitialised(target: torch._ops.OpOverload) -> bool:
+    return operation_of(target).uninitialised
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

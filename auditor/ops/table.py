@@ -92,6 +92,7 @@ class Operation:
 
     # What is no arithmetic.
     asks_shape: bool = False  # needs the shape of its argument and no entries
+    uninitialised: bool = False  # returns memory that nothing was written to
     asks_finite: bool = False  # asks what rounding hardly changes
     draws_by: bool = False  # draws numbers, the argument being their probabilities
     late: bool = False  # autograd takes it in and refuses on the way back

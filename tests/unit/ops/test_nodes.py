@@ -20,6 +20,7 @@ from auditor.ops.nodes import (
     overload_named,
     readers,
     row_of,
+    settled,
     shape,
     source,
     viewed,
@@ -91,3 +92,26 @@ def test_whose_operation_it_is() -> None:
     assert not is_torchs_own(torch.ops.mkldnn._linear_pointwise.default)
     assert is_collective("_c10d_functional.all_reduce.default")
     assert not is_collective("aten.exp.default")
+
+
+MADE_OF_NOTHING = [
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.empty_strided.default,
+]
+
+
+@pytest.mark.parametrize("op", [*MADE_OF_NOTHING, aten.new_empty_strided.default, aten.empty_permuted.default], ids=str)
+def test_memory_that_nothing_was_written_to_is_the_same_in_every_run(op: object) -> None:
+    whatever = torch.tensor([[math.nan, 7.0]]).t()
+    found = settled(op, whatever)
+    assert found.tolist() == [[0.0], [0.0]]
+    assert found.stride() == whatever.stride()
+    assert math.isnan(whatever[0, 0])
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.zeros_like.default, math.sqrt], ids=str)
+def test_other_results_are_what_they_are(op: object) -> None:
+    result = normal(2)
+    assert settled(op, result) is result
