@@ -58,7 +58,13 @@ class Format:
 
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
-        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value holds Inf and NaN, and a fraction."""
+        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value holds Inf and NaN, and a fraction.
+
+        Raises: AuditorError(slug="bad-format") for bits that are no whole numbers, or more than FP64 has.
+        """
+        for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
+            if type(bits) is not int or not 1 <= bits <= most:
+                raise AuditorError(f"the format {name!r} has 1 to {most} {what} bits, not {bits!r}", slug="bad-format")
         bias = 2 ** (exponent_bits - 1) - 1
         largest = math.ldexp(2 - math.ldexp(1.0, -mantissa), bias)
         return cls(name, mantissa, 1 - bias, largest, -(-(1 + exponent_bits + mantissa) // 8))
@@ -186,6 +192,9 @@ def _problem(row: Format) -> str | None:
         return "a name is small letters with a digit behind them, for instance e6m9"
     if row.name in FORMATS:
         return "there is one of that name"
+    broken = [key for key in ("mantissa", "min_exponent", "bytes") if type(getattr(row, key)) is not int]
+    if broken:
+        return f"{broken[0]} is a whole number, not {getattr(row, broken[0])!r}"
     if not 1 <= row.mantissa <= _WIDEST_MANTISSA:
         return f"it has 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
     if not _LEAST_EXPONENT <= row.min_exponent <= 0:
@@ -214,5 +223,22 @@ def _storage_problem(row: Format) -> str | None:
     dtype = getattr(torch, row.storage, None)
     if not isinstance(dtype, torch.dtype):
         return f"torch has no type {row.storage!r}"
-    taken = format_of(dtype) if row.native else None
-    return f"{taken.name} is computed in {row.storage} already" if taken else None
+    if not _holds(dtype, row):
+        return f"{row.storage} is a type with other numbers: leave storage out, and it is rounded to by its own"
+    if not row.native:
+        return None
+    taken = format_of(dtype)
+    return f"{taken.name} is computed in {row.storage} already" if taken else f"torch does not compute in {row.storage}"
+
+
+def _holds(dtype: torch.dtype, row: Format) -> bool:
+    """Whether torch's type has the numbers of the row, so that rounding to the row is rounding to the type."""
+    import torch
+
+    if not dtype.is_floating_point:
+        return False
+    limits, beyond_one = torch.finfo(dtype), torch.tensor([1 + row.epsilon, 1 + row.epsilon / 2])
+    return (
+        (limits.smallest_normal, limits.max, dtype.itemsize) == (row.smallest_normal, row.largest, row.bytes)
+        and beyond_one.to(dtype).tolist() == [1 + row.epsilon, 1.0]  # finfo.eps is not true of every FP8 type
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,14 @@ WRONG = {
     "no such type": (Format("e5m2x", 2, -14, 57344.0, 1, storage="float9"), "torch has no type 'float9'"),
     "no type but something else": (Format("e5m2x", 2, -14, 57344.0, 1, storage="nn"), "torch has no type 'nn'"),
     "a type that is taken": (Format("e5m10", 10, -14, 65504.0, 2, "float16", native=True), "fp16 is computed in"),
+    "half a fraction bit": (Format("e5m2x", 2.5, -14, 57344.0, 1), "mantissa is a whole number, not 2.5"),  # type: ignore[arg-type]
+    "half a byte": (Format("e5m2x", 2, -14, 57344.0, 1.5), "bytes is a whole number, not 1.5"),  # type: ignore[arg-type]
+    "a type of whole numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "int8"), "int8 is a type with other numbers"),
+    "a type of other numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "float16"), "float16 is a type with other numbers"),
+    "a type that is only stored": (
+        Format("e5m2x", 2, -14, 57344.0, 1, "float8_e5m2", native=True),
+        "torch does not compute in float8_e5m2",
+    ),
     "autocast without arithmetic": (Format("e5m2x", 2, -14, 57344.0, 1, autocast=True), "autocast takes formats"),
 }
 
@@ -133,3 +142,32 @@ def test_a_row_that_is_no_format_is_refused(what: str) -> None:
         register(row)
     assert raised.value.slug == "bad-format"
     assert row.name not in FORMATS or FORMATS[row.name] is not row
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Format("fp8_e5m2fnuz", 2, -15, 57344.0, 1, "float8_e5m2fnuz"),
+        Format("fp8_e4m3fnuz", 3, -7, 240.0, 1, "float8_e4m3fnuz"),
+    ],
+)
+def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None:
+    with registered(row):
+        assert row.name in auditable()
+
+
+@pytest.mark.parametrize(
+    ("exponent_bits", "mantissa", "message"),
+    [
+        (0, 3, "has 1 to 11 exponent bits, not 0"),
+        (99, 3, "has 1 to 11 exponent bits, not 99"),
+        (5, 3.5, "has 1 to 52 fraction bits, not 3.5"),
+        ("5", 3, "has 1 to 11 exponent bits, not '5'"),
+    ],
+)
+def test_bits_of_no_format_are_refused_before_anything_is_worked_out(
+    exponent_bits: Any, mantissa: Any, message: str
+) -> None:
+    with pytest.raises(AuditorError, match=message) as raised:
+        Format.ieee("e1m1", exponent_bits, mantissa)
+    assert raised.value.slug == "bad-format"
