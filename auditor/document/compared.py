@@ -40,8 +40,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one plan comes to; None where it was not measured, or is not finite."""
+    """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in."""
 
+    format: str
     predicted_error: float | None
     measured_error: float | None
     predicted_speedup: float | None
@@ -101,6 +102,7 @@ def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:
 def _figures(plan: Any) -> Figures:
     root = plan.scopes[""].precision if "" in plan.scopes else None
     return Figures(
+        format=plan.format,
         predicted_error=plan.predicted_error,
         measured_error=plan.measured_error,
         predicted_speedup=plan.predicted_speedup,

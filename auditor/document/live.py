@@ -79,13 +79,27 @@ def _of_document(document: Any, where: str, name: str | None) -> dict[str, Any]:
 
 def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     if name is None or name not in plans:
-        wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
-        raise PlanError(f"{wanted}; choose one of {', '.join(sorted(plans))}.", slug="no-such-plan")
+        raise _not_there(plans, name)
     found = plans[name]
     if isinstance(found, Plan):
         return plan_table(found)
     read_plan(found, f"the plan {name!r}")
     return dict(found)
+
+
+def _not_there(plans: Mapping[str, Any], name: str | None) -> PlanError:
+    """Names the plans that can be run, since a user chooses among those."""
+    wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
+    formats = {
+        key: plan.format if isinstance(plan, Plan) else read_plan(plan, key).format for key, plan in plans.items()
+    }
+    if running := sorted(key for key, fmt in formats.items() if runs(fmt)):
+        return PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
+    lacking = " and ".join(dict.fromkeys(map(label, formats.values())))
+    return PlanError(
+        f"{wanted}, and none can be run: torch has no arithmetic in {lacking}. Audit a format that it computes in.",
+        slug="no-arithmetic",
+    )
 
 
 def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:

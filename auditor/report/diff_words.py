@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
+from ..formats.table import runs
 from .view import pattern
 from .words import SEVERITIES, count, ratio
 
@@ -87,7 +88,11 @@ def _worsening(change: VerdictChange) -> int:
 
 def error(plan: Figures | None) -> str:
     """A plan's measured error, or why there is none."""
-    return "no plan" if plan is None else "failed" if plan.measured_error is None else ratio(plan.measured_error)
+    if plan is None:
+        return "no plan"
+    if plan.measured_error is None:
+        return "failed" if runs(plan.format) else "not run"
+    return ratio(plan.measured_error)
 
 
 def speedup(plan: Figures | None) -> str:

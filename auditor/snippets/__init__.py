@@ -41,6 +41,8 @@ def _written(offer: Offer, tool: Tool, name: str | None) -> str:
     chosen = offer.choose(tool.strategies, name)
     if chosen is None:
         wanted = " or ".join(tool.strategies)
+        if offer.plans and not offer.running:
+            return comment(f"{tool.title}: no plan can be run, as torch has no arithmetic in their formats.")
         lines = (f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
         return comment(*lines)
     if chosen.strategy not in tool.strategies:

@@ -61,6 +61,11 @@ class Offer:
     plans: Mapping[str, Chosen]
     recommended: str | None
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Names of the plans whose format torch computes in."""
+        return tuple(name for name, plan in self.plans.items() if runs(plan.format))
+
     def choose(self, strategies: Sequence[str], name: str | None) -> Chosen | None:
         """The plan called `name`; else the recommended one, or one of these strategies that stands in for it.
 
@@ -68,7 +73,7 @@ class Offer:
         """
         if name is not None:
             if name not in self.plans:
-                known = ", ".join(sorted(self.plans))
+                known = ", ".join(sorted(self.running) or sorted(self.plans))
                 raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
             if not runs(self.plans[name].format):
                 raise PlanError(

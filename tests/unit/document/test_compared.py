@@ -31,8 +31,8 @@ def test_names_and_settings(document: dict[str, Any]) -> None:
 def test_figures_of_plans(document: dict[str, Any]) -> None:
     plans = record(document, "").plans
     # two islands: the module of RNG001, and the norm
-    assert plans["autocast_fp16"] == Figures(0.0008, 0.00083, 1.87, True, 2)
-    assert plans["cast_bf16"] == Figures(0.0061, None, 1.87, False, 0)
+    assert plans["autocast_fp16"] == Figures("fp16", 0.0008, 0.00083, 1.87, True, 2)
+    assert plans["cast_bf16"] == Figures("bf16", 0.0061, None, 1.87, False, 0)
 
 
 def test_an_fp32_plan_has_islands_of_low_precision(document: dict[str, Any]) -> None:

@@ -75,6 +75,18 @@ def test_a_plan_is_chosen_by_name() -> None:
     assert caught.value.slug == "no-such-plan"
 
 
+def test_plans_that_cannot_be_run_are_not_offered() -> None:
+    told = document(40) | {"recommended": None}
+    told["plans"] = {"cast_bf16": CAST, "cast_fp8_e4m3": CAST | {"format": "fp8_e4m3"}}
+    with pytest.raises(PlanError, match=r"no plan is recommended; choose one of cast_bf16\.") as caught:
+        apply(seeded(Net), told)
+    assert caught.value.slug == "no-such-plan"
+    del told["plans"]["cast_bf16"]
+    with pytest.raises(PlanError, match=r"none can be run: torch has no arithmetic in FP8 E4M3\.") as caught:
+        apply(seeded(Net), told)
+    assert caught.value.slug == "no-arithmetic"
+
+
 def test_something_else_than_a_plan() -> None:
     for nonsense in (3, {}, None, {"plans": {}}):
         with pytest.raises(PlanError):

@@ -65,6 +65,14 @@ def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> No
     assert "It failed when it was run" in words(snippet(content, "hf", "cast_fp16"))
 
 
+def test_plans_that_torch_cannot_run_are_not_said_to_break_the_budget() -> None:
+    content = document({"cast_fp8_e4m3": {"": scope("fp8_e4m3")}}, None)
+    content["plans"]["cast_fp8_e4m3"] |= {"verified": False, "measured_error": None}
+    for text in snippets(content).values():
+        assert "no plan can be run, as torch has no arithmetic in their formats" in words(text)
+        assert "budget" not in text
+
+
 def test_nothing_recommended() -> None:
     assert "No plan of this audit is recommended." in words(snippet(document(BOTH, None), "fsdp2"))
 

@@ -1,0 +1,21 @@
+"""How the two sides of a plan read where audits are compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.document.compared import Figures
+from auditor.report.diff_words import error
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (None, "no plan"),
+        (Figures("fp16", 0.001, 0.002, 1.5, True, 0), "0.0020"),
+        (Figures("fp16", 0.001, None, 1.5, False, 0), "failed"),
+        (Figures("fp8_e4m3", 0.001, None, 1.5, False, 0), "not run"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_has_not_failed(plan: Figures | None, words: str) -> None:
+    assert error(plan) == words
