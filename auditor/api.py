@@ -56,7 +56,7 @@ def audit(
         max_error=max_error,
         metric=metric,
         device=device,
-        target=target,
+        gpu=target,
         mode=mode,
         seed=seed,
         progress=progress,

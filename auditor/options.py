@@ -28,7 +28,7 @@ class Options:
     """Raises: AuditorError(slug="bad-option" or "no-cuda") for what no audit can be asked.
 
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`. device: where it
-    runs. target: the device that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
+    runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
     selection: those of their findings that are wanted. command: what the user called, for the report.
     """
 
@@ -39,7 +39,7 @@ class Options:
     max_error: float = 0.01
     metric: Distance | None = None
     device: str = "auto"
-    target: str = "A100"
+    gpu: str = "A100"
     mode: str = "inference"
     seed: int = 0
     selection: Selection = EVERYTHING
@@ -54,9 +54,9 @@ class Options:
             check_names("formats that a training step runs in", self.formats, trainable)
         check_names("devices", (self.device,), DEVICES)
         check_budget(self.max_error)
-        if self.target not in (known := table("plan/devices")):
+        if self.gpu not in (known := table("plan/devices")):
             raise AuditorError(
-                f"there are no figures for {self.target!r}: target is one of {', '.join(known)}", slug="bad-option"
+                f"there are no figures for {self.gpu!r}: target is one of {', '.join(known)}", slug="bad-option"
             )
         if self.device == "cuda" and not _sees_cuda():
             raise AuditorError("cuda was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")

@@ -91,7 +91,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         strategies=args.strategies,
         max_error=args.max_error,
         device=args.device,
-        target=args.gpu,
+        gpu=args.gpu,
         mode=args.mode,
         seed=args.seed,
         selection=config.selection(Path.cwd()),

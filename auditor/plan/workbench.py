@@ -102,7 +102,7 @@ def workbench(
         distance=options.metric or output_error,
         max_error=options.max_error,
         seed=options.seed,
-        gpu=options.target,
+        gpu=options.gpu,
         native=options.native,
     )
 

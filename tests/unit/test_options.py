@@ -27,7 +27,7 @@ def options(**asked: Any) -> Options:
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"max_error": math.inf}, "positive"),
-        ({"target": "abacus"}, "A100"),
+        ({"gpu": "abacus"}, "A100"),
     ],
     ids=str,
 )

@@ -122,7 +122,7 @@ def test_options_reach_the_stages(stages, tmp_path):
         "device": "cpu",
         "mode": "training",
         "seed": 7,
-        "target": "RTX 4090",
+        "gpu": "RTX 4090",
         "command": "python -m auditor "
         + " ".join(words).replace("else where", "'else where'").replace("RTX 4090", "'RTX 4090'"),
     }
@@ -244,7 +244,7 @@ def test_configuration_sets_defaults_and_options_win(stages, tmp_path):
     stages.severities = ("warning",)
     assert cli.main(["model.py", "--max-error", "0.125"]) == 1
     assert (stages.calls[0]["formats"], stages.calls[0]["max_error"]) == (("bf16",), 0.125)
-    assert stages.calls[0]["target"] == "T4"
+    assert stages.calls[0]["gpu"] == "T4"
     assert (tmp_path / "here" / "plan.json").exists()
 
 
