@@ -46,9 +46,11 @@ def pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def _runnable(plan: dict[str, Any]) -> dict[str, Any]:
-    if not runs(plan["format"]):
+    used = [plan["format"], *(scope["precision"] for scope in plan["scopes"].values())]
+    lacking = next((fmt for fmt in used if not runs(fmt)), None)
+    if lacking is not None:
         raise PlanError(
-            f"torch has no arithmetic in {label(plan['format'])}, so the plan cannot be run: choose one in another format.",
+            f"torch has no arithmetic in {label(lacking)}, so the plan cannot be run: choose one in another format.",
             slug="no-arithmetic",
         )
     return plan

@@ -116,16 +116,20 @@ class Audit:
         return to_document(self)
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths."""
+        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths.
+
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
+        """
         from ..patch.emit import emit
         from ..report.reporters import files
 
+        reports = files(self)
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         texts = {
             "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
             "patched_model.py": emit(self.subject.origin, self.parameters, self.plans, self.recommended, folder),
-            **files(self),
+            **reports,
         }
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")

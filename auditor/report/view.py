@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..formats.table import runs
+from ..errors import AuditorError
+from ..formats.table import FORMATS, runs
 from ..paths import nearest
 from ..records import Baseline, Plan
 from ..records.audit import Audit
+from ..strategies import names
 from .words import VERDICTS, count, label, plan_title, ratio, scope
 
 
@@ -77,7 +79,12 @@ class View:
 
 
 def view(audit: Audit) -> View:
-    """Everything the reporters say about an audit as a whole."""
+    """Everything the reporters say about an audit as a whole.
+
+    Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
+    """
+    _check_registered("format", audit.formats, FORMATS)
+    _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), names())
     tallies = tuple(_tally(audit, fmt) for fmt in audit.formats)
     plans = tuple(_plan_view(audit, plan) for plan in audit.plans.values())
     chosen = next((p for p in plans if p.recommended), None)
@@ -91,6 +98,15 @@ def view(audit: Audit) -> View:
         _method(audit),
         _limits(audit, tallies),
     )
+
+
+def _check_registered(what: str, used: Iterable[str], known: Collection[str]) -> None:
+    gone = next((name for name in used if name not in known), None)
+    if gone is not None:
+        raise AuditorError(
+            f"the {what} {gone!r} of this audit is no longer registered: register it again to show or save the audit",
+            slug=f"bad-{what}",
+        )
 
 
 def pattern(path: str) -> str:

@@ -81,10 +81,11 @@ class Offer:
                     slug="no-arithmetic",
                 )
             return self.plans[name]
-        first = self.plans.get(self.recommended or "")
+        able = {key: self.plans[key] for key in self.running}
+        first = able.get(self.recommended or "")
         if first is not None and first.strategy in strategies:
             return first
-        fitting = [plan for plan in self.plans.values() if plan.strategy in strategies and plan.verified]
+        fitting = [plan for plan in able.values() if plan.strategy in strategies and plan.verified]
         if not fitting:
             return None
         found = min(fitting, key=lambda plan: first is not None and plan.format != first.format)

@@ -34,16 +34,22 @@ def strategy_of(name: str) -> Strategy:
 def register(strategy: Strategy) -> None:
     """Make a strategy known to `auditor.audit`, `--strategies`, plan.json and everything else, under its name.
 
-    Raises: AuditorError(slug="bad-strategy") where its name is taken or no lower-case identifier, or the source of its
-    runtime cannot be read, since `patched_model.py` holds a copy.
+    Raises: AuditorError(slug="bad-strategy") where it lacks a name, a title or a runtime, its name is taken or no
+    lower-case identifier, or the source of its runtime cannot be read, since `patched_model.py` holds a copy.
     """
     problem = _problem(strategy)
     if problem is not None:
-        raise AuditorError(f"the strategy {strategy.name!r} cannot be registered: {problem}", slug="bad-strategy")
+        name = getattr(strategy, "name", type(strategy).__name__)
+        raise AuditorError(f"the strategy {name!r} cannot be registered: {problem}", slug="bad-strategy")
     _KNOWN[strategy.name] = strategy
 
 
 def _problem(strategy: Strategy) -> str | None:
+    for wanted in ("name", "title"):
+        if not isinstance(getattr(strategy, wanted, None), str):
+            return f"it has no {wanted}, which is text"
+    if not isinstance(getattr(strategy, "runtime", None), type):
+        return "it has no runtime, which is a class"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
         return "a name is a lower-case identifier, since names of plans begin with it"
     if strategy.name in names():

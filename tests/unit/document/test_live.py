@@ -87,6 +87,12 @@ def test_plans_that_cannot_be_run_are_not_offered() -> None:
     assert caught.value.slug == "no-arithmetic"
 
 
+def test_a_scope_that_cannot_be_run() -> None:
+    with pytest.raises(PlanError, match="torch has no arithmetic in FP8 E4M3") as caught:
+        apply(seeded(Net), plan("cast", {"": scope("bf16"), "body": scope("fp8_e4m3")}))
+    assert caught.value.slug == "no-arithmetic"
+
+
 def test_something_else_than_a_plan() -> None:
     for nonsense in (3, {}, None, {"plans": {}}):
         with pytest.raises(PlanError):

@@ -1,7 +1,9 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from auditor.errors import AuditorError
 from auditor.records import Plan, ScopeChoice, Verification
 from auditor.report.findings import ranked
 from auditor.report.origins import origins
@@ -99,3 +101,18 @@ def test_every_question_is_answered_or_said_not_to_apply():
     birth = next(a for a in questions(make_audit()) if "NaN or Inf" in a.question)
     assert birth.applies
     assert "linear" in birth.answer
+
+
+@pytest.mark.parametrize(("what", "name"), [("format", "e6m9"), ("strategy", "frugal")])
+def test_an_audit_of_what_is_no_longer_registered_says_so(what: str, name: str, tmp_path: Path) -> None:
+    audit = make_audit()
+    if what == "format":
+        gone = replace(audit, formats=(*audit.formats, name))
+    else:
+        first = next(iter(audit.plans.values()))
+        gone = replace(audit, plans={**audit.plans, f"{name}_fp16": replace(first, strategy=name)})
+    for shown in (gone._repr_html_, lambda: gone.save(tmp_path / "saved")):
+        with pytest.raises(AuditorError, match=f"the {what} '{name}' of this audit is no longer registered") as caught:
+            shown()
+        assert caught.value.slug == f"bad-{what}"
+    assert not (tmp_path / "saved").exists()

@@ -73,6 +73,14 @@ def test_plans_that_torch_cannot_run_are_not_said_to_break_the_budget() -> None:
         assert "budget" not in text
 
 
+def test_a_plan_that_torch_cannot_run_stands_in_for_none_whatever_its_file_says() -> None:
+    content = document({"autocast_fp8_e4m3": {"": scope("fp8_e4m3")}, **BOTH}, "autocast_fp8_e4m3")
+    content["plans"]["autocast_fp8_e4m3"] |= {"format": "fp8_e4m3"}
+    for text in snippets(content).values():
+        assert "No plan of this audit is recommended." in words(text)
+        assert "fp8" not in text
+
+
 def test_nothing_recommended() -> None:
     assert "No plan of this audit is recommended." in words(snippet(document(BOTH, None), "fsdp2"))
 

@@ -54,6 +54,15 @@ def test_names_that_are_refused(name: str) -> None:
     assert caught.value.slug == "bad-strategy"
 
 
+@pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
+def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
+    other = type("Other", (Mine,), {"name": "other", lacking: None})()
+    with pytest.raises(AuditorError, match=f"it has no {lacking}") as caught:
+        register(other)
+    assert caught.value.slug == "bad-strategy"
+    assert "other" not in names()
+
+
 def test_a_runtime_without_a_source_is_refused() -> None:
     found: dict[str, Any] = {}
     exec("from auditor.strategies.runtime import Runtime\nclass Typed(Runtime): pass", found)
