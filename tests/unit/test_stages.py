@@ -32,3 +32,12 @@ def test_a_stage_that_is_not_wanted_is_neither_told_nor_timed() -> None:
         pass
     assert heard == []
     assert stages.seconds == {}
+
+
+def test_the_steps_of_a_stage_are_counted_from_its_start() -> None:
+    heard: list[tuple[int, int]] = []
+    stages = Stages(lambda stage, detail, done, total: heard.append((done, total)))
+    for _ in range(2):
+        with stages("measure", "three nodes", 3):
+            stages.tick("a")
+    assert heard == [(0, 3), (1, 3)] * 2

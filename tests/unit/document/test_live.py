@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.document.live import apply
+from auditor.document.live import apply, select
 from auditor.errors import PlanError
 from auditor.patch.runtime import apply_plan, is_wrapped
 from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.subjects import normal, seeded
+from tests.unit.report.factory import make_audit
 
 
 def test_a_scope_that_is_missing() -> None:
@@ -97,3 +98,11 @@ def test_something_else_than_a_plan() -> None:
     for nonsense in (3, {}, None, {"plans": {}}):
         with pytest.raises(PlanError):
             apply(seeded(Net), nonsense)
+
+
+def test_an_audit_stands_for_the_plan_that_it_recommends() -> None:
+    found = make_audit(8)
+    assert found.recommended is not None
+    assert select(found, None) == select(found.plans, found.recommended)
+    other = next(name for name in sorted(found.plans) if name != found.recommended)
+    assert select(found, other) == select(found.plans, other) != select(found, None)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
-from auditor.document.parts import part_of
+from auditor.document.parts import inner, nullable, part_of
 from auditor.document.write import written
 from auditor.records.written import ByFormat, Inlined, Written
 
@@ -73,6 +73,13 @@ def test_a_key_stands_once() -> None:
 
     with pytest.raises(ValueError, match="would hold size twice"):
         part_of(Twice)
+
+
+def test_a_type_without_its_none() -> None:
+    assert inner(int | None) is int
+    assert inner(int | str | None) is Any  # of one of several types nothing is known
+    assert inner(int) is int
+    assert [nullable(type_) for type_ in (int, int | str, int | None)] == [False, False, True]
 
 
 FIELD = '    carbon: Annotated[float | None, Written("grams of CO2 of one forward", least=0)] = None\n'

@@ -121,6 +121,7 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, 
         ),
         (("nodes", 1, "findings"), [1, 2, 3], "`$.nodes[1].findings[0]` should be text, is 1 (2 more like it)."),
         (("format_version",), "1", '`$.format_version` should be 1, which this auditor reads, is "1".'),
+        (("format_version",), True, "`$.format_version` should be 1, which this auditor reads, is true."),
         (("recommendation",), "x", None),
         (("warnings",), "a" * 60, f'is "{"a" * 36}...'),
         (
@@ -220,3 +221,9 @@ def test_the_file_of_an_earlier_version_is_read(document: dict[str, Any]) -> Non
             del choice["cost"]
     assert refusal(read_document, early) is None
     assert record(early, "it").plans.keys() == early["plans"].keys()
+
+
+def test_an_audit_without_plans_is_compared_but_not_applied(document: dict[str, Any]) -> None:
+    empty = replaced(document, ("plans",), {})
+    assert refusal(read_audit, empty) is None
+    assert "`$.plans` should be an object with a plan" in str(refusal(read_document, empty))

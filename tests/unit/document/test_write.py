@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pytest
 
-from auditor.document.write import number, plain, to_document
+from auditor.document.write import number, plain, to_document, written
 from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, ScopeChoice
+from auditor.records.written import Written
 from tests.unit.report.factory import make_audit
 
 KINDS: list[dict[str, Any]] = [
@@ -89,3 +91,14 @@ def test_a_node_of_infinities() -> None:
     fp16 = node["fp16"]
     assert (fp16["local_error"], fp16["max_ulp"], fp16["sqnr_db"], fp16["contribution"]) == (None, None, None, None)
     assert (fp16["overflow"], fp16["born"], fp16["decided_by"]) == (3, True, "re-run")
+
+
+def test_numbers_that_are_keys_are_written_short() -> None:
+    @dataclass(frozen=True)
+    class Scaled:
+        by_scale: Annotated[Mapping[float, float], Written("what a loss scale does")]
+        by_exponent: Annotated[Mapping[int, int], Written("how many")]
+
+    found = written(Scaled({65536.0: 0.5, 1.0: 0.25}, {10: 1, -2: 3, 9: 4}))
+    assert list(found["by_scale"].items()) == [("65536", 0.5), ("1", 0.25)]
+    assert list(found["by_exponent"].items()) == [("-2", 3), ("9", 4), ("10", 1)]  # as numbers are sorted, not as text

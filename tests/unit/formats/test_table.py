@@ -171,3 +171,7 @@ def test_bits_of_no_format_are_refused_before_anything_is_worked_out(
     with pytest.raises(AuditorError, match=message) as raised:
         Format.ieee("e1m1", exponent_bits, mantissa)
     assert raised.value.slug == "bad-format"
+
+
+def test_a_byte_that_is_begun_is_taken() -> None:
+    assert [Format.ieee(f"e6m{m}", 6, m).bytes for m in (1, 2, 5, 9, 10)] == [1, 2, 2, 2, 3]  # 8, 9, 12, 16, 17 bits

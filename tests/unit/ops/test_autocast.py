@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.formats import FORMATS
+from auditor.formats.carried import carried_in, in_format
 from auditor.ops.autocast import autocast_arguments
 from auditor.ops.kernels import UnsupportedInFormat
 
@@ -47,3 +48,18 @@ def test_keywords_are_cast_too() -> None:
 def test_what_autocast_refuses() -> None:
     with pytest.raises(UnsupportedInFormat, match="binary_cross_entropy"):
         autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, FORMATS["fp16"])
+
+
+def test_a_recurrent_layer_is_lowered_to_fp16_where_autocast_takes_the_format() -> None:
+    args, _ = autocast_arguments("aten.lstm.input", (FLOAT,), {}, FORMATS["bf16"])
+    assert dtypes(args) == [torch.float16]
+    args, _ = autocast_arguments("aten.lstm.input", (FLOAT,), {}, FORMATS["fp8_e4m3"])  # none of autocast's: as asked
+    assert carried_in(args[0]) is FORMATS["fp8_e4m3"]
+
+
+def test_a_format_that_torch_lacks_is_asked_for_as_a_dtype_is() -> None:
+    carried, row = in_format(FLOAT, FORMATS["fp8_e4m3"]), FORMATS["fp8_e4m3"]
+    args, _ = autocast_arguments("aten.softmax.int", (carried, 0, row), {}, row)
+    assert carried_in(args[0]) is row
+    args, _ = autocast_arguments("aten.softmax.int", (carried, 0), {}, row)
+    assert carried_in(args[0]) is None  # raised to FP32 where no dtype is given

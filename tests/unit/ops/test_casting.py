@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from auditor.formats import FORMATS
+from auditor.formats.carried import carried_in
 from auditor.ops.casting import in_float32, lowered, raised
 
 aten = torch.ops.aten
@@ -27,3 +28,11 @@ def test_raising_and_lowering_leave_other_types_alone() -> None:
         torch.float64,
     )
     assert up["literal"] == down["literal"] == 2
+
+
+def test_raising_forgets_what_a_tensor_carried() -> None:
+    # 1.3 in FP8 E4M3, spaced by 1/8 between 1 and 2: 1.25
+    carried = lowered(torch.tensor([1.3]), FORMATS["fp8_e4m3"])
+    assert (float(carried), carried_in(carried)) == (1.25, FORMATS["fp8_e4m3"])
+    up = raised(carried)
+    assert (float(up), up.dtype, carried_in(up)) == (1.25, torch.float32, None)

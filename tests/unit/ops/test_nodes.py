@@ -115,3 +115,22 @@ def test_memory_that_nothing_was_written_to_is_the_same_in_every_run(op: object)
 def test_other_results_are_what_they_are(op: object) -> None:
     result = normal(2)
     assert settled(op, result) is result
+
+
+def test_a_later_result_of_several_views_nothing() -> None:
+    nodes = nodes_of(lambda x: x.cos().chunk(2)[1], normal(2, 3))
+    (second,) = [node for node in nodes.values() if op_of(node) == "getitem" and node.args[1] == 1]
+    assert viewed(second) is None  # it holds other entries than the first, which errors are measured on
+
+
+def test_another_shape_has_the_same_entries() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    assert viewed(graph.call_function(aten.view.default, (x, [-1]))) is x
+    assert viewed(graph.call_function(aten.reshape.default, (x, [-1]))) is x
+
+
+def test_what_keeps_a_draw_has_the_name_of_what_it_stands_for() -> None:
+    capture = capture_of(Function(lambda x: x * torch.rand(2)), normal(2))
+    (drawn,) = [node for node in capture.graph_module.graph.nodes if hasattr(node.target, "stands_for")]
+    assert op_name(drawn.target) == op_of(drawn) == "aten.rand.default"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.formats import FORMATS
 from auditor.ops import products
 from auditor.ops.kernels import run_op
 from auditor.ops.products import is_product, is_tensor_core
@@ -139,3 +140,20 @@ def test_a_product_that_is_told_where_to_write_writes_there() -> None:
     a, b, out = normal(3, 4).half(), normal(4, 2, seed=1).half(), torch.zeros(3, 2).half()
     assert run_op(aten.mm.out, (a, b), {"out": out}) is out
     assert torch.allclose(out.float(), a.float() @ b.float(), rtol=2**-8, atol=2**-8)
+
+
+def test_a_fast_product_still_has_a_gradient() -> None:
+    # [128, 128] @ [128, 128] of ones: every entry is 128; d sum / dx is 128 times the weight's 1
+    x = torch.ones(128, 128, requires_grad=True)
+    result = products.product(aten.linear.default, (x, torch.ones(128, 128)), {}, FORMATS["fp16"])
+    result.sum().backward()
+    assert x.grad is not None
+    assert (result[0, 0].item(), x.grad[0, 0].item()) == (128.0, 128.0)
+
+
+def test_a_matrix_is_added_to_a_fast_product_row_by_row() -> None:
+    # [128, 128] @ [128, 128] of ones is 128 everywhere, and row i of the matrix holds i
+    rows = torch.arange(128.0)[:, None].expand(128, 128)
+    ones = torch.ones(128, 128)
+    result = products.product(aten.addmm.default, (rows, ones, ones), {}, FORMATS["fp16"])
+    assert result[:, 5].tolist() == [128.0 + i for i in range(128)]

@@ -194,3 +194,14 @@ def test_a_word_that_a_column_does_not_know_is_refused() -> None:
         rows_added({"x": {"entries": "turnd"}}),
     ):
         pass
+
+
+def test_a_copy_of_what_is_no_view_is_not_known() -> None:
+    assert operation("aten.expand_copy.default").entries == "moved"  # of a view it is what the view is, in new memory
+    assert not operation("aten.gelu_copy.default").known  # there is none; a library's would be something else
+
+
+def test_what_a_pattern_looks_through() -> None:
+    seen = ("view", "index_select", "_to_copy", "dropout")
+    assert all(operation(name).transparent for name in seen)
+    assert not any(operation(name).transparent for name in ("relu", "mul", "cat", "embedding"))

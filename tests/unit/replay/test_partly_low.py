@@ -88,3 +88,15 @@ def test_a_result_that_is_its_own_input_is_told_apart() -> None:
     assert first is not x
     assert torch.equal(first, x)
     assert second is y
+
+
+def test_what_is_read_inside_and_outside_leaves_raised() -> None:
+    def shared(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 3
+        return y.neg(), y + U
+
+    captured = capture_of(Function(shared), X)
+    negated, added = PartlyLow(captured, ("mul", "neg"), "bf16", rounded).run(X)
+    # x is rounded to 1 and 3 x is 3; BF16 is spaced by 2^-6 from 2 on, so that 3 + 2^-9 needs FP32
+    assert (negated.item(), added.item()) == (-3.0, 3 + U)
+    assert {negated.dtype, added.dtype} == {torch.float32}

@@ -254,3 +254,12 @@ def test_nothing_low_without_a_low_scope() -> None:
     found = resolve(capture, setting("fp32", False))
     assert set(found.dtypes.values()) <= {"fp32", ""}
     assert (found.lowered, found.conflicts) == ({}, frozenset())
+
+
+def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to() -> None:
+    # of the dtypes it is given autocast takes none back: softmax without one is raised to FP32, so that nothing is lowered
+    capture = capture_of(Function(lambda x: x.softmax(-1, dtype=torch.float16)), normal(4, 4))
+    found, name = resolve(capture, setting("bf16", True)), only(capture, "softmax").name
+    assert (found.dtypes[name], found.lowered) == ("fp16", {capture.placeholders[0].name: {name}})
+    plainly = capture_of(Function(lambda x: x.softmax(-1)), normal(4, 4))
+    assert resolve(plainly, setting("bf16", True)).lowered == {}

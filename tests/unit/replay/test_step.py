@@ -95,3 +95,15 @@ def test_a_replay_has_the_gradients_of_the_run(kind: type[Layers]) -> None:
     for name, parameter in model.named_parameters():
         assert torch.allclose(step.by_parameter[name], parameter.grad, rtol=1e-5, atol=1e-7), name
         assert bool(parameter.grad.any()) or name == "first.bias"
+
+
+def test_a_step_runs_on_copies_of_what_the_model_holds() -> None:
+    model = seeded(InPlace)
+    model.first.bias.requires_grad_(False)
+    subject = training_subject(model, normal(6, 4), {}, None)
+    with in_training(model):
+        captured = capture_step(subject, (), seed=3)
+        step = bind_step(captured, subject, step_batches(subject)[0], seed=3)
+    held = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
+    assert held.isdisjoint(x.data_ptr() for x in step.flat if isinstance(x, Tensor))
+    assert set(step.parameters) == {"first.weight", "second.weight", "second.bias"}  # a frozen one is no leaf of it
