@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 
+from auditor.measure import lowrun
 from auditor.measure.lowrun import LowRun, same_shapes
 from auditor.records import Capture
 from auditor.replay.execute import Replay
@@ -65,3 +67,14 @@ def test_shapes_of_results() -> None:
     assert same_shapes((torch.ones(2), [torch.ones(3)]), [torch.zeros(2), torch.zeros(3)])
     assert not same_shapes(torch.ones(2), torch.ones(3))
     assert not same_shapes(torch.ones(2), (torch.ones(2), torch.ones(2)))
+
+
+def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("nothing left")
+
+    captured = capture_of(Function(lambda x: x * 3), X)
+    low = LowRun(captured, "bf16", values_of(captured, X))
+    monkeypatch.setattr(lowrun, "run_op", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        low.advance(nodes_of(captured)["mul"])
