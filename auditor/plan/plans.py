@@ -251,7 +251,8 @@ def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, 
         return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
     chosen = min(good, key=_preference)
     islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
-    kept = "nothing has to stay FP32" if not islands else f"{islands} scope{'s' * (islands != 1)} stay FP32"
+    many = f"{islands} scopes stay" if islands > 1 else "1 scope stays"
+    kept = f"{many} FP32" if islands else "nothing has to stay FP32"
     return chosen.name, (
         f"{label(chosen.format)} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
         f"{max_error:.2g}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept}{_other(chosen, plans)}."

@@ -208,3 +208,16 @@ def test_a_plan_that_lowers_everything_is_the_model_without_a_plan() -> None:
     found = as_run(before, plans(BASE, named("cast_fp16", scopes=ISLAND)))
     assert found["autocast_fp16"] == Baseline(0.002, True, rules_only=rules)
     assert found["cast_fp16"] == before["cast_fp16"]
+
+
+@pytest.mark.parametrize(
+    ("islands", "words"),
+    [
+        ((), "nothing has to stay FP32"),
+        (("norm",), "1 scope stays FP32"),
+        (("norm", "head"), "2 scopes stay FP32"),
+    ],
+)
+def test_what_stays_fp32_is_counted(islands: tuple[str, ...], words: str) -> None:
+    kept = replace(BASE, scopes={**ROOT, **{path: ScopeChoice("fp32") for path in islands}})
+    assert recommend(plans(kept), 0.01)[1].endswith(f"{words}.")
