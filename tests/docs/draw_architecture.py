@@ -14,7 +14,8 @@ from tests.structure import BANDS, PACKAGE, rooms
 
 DOCS = PACKAGE.parent / "docs"
 START, END = "<!-- rooms -->\n", "<!-- end of rooms -->"
-LEFT, WIDE, HIGH, ACROSS, DOWN = 84, 96, 30, 112, 84
+LEFT, WIDE, HIGH, GAP, DOWN = 84, 96, 30, 16, 84
+ACROSS = WIDE + GAP
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2937 }
 .band { font-size: 11px; fill: #6b7280 }
@@ -47,11 +48,21 @@ def picture() -> str:
 
 
 def _line(x: int, y: int, to_x: int, to_y: int) -> str:
+    """From a box to one below it; between the boxes of the bands on the way, not behind them."""
     x, to_x = x + WIDE // 2, to_x + WIDE // 2
     if y == to_y:  # in one band: an arc below it
         return f'<path d="M{x} {y + HIGH} C{x} {y + HIGH + 22} {to_x} {y + HIGH + 22} {to_x} {y + HIGH}"/>'
-    middle = (y + HIGH + to_y) // 2
-    return f'<path d="M{x} {y + HIGH} C{x} {middle} {to_x} {middle} {to_x} {to_y}"/>'
+    path, at, bottom = f"M{x} {y + HIGH}", x, y + HIGH
+    for row in range(y + DOWN, to_y, DOWN):
+        gap = LEFT - GAP // 2 + ACROSS * round((x + (to_x - x) * (row - y) / (to_y - y) - LEFT + GAP // 2) / ACROSS)
+        path += f"{_curve(at, bottom, gap, row)} V{row + HIGH}"
+        at, bottom = gap, row + HIGH
+    return f'<path d="{path}{_curve(at, bottom, to_x, to_y)}"/>'
+
+
+def _curve(x: int, y: int, to_x: int, to_y: int) -> str:
+    middle = (y + to_y) // 2
+    return f" C{x} {middle} {to_x} {middle} {to_x} {to_y}"
 
 
 def _box(room: str, x: int, y: int) -> str:
