@@ -1,0 +1,70 @@
+"""What only the flow as a whole decides: which record goes into which stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.config import Ignore, Selection
+from auditor.flow import run
+from auditor.formats.metrics import output_error
+from auditor.options import Options
+from auditor.records import Audit
+from auditor.resources import resource_dir
+from auditor.rulebook import load_rules
+from tests.capturing import Function
+from tests.subjects import normal, seeded, subject_of
+
+RULES = tuple(load_rules([resource_dir("rules")]))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.last(self.norm(self.first(x))), -1)
+
+
+def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
+    subject = subject_of(model, normal(4, 8))
+    subject = replace(subject, held_out=(((normal(4, 8, seed=1),), {}),)) if held_out else subject
+    options = Options(RULES, "test", formats=("bf16",), strategies=("autocast",), device="cpu", **asked)
+    return run(subject, options)
+
+
+def thousandths(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    return 1000 * output_error(reference, candidate)
+
+
+def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None:
+    model = Function(lambda x: (x / 3.0 - x / 3.0) + x * 0.25)
+    (plain,) = audited(model, max_error=1e-4).regions
+    (scaled,) = audited(model, max_error=1e-1, metric=thousandths).regions
+    assert plain.explained > 1e-3
+    assert (scaled.nodes, scaled.error) == (plain.nodes, plain.error)
+    assert scaled.explained == pytest.approx(plain.explained, rel=1e-6)
+
+
+def test_only_findings_that_are_wanted_are_reported() -> None:
+    every = {finding.rule for finding in audited(seeded(Net)).findings}
+    assert {"BND001", "BND002", "SFT001"} <= every
+    boundary = audited(seeded(Net), selection=Selection(select=("BND",)))
+    assert {finding.rule for finding in boundary.findings} == {rule for rule in every if rule.startswith("BND")}
+    ignored = audited(seeded(Net), selection=Selection(ignores=(Ignore("SFT"),)))
+    assert {finding.rule for finding in ignored.findings} == {rule for rule in every if not rule.startswith("SFT")}
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_plans_that_were_checked_on_what_they_were_made_from_say_so(held_out: bool) -> None:
+    audit = audited(seeded(Net), held_out=held_out)
+    said = any("verified on the inputs they were made from" in warning for warning in audit.warnings)
+    verification = audit.plans["autocast_bf16"].verification
+    assert verification is not None
+    assert (said, verification.inputs) == ((False, "held-out") if held_out else (True, "audited"))
