@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..formats.carried import carried_in, format_in, in_format, plain
-from ..formats.table import FORMATS, Format, is_low
+from ..formats.carried import carried_in, format_in, in_format
+from ..formats.table import FORMATS, Format
 from ..trees import over_tensors, tensors_in
+from .casting import raised
 from .nodes import operation_of, settled
 from .table import Operation
 
@@ -54,10 +55,10 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _wide(tree: Any) -> Any:
     """The arguments in float32, which also stands where a format is asked for."""
     asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
-    raised = over_tensors(lambda x: plain(x).float() if carried_in(x) is not None or is_low(x.dtype) else x, tree)
+    wide = raised(tree)
     if isinstance(tree, dict):
-        return {**raised, **asked}
-    return tuple(asked.get(index, value) for index, value in enumerate(raised))
+        return {**wide, **asked}
+    return tuple(asked.get(index, value) for index, value in enumerate(wide))
 
 
 def _items(tree: Any) -> Iterable[tuple[Any, Any]]:

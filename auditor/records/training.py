@@ -9,6 +9,16 @@ from typing import Annotated
 from .measure import Contribution, Magnitudes, NodeError
 from .written import ByFormat, Written
 
+FlushedUnscaled = Annotated[
+    float,
+    Written(
+        "share of the low gradients that FP16 turns to zero without a scale",
+        key="flushed_share_unscaled",
+        least=0,
+        most=1,
+    ),
+]
+
 
 @dataclass(frozen=True)
 class ModuleGradients:
@@ -98,15 +108,7 @@ class LossScale:
         float | None,
         Written("what to give GradScaler; `null`: the window is empty", key="init_scale", exact=True),
     ]
-    flushed_unscaled: Annotated[
-        float,
-        Written(
-            "share of the low gradients that FP16 turns to zero without a scale",
-            key="flushed_share_unscaled",
-            least=0,
-            most=1,
-        ),
-    ]
+    flushed_unscaled: FlushedUnscaled
     allowed: Annotated[
         float, Written("the share that may be flushed", key="allowed_flushed_share", least=0, most=1, exact=True)
     ]
@@ -163,15 +165,7 @@ class BatchSize:
     samples: Annotated[int, Written("size of the part", least=0)]
     max_gradient: Annotated[float, Written("largest gradient inside the model")]
     gradient_norm: Annotated[float, Written("norm of the parameters' gradients")]
-    flushed_unscaled: Annotated[
-        float,
-        Written(
-            "share of the low gradients that FP16 turns to zero without a scale",
-            key="flushed_share_unscaled",
-            least=0,
-            most=1,
-        ),
-    ]
+    flushed_unscaled: FlushedUnscaled
     error: Annotated[
         Mapping[str, float | None],
         Written("by format: relative L2 error of all parameter gradients under autocast", key="gradient_error"),
