@@ -1,0 +1,50 @@
+"""What every audit must leave behind, whatever the model: all of it untouched, and verified plans that hold by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.formats.metrics import output_error
+from auditor.records import Audit
+from auditor.runs.answer import answer, as_on
+from tests.replaying import assert_same
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Build = Callable[[], tuple[nn.Module, Call]]
+
+
+def held(build: Build, *, some_plan_verified: bool = True, **options: Any) -> Audit:
+    """The audit of what `build()` makes, once its promises were kept.
+
+    build: makes the same model and call every time, so that nothing here needs `copy.deepcopy` of either.
+    Promises: the model's tensors and the inputs are bit for bit what they were; each verified plan, applied to another
+    model of `build()` and called as its user calls it, errs by what the plan states.
+    """
+    with torch.random.fork_rng(devices=[]):
+        (model, (args, kwargs)), (untouched, call) = build(), build()
+        audit = auditor.audit(model, args, kwargs=kwargs, device="cpu", **options)
+        assert_same(tensors_of(model), tensors_of(untouched))
+        assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in untouched.parameters()]
+        assert_same(tensors_in((args, kwargs)), tensors_in(call))
+        expected = answer(untouched, call)
+        verified = {name: plan for name, plan in audit.plans.items() if plan.verified}
+        assert verified or not some_plan_verified, {name: plan.failure for name, plan in audit.plans.items()}
+        for name, plan in verified.items():
+            another, call = build()
+            found = answer(auditor.apply(another, audit, name), call, around=lambda: as_on("cpu"))
+            assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6, abs=1e-12), name
+    return audit
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    return [tensor for _, tensor in sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items())]
+
+
+def tensors_in(tree: object) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
