@@ -2,7 +2,11 @@
 
 import sys
 
-from .cli.program import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from .cli.program import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:  # before there was a command to interrupt
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

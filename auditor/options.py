@@ -30,6 +30,7 @@ class Options:
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`. device: where it
     runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
     selection: those of their findings that are wanted. command: what the user called, for the report.
+    timeout: seconds that a plan may take to answer in the process that verifies it, half an hour unless given.
     """
 
     rules: tuple[Rule, ...]
@@ -42,6 +43,7 @@ class Options:
     gpu: str = "A100"
     mode: str = "inference"
     seed: int = 0
+    timeout: float | None = None
     selection: Selection = EVERYTHING
     progress: Progress | None = None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import config
 from ..errors import LoadError
-from . import answer, publish, verbs
+from . import answer, guard, publish, streams, verbs
 from .progress import reporter
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ LEVELS = ("info", "warning", "error")
 
 def audit(args: argparse.Namespace) -> int:
     """Audit a model. Raises: AuditorError."""
-    with reporter(args.quiet or args.dry_run) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with reporter(args.quiet or args.dry_run) as shown, redirect_stdout(sys.stderr), warnings.catch_warnings():
         if not args.debug:
             warnings.simplefilter("ignore")
+        progress = _told(shown)
         progress("load", args.target, 0, 0)
         known = _baseline(args.baseline)
         if args.out:
-            publish.check_directory(args.out)
+            publish.check(args.out, args.model_explorer)
         options = _options(args, progress)
         subject, directory = _loaded(args)
         if not args.dry_run:
@@ -44,15 +45,25 @@ def audit(args: argparse.Namespace) -> int:
         return _dry_run(options, subject, directory)
     fresh = _fresh(found, known)
     if args.format == "github":
-        print(answer.rendered(replace(found, findings=fresh), args.format), end="")
+        streams.say(answer.rendered(replace(found, findings=fresh), args.format))
         answer.append_summary(found)
     else:
-        print(answer.rendered(found, args.format), end="")
+        streams.say(answer.rendered(found, args.format))
     if args.format == "text":
-        print(answer.listing(files))
+        streams.say(answer.listing(files) + "\n")
         if known is not None:
-            print(f"Baseline {len(found.findings) - len(fresh)} findings known, {len(fresh)} new")
+            streams.say(f"Baseline {len(found.findings) - len(fresh)} findings known, {len(fresh)} new\n")
     return _exit_code((finding.severity for finding in fresh), args.fail_on)
+
+
+def _told(shown: Progress) -> Progress:
+    """Progress that is also heard by whoever watches this process."""
+
+    def progress(stage: str, detail: str, done: int, total: int) -> None:
+        guard.at(stage)
+        shown(stage, detail, done, total)
+
+    return progress
 
 
 def _baseline(file: Path | None) -> Record | None:
@@ -76,7 +87,7 @@ def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
 def _dry_run(options: Options, subject: Subject, directory: Path) -> int:
     from .dryrun import described
 
-    print(described(subject, directory, options), end="")
+    streams.say(described(subject, directory, options))
     return 0
 
 
@@ -94,6 +105,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         gpu=args.gpu,
         mode=args.mode,
         seed=args.seed,
+        timeout=args.timeout,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )
@@ -105,7 +117,8 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
 
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
-    publish.check_directory(directory)
+    publish.check(directory, args.model_explorer)
+    guard.writes_into(directory)
     for warning in cautions(subject):
         print(f"warning: {warning}", file=sys.stderr)
     return subject, directory

@@ -7,7 +7,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from . import publish
+from .. import folder
+from . import streams
 from .verbs import parser
 
 LEVELS = ("error", "warning", "info", "never")
@@ -36,16 +37,16 @@ def diff(args: argparse.Namespace) -> int:
     if args.html:
         from ..report import diff_html
 
-        publish.check_file(args.html)
-        publish.write_text(diff_html.render(found), args.html)
+        folder.check_file(args.html)
+        folder.write(args.html.parent, {args.html.name: diff_html.render(found)})
     if args.format == "json":
-        print(json.dumps({**dataclasses.asdict(found), "kept": found.kept}, indent=1))
+        streams.say(json.dumps({**dataclasses.asdict(found), "kept": found.kept}, indent=1) + "\n")
     else:
         from ..report import diff_terminal
         from ..report.page import looks
 
-        print(diff_terminal.render(found, looks()), end="")
-        print(f"Report   {args.html}\n" if args.html else "", end="")
+        streams.say(diff_terminal.render(found, looks()))
+        streams.say(f"Report   {args.html}\n" if args.html else "")
     if args.fail_on == "never":
         return 0
     return int(any(RISING.index(f.severity) >= RISING.index(args.fail_on) for f in found.new))

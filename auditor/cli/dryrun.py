@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..options import Options
 from ..records import Batch, Subject
+from .publish import FILES
 
 KINDS = {
     "spec": "audit_spec()",
@@ -18,7 +19,6 @@ KINDS = {
     "class": "the class {}",
     "instance": "the model named {}",
 }
-FILES = ("report.html", "plan.json", "patched_model.py", "findings.sarif")
 
 
 def described(subject: Subject, directory: Path, options: Options) -> str:

@@ -77,6 +77,7 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
     add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
+    verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
 

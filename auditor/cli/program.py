@@ -3,50 +3,102 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from ..errors import AuditorError
-from . import audit, completion, diff, options, snippet, verbs
+from ..errors import AuditorError, first_line
+from ..report.words import printable
+from . import audit, completion, diff, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted."""
+    """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
+
+    argv: the command's words where this process has other things to do; else it is this command's alone.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("audit", words)
     debug = "--debug" in words
-    try:
+    if argv is None:
+        streams.set_aside()
+
+    def command() -> int:
         make_parser, run = VERBS[verb]
         parser = make_parser()
+        _check_where()
         args = parser.parse_args((options.configured(parser) if verb == "audit" else []) + rest)
         args.command = f"{PROGRAM} {shlex.join(words)}"
+        if argv is None and verb in RUN_CODE:
+            return guard.watched(lambda: _answered(lambda: _own(run, args), debug), args.timeout)
+        return _own(run, args)
+
+    return _answered(command, debug)
+
+
+def _own(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """What the verb returns. Raises: AuditorError where the user's code would end the process instead."""
+    try:
         return int(run(args))
+    except SystemExit as left:
+        raise AuditorError(
+            f"the model's own code called sys.exit({'' if left.code is None else left.code}): nothing was written; have it raise "
+            "instead",
+            slug="process-ended",
+        ) from left
+
+
+def _check_where() -> None:
+    """Raises: AuditorError(slug="no-directory")."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise AuditorError(
+            f"the working directory is not there any more ({error.strerror}): change to one that is", "no-directory"
+        ) from error
+
+
+def _answered(command: Callable[[], int], debug: bool) -> int:
+    """The exit code of a command; what it raises is put in one line on stderr."""
+    try:
+        return command()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.abandon()
         return 0
-    except AuditorError as error:
-        return _failed(str(error), f"docs/errors.md#{error.slug} explains this", debug)
-    except Exception as error:  # whatever else breaks is ours to fix, and the user still gets one clear line
-        text = str(error).strip().split("\n")[0]
+    except Exception as error:
+        known = error if isinstance(error, AuditorError) else _short_of_memory(error)
+        if known is not None:
+            return _failed(str(known), f"docs/errors.md#{known.slug} explains this", debug)
+        text = str(error).strip().split("\n")[0]  # whatever else breaks is ours to fix
         return _failed(f"internal error, {type(error).__name__}: {text}", "please report it with --debug", debug)
+
+
+def _short_of_memory(error: Exception) -> AuditorError | None:
+    """What to say where memory ran out, in one of the ways that Python, the linker and torch have of saying so."""
+    said = str(error).lower()
+    words = ("can't allocate memory", "cannot allocate memory", "out of memory", "failed to map segment")
+    if not isinstance(error, MemoryError) and not any(word in said for word in words):
+        return None
+    return AuditorError(
+        f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs", slug="out-of-memory"
+    )
 
 
 def _failed(message: str, hint: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"error: {' '.join(message.split())}\nhint: {hint}", file=sys.stderr)
+    print(f"error: {printable(' '.join(message.split()))}\nhint: {hint}", file=sys.stderr)
     return 2
 
 
 def _complete(args: argparse.Namespace) -> int:
-    print(completion.script(args.shell, {name: make for name, (make, _) in VERBS.items()}), end="")
+    streams.say(completion.script(args.shell, {name: make for name, (make, _) in VERBS.items()}))
     return 0
 
 
@@ -59,3 +111,6 @@ VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse
     "diff": (diff.diff_parser, diff.diff),
     "completion": (completion.completion_parser, _complete),
 }
+
+RUN_CODE = ("audit", "apply")
+"""Verbs that run code of the user's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from . import streams
 from .verbs import parser
 
 
@@ -28,5 +29,5 @@ def snippet(args: argparse.Namespace) -> int:
     texts = (
         [written(args.plan_file, args.tool, args.plan)] if args.tool else snippets(args.plan_file, args.plan).values()
     )
-    print("\n\n".join(texts), end="")
+    streams.say("\n\n".join(texts))
     return 0

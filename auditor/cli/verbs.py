@@ -8,15 +8,17 @@ import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from .. import folder
 from ..errors import AuditorError
-from . import publish
+from . import guard, publish, streams
 
 if TYPE_CHECKING:
     from ..rulebook import Rule
 
 PROGRAM = "python -m auditor"
+PATCHED = "patched_model.py"
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,6 +27,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
         self.exit(2, f"error: {text}\nhint: `{self.prog} --help` lists the options\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help is an answer."""
+        if file is sys.stdout:
+            streams.say(message)
+        else:
+            super()._print_message(message, file)
 
 
 def parser(verb: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -45,6 +54,27 @@ def seed(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text[:12]) >= 2**32 or len(text) > 12:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 0 to {2**32 - 1}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A positive number."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number") from error
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no number of seconds")
+    return value
+
+
+def add_timeout(made: argparse.ArgumentParser) -> None:
+    """The option of verbs that run the user's code."""
+    made.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        help="give up where nothing has got on for so long; default: never",
+    )
 
 
 def rulebook(directory: Path | None) -> tuple[Rule, ...]:
@@ -69,7 +99,7 @@ def explain(args: argparse.Namespace) -> int:
     found = {rule.code: rule for rule in rulebook(args.rules)}
     if args.code.upper() not in found:
         raise AuditorError(f"no rule is called {args.code}: `{PROGRAM} rules` lists them", slug="no-rule")
-    print(in_words(found[args.code.upper()]), end="")
+    streams.say(in_words(found[args.code.upper()]))
     return 0
 
 
@@ -86,14 +116,14 @@ def rules(args: argparse.Namespace) -> int:
     if args.format == "md":
         from ..rulebook import reference
 
-        print(reference(found), end="")
+        streams.say(reference(found))
         return 0
     if args.format == "json":
         from ..rulebook import as_data
 
-        print(json.dumps([as_data(rule) for rule in found], indent=2))
+        streams.say(json.dumps([as_data(rule) for rule in found], indent=2) + "\n")
     else:
-        print("\n".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}" for rule in found))
+        streams.say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in found))
     return 0
 
 
@@ -106,6 +136,7 @@ def apply_parser() -> argparse.ArgumentParser:
     add("--inputs", metavar="I", help="as for an audit; the model is run once to see that it works")
     add("--weights", metavar="F", help="checkpoint, as for an audit")
     add("--out", metavar="DIR", type=Path, help="where the file goes, default audits/<name>")
+    add_timeout(made)
     add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     return made
 
@@ -117,18 +148,20 @@ def apply(args: argparse.Namespace) -> int:
 
     document, plans, chosen = read_plans(args.plan_file, args.plan)
     if args.out:
-        publish.check_directory(args.out)
+        folder.check_directory(args.out, (PATCHED,))
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         if not args.debug:
             warnings.simplefilter("ignore")
         subject = load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
         directory = args.out or publish.default_directory(subject.name)
-        publish.check_directory(directory)
+        folder.check_directory(directory, (PATCHED,))
+        guard.writes_into(directory)
+        guard.at("apply")
         text = patched_source(subject, document, plans, chosen, directory)
-    file = publish.write_text(text, directory / "patched_model.py")
+    (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
-    print(
-        f"Plan     {chosen}, {islands} scope{'s' * (islands != 1)} in FP32, not verified on this model: audit it for that"
+    streams.say(
+        f"Plan     {chosen}, {islands} scope{'s' * (islands != 1)} in FP32, not verified on this model: audit it for "
+        f"that\nPatched  {file}\n"
     )
-    print(f"Patched  {file}")
     return 0

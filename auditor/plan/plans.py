@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line
+from ..folder import own
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
 from ..patch.emit import emit
@@ -107,7 +108,9 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     if run:
         expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
         tick("running the patched model")
-        answers = _in_fresh_process(bench, run) if bench.subject.origin is not None else _in_this_process(bench, run)
+        said = "running the patched model"
+        fresh = bench.subject.origin is not None
+        answers = _in_fresh_process(bench, run, lambda: tick(said)) if fresh else _in_this_process(bench, run)
         found |= {name: _judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
     return {name: found[name] for name in plans}
 
@@ -129,16 +132,26 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     )
 
 
-def _in_fresh_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
+def _in_fresh_process(
+    bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
+) -> dict[str, Answers | str]:
     subject = bench.subject
     batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(bench.checks))
-    with unwound(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+    with unwound(), tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as directory:
         file = Path(directory, "patched_model.py")
         file.write_text(emit(subject.origin, parameters_of(subject), plans, None, file.parent), encoding="utf-8")
         gradients = bench.graded is not None
         try:
             return verify_emitted(
-                file, list(plans), batches, file.parent, seed=bench.seed, device=bench.device, gradients=gradients
+                file,
+                list(plans),
+                batches,
+                file.parent,
+                seed=bench.seed,
+                device=bench.device,
+                gradients=gradients,
+                timeout=bench.timeout,
+                waiting=waiting,
             )
         except NotHandedOver:
             return _in_this_process(bench, plans)

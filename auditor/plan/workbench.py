@@ -25,7 +25,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for.
+    are asked for. timeout: seconds for a plan to answer in a process of its own, where somebody said.
     """
 
     subject: Subject
@@ -39,6 +39,7 @@ class Workbench:
     seed: int
     gpu: str
     native: bool
+    timeout: float | None = None
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -104,6 +105,7 @@ def workbench(
         seed=options.seed,
         gpu=options.gpu,
         native=options.native,
+        timeout=options.timeout,
     )
 
 

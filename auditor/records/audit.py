@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from ..folder import check_directory, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Plan
@@ -115,8 +116,8 @@ class Audit:
 
         return to_document(self)
 
-    def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths.
+    def texts(self, directory: str | Path) -> dict[str, str]:
+        """What `save` writes into the directory: texts by the names of their files.
 
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
@@ -124,16 +125,22 @@ class Audit:
         from ..report.reporters import files
 
         reports = files(self)
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        texts = {
+        return {
             "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
-            "patched_model.py": emit(self.subject.origin, self.parameters, self.plans, self.recommended, folder),
+            "patched_model.py": emit(
+                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
+            ),
             **reports,
         }
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        return tuple(folder / name for name in texts)
+
+    def save(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths.
+
+        The files appear together, in place of older ones; all others in the directory stay.
+        Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.
+        """
+        check_directory(Path(directory), texts := self.texts(directory))
+        return write(Path(directory), texts)
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

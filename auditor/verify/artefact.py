@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,15 @@ def verify_emitted(
     seed: int = 0,
     device: str = "cpu",
     gradients: bool = True,
+    timeout: float | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> dict[str, Answers | str]:
     """What each plan of `patched_model.py` answers on each batch, or the one-line reason why it does not.
 
     One process imports the file by its path, as a user's script would, and runs the plans one after the other. Where it
     dies or hangs, the plan that it was at has failed, and another process goes on with the rest.
-    scratch: a folder that may go with this process, should it be killed. gradients: see `answers_of`.
+    scratch: a folder that may go with this process, should it be killed. gradients: see `answers_of`. timeout: seconds for
+    a plan to answer, TIMEOUT unless given. waiting: called every second.
     Raises: NotHandedOver where the inputs cannot be pickled, or read again.
     """
     job: dict[str, Any] = {
@@ -63,15 +66,17 @@ def verify_emitted(
     while left := [plan for plan in plans if plan not in found]:
         folder = scratch / f"process_{len(found)}"
         (folder / "cwd").mkdir(parents=True)
-        found |= _answered(folder, {**job, "plans": left}, left)
+        found |= _answered(folder, {**job, "plans": left}, left, timeout or TIMEOUT, waiting)
     return found
 
 
-def _answered(folder: Path, job: dict[str, Any], plans: Sequence[str]) -> dict[str, Answers | str]:
+def _answered(
+    folder: Path, job: dict[str, Any], plans: Sequence[str], timeout: float, waiting: Callable[[], None]
+) -> dict[str, Answers | str]:
     """What one process answers; the plan that it did not survive among that, or all where it did not get to them."""
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     files = [folder / f"{index}.pt" for index in range(len(plans))]
-    failure = _run(folder, files)
+    failure = _run(folder, files, timeout, waiting)
     if (folder / UNREAD).exists():
         raise NotHandedOver("the inputs cannot be read in another process")
     found = {plan: _read(file) for plan, file in zip(plans, files, strict=True) if file.exists()}
@@ -80,7 +85,7 @@ def _answered(folder: Path, job: dict[str, Any], plans: Sequence[str]) -> dict[s
     return found | dict.fromkeys(lost, failure)
 
 
-def _run(folder: Path, files: Sequence[Path]) -> str:
+def _run(folder: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
     """Run the process to its end; how that came, should it have left a plan without an answer."""
     command = [sys.executable, "-m", f"{__package__}.worker", str(folder)]
     with (folder / "stderr").open("wb") as stderr:
@@ -97,22 +102,25 @@ def _run(folder: Path, files: Sequence[Path]) -> str:
         except OSError as error:
             return f"the process that runs patched_model.py could not be started: {error}"
         try:
-            hung = not _ended(process, files)
+            hung = not _ended(process, files, timeout, waiting)
         finally:
             end(process)
     if hung:
-        return f"the process that ran it gave no answer within {TIMEOUT:.0f} seconds"
+        return f"the process that ran it gave no answer within {timeout:g} seconds"
     return _ending(process.returncode, folder / "stderr")
 
 
-def _ended(process: subprocess.Popen[bytes], files: Sequence[Path]) -> bool:
-    """Wait for the process; False as soon as it takes longer than `TIMEOUT` over one plan."""
+def _ended(
+    process: subprocess.Popen[bytes], files: Sequence[Path], timeout: float, waiting: Callable[[], None]
+) -> bool:
+    """Wait for the process; False as soon as it takes longer than `timeout` over one plan."""
     since, answered = time.monotonic(), 0
-    while time.monotonic() - since < TIMEOUT:
+    while time.monotonic() - since < timeout:
         try:
-            process.wait(min(1.0, TIMEOUT))
+            process.wait(min(1.0, timeout))
             return True
         except subprocess.TimeoutExpired:
+            waiting()
             count = sum(file.exists() for file in files)
             if count == len(files):  # what else goes on in there is nobody's concern
                 return True

@@ -34,9 +34,8 @@ class FakeAudit:
     def to_json(self) -> dict[str, int]:
         return {"format_version": 1}
 
-    def save(self, directory: Path) -> None:
-        for name in ("report.html", "plan.json", "patched_model.py", "findings.sarif"):
-            (directory / name).write_text("whole")
+    def texts(self, directory: Path) -> dict[str, str]:
+        return dict.fromkeys(("report.html", "plan.json", "patched_model.py", "findings.sarif"), "whole")
 
 
 class Stages:

@@ -1,4 +1,4 @@
-"""An audit's files appear together or not at all."""
+"""Where a command's files go: the default, what stands in their way, and that the text of each is made for that place."""
 
 from __future__ import annotations
 
@@ -6,59 +6,48 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli.publish import check_directory, default_directory, write, write_text
+from auditor.cli.publish import FILES, check, default_directory, write
 from auditor.errors import AuditorError
+from tests.unit.report.factory import make_audit
 
 
 class Saves:
-    def __init__(self, fails: bool = False) -> None:
-        self.fails = fails
-
-    def save(self, directory: Path) -> None:
-        (directory / "plan.json").write_text("new")
-        if self.fails:
-            raise RuntimeError("disk full")
-        (directory / "report.html").write_text("new")
+    def texts(self, directory: Path) -> dict[str, str]:
+        return {"plan.json": f"made for {directory.name}", "report.html": "new"}
 
 
-def test_own_files_are_replaced_and_others_kept(tmp_path):
-    target = tmp_path / "deep" / "audit"
-    target.mkdir(parents=True)
-    (target / "plan.json").write_text("old")
-    (target / "notes.txt").write_text("mine")
-    files = write(Saves(), target)
-    assert files == (target / "plan.json", target / "report.html")
-    assert {p.name: p.read_text() for p in target.iterdir()} == {
-        "plan.json": "new",
-        "report.html": "new",
-        "notes.txt": "mine",
-    }
+def test_texts_are_made_for_the_directory_they_go_to(tmp_path):
+    files = write(Saves(), tmp_path / "audit", {"model_explorer/graph.json": "{}"})
+    assert [str(file.relative_to(tmp_path / "audit")) for file in files] == [
+        "plan.json",
+        "report.html",
+        "model_explorer/graph.json",
+    ]
+    assert (tmp_path / "audit" / "plan.json").read_text() == "made for audit"
+    assert (tmp_path / "audit" / "model_explorer" / "graph.json").read_text() == "{}"
 
 
-def test_failure_leaves_the_old_files_and_nothing_else(tmp_path):
-    target = tmp_path / "audit"
-    target.mkdir()
-    (target / "plan.json").write_text("old")
-    with pytest.raises(RuntimeError):
-        write(Saves(fails=True), target)
-    assert [p.name for p in tmp_path.iterdir()] == ["audit"]
-    assert {p.name: p.read_text() for p in target.iterdir()} == {"plan.json": "old"}
+def test_the_files_asked_after_are_those_written(tmp_path):
+    assert set(make_audit(4).texts(tmp_path)) == set(FILES)
 
 
-def test_a_file_in_the_way_is_found_beforehand(tmp_path):
-    (tmp_path / "taken").touch()
-    check_directory(tmp_path / "free" / "deeper")
-    with pytest.raises(AuditorError, match="taken is a file"):
-        check_directory(tmp_path / "taken" / "inside")
-    assert not (tmp_path / "free").exists()
+@pytest.mark.parametrize("name", FILES)
+def test_a_users_own_directory_is_not_replaced(name, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").touch()
+    with pytest.raises(AuditorError, match=f"{name} is a directory") as caught:
+        check(tmp_path)
+    assert caught.value.slug == "bad-output"
+    with pytest.raises(AuditorError, match="cannot be written to"):
+        write(make_audit(4), tmp_path)
+    assert (tmp_path / name / "mine").exists()
 
 
-def test_one_file_is_replaced_whole(tmp_path):
-    file = tmp_path / "deep" / "patched_model.py"
-    assert write_text("old", file) == file
-    write_text("néw", file)
-    assert file.read_text(encoding="utf-8") == "néw"
-    assert list(file.parent.iterdir()) == [file]
+def test_a_file_where_the_explorers_files_go(tmp_path):
+    (tmp_path / "model_explorer").touch()
+    check(tmp_path)
+    with pytest.raises(AuditorError, match="model_explorer is a file"):
+        check(tmp_path, explorer=True)
 
 
 @pytest.mark.parametrize(

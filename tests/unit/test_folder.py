@@ -1,0 +1,222 @@
+"""Files appear together or not at all, wherever they are to go; what cannot be written is said beforehand."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from auditor import folder
+from auditor.errors import AuditorError
+from auditor.folder import check_directory, check_file, own, swept, write
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The one line that it is refused with."""
+    with pytest.raises(AuditorError) as caught:
+        action()
+    assert caught.value.slug == "bad-output"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_own_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "audit"
+    (target / "below").mkdir(parents=True)
+    (target / "plan.json").write_text("old")
+    (target / "notes.txt").write_text("mine")
+    (target / "below" / "mine").write_text("mine")
+    files = write(target, {"plan.json": "new", "below/graph.json": "n\u00e9w"})
+    assert files == (target / "plan.json", target / "below" / "graph.json")
+    assert contents(target) == {
+        "plan.json": "new",
+        "below/graph.json": "n\u00e9w",
+        "notes.txt": "mine",
+        "below/mine": "mine",
+    }
+    assert [path.name for path in target.parent.iterdir()] == ["audit"]
+
+
+def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "plan.json").write_text("old")
+    real = Path.write_text
+
+    def full(self: Path, text: str, **options: object) -> int:
+        if self.name == "report.html":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return real(self, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for name in ("old", "new/deeper"):
+        said = refusal(lambda name=name: write(tmp_path / name, {"plan.json": "new", "report.html": "new"}))
+        assert "No space left on device" in said
+        assert own() not in said  # the user knows nothing of drafts
+    assert contents(tmp_path) == {"old/plan.json": "old"}
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
+    check_directory(tmp_path / "free" / "deeper", ("plan.json",))
+    check_file(tmp_path / "free" / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_found_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken" / "inside"))
+    assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken"))
+    assert "is a directory" in refusal(lambda: check_file(tmp_path))
+
+
+def test_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for name, target in {"good": "real", "dangling": "nowhere", "one": "two", "two": "one"}.items():
+        (tmp_path / name).symlink_to(target)
+    check_directory(tmp_path / "good")
+    write(tmp_path / "good", {"plan.json": "new"})
+    assert contents(tmp_path / "real") == {"plan.json": "new"}
+    for name in ("dangling", "dangling/below", "one", "one/below"):
+        assert "is a link that leads nowhere" in refusal(lambda name=name: check_directory(tmp_path / name))
+        refusal(lambda name=name: write(tmp_path / name, {"plan.json": "new"}))
+
+
+def test_a_link_in_place_of_a_file_is_replaced_and_what_it_led_to_is_not(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "plan.json").symlink_to(tmp_path / "mine")
+    check_directory(tmp_path / "out", ("plan.json",))
+    write(tmp_path / "out", {"plan.json": "new"})
+    assert contents(tmp_path) == {"mine": "mine", "out/plan.json": "new"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\nb c", "d" * 200, os.fsdecode(b"\xff\xfe"), "x/../y/../z", "\u00e9\u202e"],
+    ids=["newline", "long", "bytes", "dots", "unicode"],
+)
+def test_names_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
+    check_directory(tmp_path / name, ("plan.json",))
+    write(tmp_path / name, {"plan.json": "new"})
+    assert (tmp_path / name / "plan.json").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["d" * 300, "dd/" * 2000, "a\0b"], ids=["long", "deep", "zero"])
+def test_names_that_it_does_not_take(name: str, tmp_path: Path) -> None:
+    assert len(refusal(lambda: write(tmp_path / name, {"plan.json": "new"}))) < 400
+    if "\0" not in name:  # no argument of a command holds one
+        refusal(lambda: check_directory(tmp_path / name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_has_no_utf8(tmp_path: Path) -> None:
+    write(tmp_path, {"plan.json": "name \udcff"})
+    assert (tmp_path / "plan.json").read_text() == "name \\udcff"
+
+
+@pytest.fixture
+def other_user(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this process may not write to."""
+    closed = tmp_path / "closed"
+    (closed / "open").mkdir(parents=True)
+    (closed / "open").chmod(0o777)
+    closed.chmod(0o555)
+    if os.geteuid():
+        yield closed
+        return
+    if not hasattr(os, "seteuid"):
+        pytest.skip("there are no users here")
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        if not above.stat().st_mode & 0o005 and above != Path("/tmp"):
+            above.chmod(above.stat().st_mode | 0o055)
+    os.seteuid(65534)
+    try:
+        yield closed
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_is_closed_and_an_open_one_inside_it(other_user: Path) -> None:
+    assert "Permission denied" in refusal(lambda: check_directory(other_user / "new"))
+    assert "Permission denied" in refusal(lambda: write(other_user / "new", {"plan.json": "new"}))
+    check_directory(other_user / "open", ("plan.json",))
+    write(other_user / "open", {"plan.json": "new"})
+    assert contents(other_user / "open") == {"plan.json": "new"}
+
+
+def test_a_disk_without_room_is_found_beforehand(tmp_path: Path, root: Path) -> None:
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom auditor.folder import check_directory, write\n"
+        "from auditor.errors import AuditorError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "for action in (lambda: check_directory(Path('out')), lambda: write(Path('out'), {'plan.json': 'x' * 2000})):\n"
+        "    try: action()\n    except AuditorError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout.splitlines()) == 2
+    assert all("File too large" in line for line in done.stdout.splitlines())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no other file system")
+def test_another_file_system(tmp_path: Path) -> None:
+    there = Path("/dev/shm") / tmp_path.name / f"{os.getpid()}"
+    try:
+        write(there, {"plan.json": "new"})
+        assert contents(there) == {"plan.json": "new"}
+    finally:
+        for entry in (*there.iterdir(), there, there.parent):
+            entry.unlink() if entry.is_file() else entry.rmdir()
+
+
+def test_two_at_once_leave_the_files_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits in the middle of its moves, so that without a lock they would mix for certain."""
+    names = [f"{number}.txt" for number in range(6)]
+    real, pause = Path.replace, threading.Event()
+
+    def slow(self: Path, target: Path) -> Path:
+        pause.wait(0.01)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", slow)
+    writers = [
+        threading.Thread(target=write, args=(tmp_path, dict.fromkeys(names, who))) for who in ("a", "b", "c", "d")
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = contents(tmp_path)
+    assert sorted(found) == names
+    assert len(set(found.values())) == 1
+
+
+def test_a_system_without_locks_writes_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    write(tmp_path, {"plan.json": "new"})
+    assert contents(tmp_path) == {"plan.json": "new"}
+
+
+def test_what_a_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / f"{own(7)}xyz" / "deep").mkdir(parents=True)
+    (tmp_path / f"{own(7)}file").touch()
+    (tmp_path / f"{own(77)}xyz").mkdir()
+    (tmp_path / "mine").touch()
+    swept(tmp_path, 7)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{own(77)}xyz", "mine"}
+    assert re.fullmatch(r"\.auditor-\d+-", own())
+    assert folder.own(7) != folder.own(77)
