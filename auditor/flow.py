@@ -10,6 +10,7 @@ from .judge.findings import confronted, silenced
 from .judge.verdicts import judge
 from .load import in_eval
 from .load.placement import placed
+from .load.stored import raised
 from .measure.calibrate import calibrate
 from .measure.regions import run_regions
 from .options import Options
@@ -32,7 +33,7 @@ def run(subject: Subject, options: Options) -> Audit:
     Raises: AuditorError (its slug names the condition).
     """
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
-    with untouched(seed), in_eval(subject.model):
+    with untouched(seed), in_eval(subject.model), raised(subject):
         subject = placed(subject, options.native)
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from auditor import apply
 from auditor.api import audit as audit_model
-from auditor.errors import LoadError
 from auditor.formats.metrics import output_error
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
@@ -188,9 +187,3 @@ def test_training_mode_is_put_back_and_running_statistics_with_it() -> None:
     assert subject.model.training
     assert subject.model.norm.num_batches_tracked == 0
     assert not nodes_of("NormalisesBatches", "dropout")
-
-
-def test_half_model_is_refused_with_the_way_out() -> None:
-    with pytest.raises(LoadError, match=r"stored in float16: pass it as FP32 \(model\.float\(\)\)") as caught:
-        audit_model(nn.Linear(4, 4).half(), torch.randn(2, 4).half(), device="cpu")
-    assert caught.value.slug == "low-precision-model"

@@ -54,4 +54,6 @@ def _record(name: str, found: Any) -> Plan:
         predicted_error=found.predicted_error,
         low_precision_flops=found.low_precision_flops,
         predicted_speedup=found.predicted_speedup,
+        raised=found.raised,
+        stored_low=found.stored_low,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError
 from ..records import Batch, Origin, Subject
@@ -22,6 +22,7 @@ from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, user_code
 from .state import in_eval
+from .stored import in_fp32, settled
 from .target import Target, import_target, parse
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
@@ -46,7 +47,7 @@ def load(
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     with user_code(parsed.folders, seed, script):
-        return check(_load(parsed, inputs, weights, seed, objective))
+        return settled(_load(parsed, inputs, weights, seed, objective), check)
 
 
 def from_object(
@@ -65,8 +66,7 @@ def from_object(
     target = f"{kind.__module__}:{kind.__qualname__}"
     subject = Subject(model, batches, name or kind.__name__, target, "example_inputs", "the model in hand")
     _reject_unfit(model)
-    _reject_low_precision(model)
-    return check(subject)
+    return settled(subject, check)
 
 
 def check(subject: Subject) -> Subject:
@@ -109,14 +109,10 @@ def _load(
     model, notes = found.model, []
     _reject_unfit(model)
     if weights_text:
-        weights.load_into(model, Path(weights_text))
+        notes += weights.load_into(model, Path(weights_text))
     model.eval()
-    if low := _foreign_dtypes(model):
-        model.float()
-        notes.append(f"the model is stored in {', '.join(low)}: it is audited as FP32")
-    given, held_out = _find_inputs(module, target, found, inputs_text, seed)
-    if low:
-        given, held_out = replace(given, batches=_as_fp32(given.batches)), _as_fp32(held_out)
+    with in_fp32(model):
+        given, held_out = _find_inputs(module, target, found, inputs_text, seed)
     _materialise(model, given.batches[0])
     kind = found.origin.kind if found.origin else ""
     restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
@@ -178,24 +174,6 @@ def _reject_unfit(model: nn.Module) -> None:
             raise LoadError(
                 f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
             )
-
-
-def _reject_low_precision(model: nn.Module) -> None:
-    if low := _foreign_dtypes(model):
-        raise LoadError(
-            f"the model is stored in {', '.join(low)}: pass it as FP32 (model.float())", "low-precision-model"
-        )
-
-
-def _foreign_dtypes(model: nn.Module) -> list[str]:
-    """Floating dtypes of the parameters other than FP32, by name."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
-    return sorted(str(kind).removeprefix("torch.") for kind in kinds)
-
-
-def _as_fp32(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    converted: tuple[Batch, ...] = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, batches)
-    return converted
 
 
 def _materialise(model: nn.Module, batch: Batch) -> None:

@@ -79,8 +79,8 @@ def _noted(function: Callable[..., Any], restores: bool = False) -> Callable[...
     return wrapper
 
 
-def load_into(model: nn.Module, path: Path) -> None:
-    """Loads the checkpoint at `path` into `model`; tied weights may be stored once.
+def load_into(model: nn.Module, path: Path) -> list[str]:
+    """Loads the checkpoint at `path` into `model`; tied weights may be stored once. What there is to say of its dtypes.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
@@ -99,6 +99,24 @@ def load_into(model: nn.Module, path: Path) -> None:
             f"{path.name} does not fit the model: {' and '.join(parts)}; give the checkpoint of this very model",
             slug="weights-mismatch",
         )
+    return _rounding_notes(state, model, path.name)
+
+
+def _rounding_notes(state: Mapping[str, Tensor], model: nn.Module, file: str) -> list[str]:
+    """Weights that a model holds in another floating dtype than its checkpoint."""
+    own, found = model.state_dict(), dict[tuple[torch.dtype, torch.dtype], None]()
+    for name, value in state.items():
+        if value.is_floating_point() and name in own and own[name].dtype is not value.dtype:
+            found[value.dtype, own[name].dtype] = None
+    return [
+        f"{file} holds weights in {_name(given)}, and the model in {_name(held)}: "
+        + ("their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it")
+        for given, held in found
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

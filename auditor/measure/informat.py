@@ -11,6 +11,7 @@ from torch import fx
 
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
+from ..formats.table import format_of
 from ..ops.nodes import op_of, tensors_of, viewed
 from ..records import Capture, NodeError
 from .causes import cause_of
@@ -141,12 +142,14 @@ def is_float(x: torch.Tensor) -> bool:
 
 
 def as_real(x: torch.Tensor) -> torch.Tensor:
-    """Its entries as real numbers; of a sparse tensor, those that it holds."""
+    """Its entries as real numbers that torch computes with; of a sparse tensor, those that it holds."""
     if x.layout is torch.sparse_coo:
         x = x.coalesce().values()
     elif x.layout is not torch.strided:
         x = x.values()
-    return torch.view_as_real(x) if x.is_complex() else x
+    if x.is_complex():
+        return torch.view_as_real(x)
+    return x.float() if format_of(x.dtype) is None else x  # FP8
 
 
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:

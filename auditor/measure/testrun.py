@@ -120,7 +120,7 @@ def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], results:
     """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
     own, rounding = [0.0], [0.0]
     for (exact, low), result in zip(pairs, results, strict=True):
-        wide = torch.promote_types(exact.dtype, torch.float64)
+        wide = torch.complex128 if exact.is_complex() else torch.float64
         own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
         rounding.append(float(torch.linalg.vector_norm(like(exact, result).to(wide) - exact.to(wide))))
     return math.hypot(*own), math.hypot(*rounding)

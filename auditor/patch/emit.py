@@ -13,6 +13,7 @@ from typing import Any
 from .. import strategies
 from ..formats.table import label, runs
 from ..records import Origin, Plan, ScopeChoice
+from ..state import half
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
 from ..strategies.runtime import Runtime
@@ -106,7 +107,9 @@ def emit(
         _BUILD if runnable else _BUILD.replace(_CHOOSE, _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(source, "PREFIXES = "),
-        "\n\n# How a scope runs.\n\n",
+        "\n\n# What is stored low, and how a scope runs.\n\n",
+        _text_from(half, "LOW = "),
+        "\n\n",
         _text_from(strategies_runtime, "DTYPES = "),
         _runtimes({plan.strategy for plan in runnable.values()}),
         _text_from(runtime, "FUSING = "),
@@ -142,6 +145,9 @@ def _tables(plans: Mapping[str, Plan]) -> str:
         lines.append(f"    {name!r}: {{")
         for key in ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup"):
             lines.append(f"        {key!r}: {_readable(getattr(plan, key))!r},")
+        if plan.raised != "none":
+            lines.append(f"        'raised': {plan.raised!r},")
+            lines.append(f"        'stored_low': {dict(plan.stored_low)!r},")
         lines.append("        'scopes': {")
         for path, choice in plan.scopes.items():
             lines.extend(_scope_lines(path, _scope(choice)))

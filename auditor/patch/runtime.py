@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..state.half import LOW, raise_in_place, stored_low
 from ..strategies import strategy_of
 from ..strategies.runtime import DTYPES, Runtime, convert
 
@@ -25,6 +26,8 @@ FUSING = {
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """A wrapped `forward`. It is bound by functools.partial, which pickles, deep-copies, exports and compiles."""
+    if how["raises"]:
+        args, kwargs = convert((args, kwargs), torch.float32)
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 
 
@@ -63,14 +66,21 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Make `model` follow `plan`, in place: its weights stored, its scopes wrapped, as the strategy does it.
 
     Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one.
+    Where the audited model was stored in FP16 or BF16, the plan says so: what it does not store low is raised to FP32,
+    under autocast all of it, at twice the memory; so are the inputs of a call.
     Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more; the
     model is then as it was before.
     """
-    scopes, runtime = plan["scopes"], runtime_of(plan["strategy"])
+    scopes, runtime, raised = plan["scopes"], runtime_of(plan["strategy"]), plan.get("raised", "none")
     names = names_of_modules(model)
     refuse_other_model({path for paths in names.values() for path in paths}, scopes)
     stored = runtime.stored(model, scopes)
-    refuse_lost_weights(model, stored)
+    refuse_lost_weights(model, stored, plan.get("stored_low") or {})
+    low = {id(x): x for x in stored_low(model, attributes=raised == "attributes")}
+    if raised == "kept":
+        stored = {key: precision for key, precision in stored.items() if key not in low}
+    elif raised in ("weights", "attributes"):
+        raise_in_place([x for key, x in low.items() if stored.get(key, "fp32") == "fp32"])
     for module in names:
         if is_wrapped(module):
             unwrap(module)
@@ -78,7 +88,9 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for module, paths in names.items():
         choice = runtime.wrapping(module, paths, scopes, stored)
         if choice is not None:
-            scope = functools.partial(run_scope, module, module.__dict__.get("forward"), {"runtime": runtime, **choice})
+            raises = "" in paths and not stored and raised not in ("none", "kept")
+            how = {"runtime": runtime, "raises": raises, **choice}
+            scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
             module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
     call_modules(model)
     return model
@@ -101,10 +113,18 @@ def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
     return names
 
 
-def refuse_lost_weights(model: nn.Module, stored: dict[int, str]) -> None:
-    """What rounding took from a weight cannot be brought back by a plan that wants it in FP32."""
+def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
+    """What rounding took from a weight cannot be brought back by a plan that wants it in FP32.
+
+    audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
+    """
+    found = dict.fromkeys(LOW, 0)
+    for parameter in model.parameters():
+        if parameter.dtype in LOW:
+            found[parameter.dtype] += parameter.numel()
+    lost = [dtype for dtype, count in found.items() if count > audited.get(str(dtype).removeprefix("torch."), 0)]
     for name, parameter in model.named_parameters():
-        if parameter.dtype in (torch.float16, torch.bfloat16) and stored.get(id(parameter), "fp32") == "fp32":
+        if parameter.dtype in lost and stored.get(id(parameter), "fp32") == "fp32":
             raise ValueError(
                 f"{name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
             )

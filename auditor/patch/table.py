@@ -8,9 +8,10 @@ from ..records import Plan
 
 
 def plan_table(plan: Plan) -> dict[str, Any]:
-    """`strategy`, `format` and `scopes` of a Plan record, as plan.json and `patched_model.py` hold them."""
+    """What applying a Plan record takes, as plan.json and `patched_model.py` hold it."""
     scopes = {
         path: {"precision": choice.precision, "because": list(choice.because), "output": choice.output}
         for path, choice in plan.scopes.items()
     }
-    return {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
+    stored = {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
+    return {"strategy": plan.strategy, "format": plan.format, **stored, "scopes": scopes}

@@ -94,6 +94,8 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findi
         low_precision_flops=chosen.low_flops,
         predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
         note=_unfit(problem),
+        raised=problem.raised,
+        stored_low=problem.stored_low,
         target=problem.device,
         memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen)), problem.format),
         fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..formats.table import FORMATS
@@ -24,7 +24,8 @@ ISLAND_SHARE = 0.003
 class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
-    contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml.
+    contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml; raised,
+    stored_low: see Subject.
     """
 
     capture: Capture
@@ -34,6 +35,8 @@ class Problem:
     strategy: str
     format: str
     device: str
+    raised: str = "none"
+    stored_low: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

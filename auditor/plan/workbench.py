@@ -79,7 +79,8 @@ class Workbench:
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from."""
-        return Problem(self.capture, self.costs, self.contributions[fmt], self.verdicts[fmt], strategy, fmt, self.gpu)
+        measured, stored = (self.contributions[fmt], self.verdicts[fmt]), (self.subject.raised, self.subject.stored_low)
+        return Problem(self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored)
 
 
 def workbench(

@@ -48,7 +48,11 @@ class Objective:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the inputs it is audited on, and where both came from."""
+    """A model, the inputs it is audited on, and where both came from.
+
+    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
+    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}.
+    """
 
     model: nn.Module
     batches: tuple[Batch, ...]
@@ -62,6 +66,8 @@ class Subject:
     random_weights: bool = False
     warnings: tuple[str, ...] = ()
     objective: Objective | None = None
+    raised: str = "none"
+    stored_low: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from .written import Inlined, Written
+
+RAISED = ("none", "inputs", "weights", "attributes", "kept")
+"""What becomes of that which an audited model stores, or is given, in FP16 or BF16."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,26 @@ class Plan:
         Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from"),
     ] = ()
     note: str = ""
+    raised: Annotated[
+        str,
+        Written(
+            "what is raised to FP32 where the plan does not store it low, since the audited model came with it in FP16 or "
+            "BF16: `none`; `inputs`; `weights`: parameters and buffers too; `attributes`: also tensors that modules hold "
+            "without registering them; `kept`: nothing, since the forward casts to what it is stored in",
+            choices=RAISED,
+            before="pareto",
+            later=True,
+        ),
+    ] = "none"
+    stored_low: Annotated[
+        Mapping[str, int],
+        Written(
+            "how many numbers of the audited model's parameters were stored in FP16 or BF16, by torch's name of the dtype; "
+            "`apply` refuses a model with more, unless it stays low",
+            before="pareto",
+            later=True,
+        ),
+    ] = field(default_factory=dict)
     target: Annotated[
         str | None,
         Written("the GPU that `predicted_speedup` is for; `null` where it is not known", before="pareto"),

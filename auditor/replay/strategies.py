@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..formats.table import is_low
+from ..ops.nodes import dtype
 from ..paths import nearest
 from ..records import Capture, ScopeChoice
 from ..strategies import strategy_of
@@ -36,9 +38,9 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
 
 def _stored(capture: Capture, how: Strategy, precision_of: Callable[[str], str], format: str) -> dict[str, str]:
     """Precision of every placeholder that the strategy stores: FP32 as soon as one of the scopes with a say is."""
-    deciding, found = deciders_of(capture), {}
+    deciding, found, kept = deciders_of(capture), {}, _kept(capture)
     for placeholder in capture.placeholders:
-        if placeholder.kind not in how.stores:
+        if placeholder.kind not in how.stores or placeholder.name in kept:
             continue
         if placeholder.kind == "input":
             found[placeholder.name] = precision_of("")
@@ -47,6 +49,13 @@ def _stored(capture: Capture, how: Strategy, precision_of: Callable[[str], str],
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             found[placeholder.name] = format if low else "fp32"
     return found
+
+
+def _kept(capture: Capture) -> set[str]:
+    """Parameters and buffers that were low when the model was recorded: the author's own, which no plan converts."""
+    state = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
+    nodes = [node for node in capture.graph_module.graph.nodes if node.op == "placeholder" and node.name in state]
+    return {node.name for node in nodes if (held := dtype(node)) is not None and is_low(held)}
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:

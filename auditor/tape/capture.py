@@ -23,6 +23,9 @@ from .record import record
 AGREEMENT = 1e-6
 """Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
 
+DOUBLE = ("float64", "complex128")
+"""Dtypes that no plan touches, by their names on a node."""
+
 _PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
 
 
@@ -48,6 +51,12 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
         raise CaptureError(
             f"{subject.name} has no floating-point operation, so there is no precision to audit. "
             "Pass a model that computes on floating-point tensors.",
+            slug="nothing-to-audit",
+        )
+    if all(node.dtype in DOUBLE for node in recorded.nodes.values() if node.floating):
+        raise CaptureError(
+            f"{subject.name} computes in FP64 alone, which is kept as it is. Pass model.float(), and inputs in FP32, to see "
+            "what lower precision does to it.",
             slug="nothing-to-audit",
         )
     _check(recorded, subject, batch, answer)

@@ -16,6 +16,7 @@ from ..errors import LoadError
 from ..load.inputs import as_batches, forward_parameters
 from ..load.sandbox import blame
 from ..load.state import in_eval
+from ..load.stored import raised
 from ..load.subject import from_object
 from ..records import Batch, Objective, Subject
 from ..runs.step import TrainingStep, step_batches
@@ -66,7 +67,7 @@ def checked(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with unchanged(step, batch), in_training(subject.model), torch.enable_grad():
+        with raised(subject), unchanged(step, batch), in_training(subject.model), torch.enable_grad():
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:

@@ -19,10 +19,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], tuple[nn.Module, Call]]
 
 
-def held(build: Build, *, some_plan_verified: bool = True, **options: Any) -> Audit:
+def held(build: Build, *, some_plan_verified: bool = True, reference: Build | None = None, **options: Any) -> Audit:
     """The audit of what `build()` makes, once its promises were kept.
 
-    build: makes the same model and call every time, so that nothing here needs `copy.deepcopy` of either.
+    build: makes the same model and call every time, so that nothing here needs `copy.deepcopy` of either. reference:
+    makes what plans are to be compared with, where that is not the model itself.
     Promises: the model's tensors and the inputs are bit for bit what they were; each verified plan, applied to another
     model of `build()` and called as its user calls it, errs by what the plan states.
     """
@@ -32,7 +33,7 @@ def held(build: Build, *, some_plan_verified: bool = True, **options: Any) -> Au
         assert_same(tensors_of(model), tensors_of(untouched))
         assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in untouched.parameters()]
         assert_same(tensors_in((args, kwargs)), tensors_in(call))
-        expected = answer(untouched, call)
+        expected = answer(*(reference or build)())
         verified = {name: plan for name, plan in audit.plans.items() if plan.verified}
         assert verified or not some_plan_verified, {name: plan.failure for name, plan in audit.plans.items()}
         for name, plan in verified.items():
@@ -40,6 +41,20 @@ def held(build: Build, *, some_plan_verified: bool = True, **options: Any) -> Au
             found = answer(auditor.apply(another, audit, name), call, around=lambda: as_on("cpu"))
             assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6, abs=1e-12), name
     return audit
+
+
+def raised(build: Build) -> Build:
+    """The same model and call with every FP16 and BF16 tensor in FP32."""
+
+    def in_fp32() -> tuple[nn.Module, Call]:
+        model, call = build()
+        return model._apply(_wide), torch.utils._pytree.tree_map_only(Tensor, _wide, call)
+
+    return in_fp32
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:

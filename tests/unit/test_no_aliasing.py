@@ -31,6 +31,7 @@ from auditor.replay.step import bind_step, run_step
 from auditor.runs.answer import copied
 from auditor.runs.step import step_batches
 from auditor.state.draws import in_float32
+from auditor.state.half import raise_in_place
 from auditor.tape.record import record
 from auditor.tape.step import capture_step
 from auditor.tape.twins import COPY
@@ -40,6 +41,7 @@ from tests.subjects import capture_of, normal, seeded
 PACKAGE = Path(auditor.__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = ("fp16", "bf16")
+LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
@@ -164,11 +166,20 @@ def rewritten(dtype: torch.dtype) -> None:
         COPY(target, source)
 
 
+def raised(dtype: torch.dtype) -> None:
+    together = normal(8).to(dtype)
+    parts = [together[:3], together[3:]]
+    with unchanged(together):
+        raise_in_place(parts)
+        assert dtype not in LOW_DTYPES or parts[0].untyped_storage().data_ptr() != together.untyped_storage().data_ptr()
+
+
 Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
     "state/draws.py:in_float32": ("copy_", drawn),
+    "state/half.py:raise_in_place": ("set_", raised),
     "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),

@@ -11,6 +11,7 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.load import cautions, load
+from auditor.load.stored import raised
 
 NET = """
 class Net(nn.Module):
@@ -167,7 +168,9 @@ def test_watching_leaves_the_loaders_as_they_were(write):
 
 def test_half_precision_model_is_audited_as_fp32(write):
     subject = load(write(NET + "def get_model(): return Net().half()\n"))
-    assert {p.dtype for p in subject.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in subject.model.parameters()} == {torch.float16}
+    with raised(subject):
+        assert {p.dtype for p in subject.model.parameters()} == {torch.float32}
     assert any("float16" in warning for warning in cautions(subject))
 
 

@@ -1,0 +1,37 @@
+"""What a model stores in FP16 and BF16, raised in place. Everything from LOW on is copied into every `patched_model.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+LOW = (torch.float16, torch.bfloat16)
+OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every module
+
+
+def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
+    """Parameters and buffers in FP16 or BF16, each once; attributes: also what modules hold without registering it."""
+    held: list[Any] = [*model.parameters(), *model.buffers()]
+    if attributes:
+        named = [item for module in model.modules() for item in vars(module).items()]
+        held += pytree.tree_leaves([value for name, value in named if name not in OWN])
+    tensors = {id(x): x for x in held if type(x) in (torch.Tensor, nn.Parameter)}
+    return [x for x in tensors.values() if x.dtype in LOW and x.layout is torch.strided]
+
+
+def raise_in_place(tensors: list[torch.Tensor]) -> None:
+    """Hold FP16 and BF16 tensors in FP32: the same objects and values; what lay on one storage does so again."""
+    together: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+    for x in (x for x in tensors if x.dtype in LOW):
+        together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)
+    for sharing in together.values():
+        first = sharing[0]
+        if len(sharing) == 1:
+            first.data = first.data.float()
+            continue
+        whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage()).float()
+        for x in sharing:
+            x.data = whole.as_strided(x.shape, x.stride(), x.storage_offset())

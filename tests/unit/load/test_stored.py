@@ -1,0 +1,136 @@
+"""A model stored in FP16 or BF16, raised for as long as it is audited: what is raised, and that it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.errors import LoadError
+from auditor.load import from_object
+from auditor.load.stored import in_fp32, raised
+from auditor.records import Subject
+
+BF16 = torch.bfloat16
+
+
+class Runs(nn.Module):
+    """A forward that is given."""
+
+    def __init__(self, forward: Callable[..., Any], **members: Any) -> None:
+        super().__init__()
+        self.run = forward
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, *args: Any) -> Any:
+        return self.run(self, *args)
+
+
+def hard(model: Runs, x: Tensor) -> Tensor:
+    """Casts to BF16, whatever the weights are stored in."""
+    return model.low(x.bfloat16()).float()
+
+
+def follows(model: Runs, x: Tensor) -> Tensor:
+    return model.low(x.to(model.low.weight.dtype))
+
+
+def looks_up(model: Runs, x: Tensor) -> Tensor:
+    """Multiplies with a table that is no buffer."""
+    return model.low(x @ model.tables[0])
+
+
+def low() -> nn.Linear:
+    return nn.Linear(4, 4).bfloat16()
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, str]] = {
+    "nothing is low": (lambda: nn.Linear(4, 4), torch.float32, "none"),
+    "FP64 is not": (lambda: nn.Linear(4, 4).double(), torch.float64, "none"),
+    "its inputs are, and it casts them": (lambda: Runs(lambda m, x: m.a(x.float()), a=nn.Linear(4, 4)), BF16, "none"),
+    "its inputs are, and it does not": (lambda: nn.Linear(4, 4), BF16, "inputs"),
+    "all of it": (low, BF16, "weights"),
+    "a part": (
+        lambda: Runs(lambda m, x: m.last(follows(m, x).float()), low=low(), last=nn.Linear(4, 4)),
+        BF16,
+        "weights",
+    ),
+    "a buffer": (lambda: Runs(lambda m, x: m.norm(x), norm=nn.BatchNorm1d(4).half().float()), torch.float32, "none"),
+    "tables beside it": (lambda: Runs(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)]), BF16, "attributes"),
+    "a part that it casts to": (
+        lambda: Runs(lambda m, x: m.last(hard(m, x)), low=low(), last=nn.Linear(4, 4)),
+        BF16,
+        "kept",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_raised(case: str) -> None:
+    build, dtype, expected = CASES[case]
+    model, x = build(), torch.ones(2, 4, dtype=dtype)
+    found = from_object(model, x)
+    assert found.raised == expected
+    assert (found.batches[0][0][0].dtype is torch.float32) == (
+        dtype is torch.float32 or expected not in ("none", "kept")
+    )
+    assert len(found.warnings) == (expected != "none")
+    with raised(found):
+        model.eval()(*found.batches[0][0])
+
+
+def test_what_was_low_comes_back_on_its_own_memory() -> None:
+    model = Runs(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)])
+    model.low.weight.grad = torch.ones(4, 4, dtype=BF16)
+    tensors = [model.low.weight, model.low.bias, model.tables[0], model.low.weight.grad]
+    memory = [(id(x), x.data_ptr(), x.dtype, x.clone()) for x in tensors]
+    with in_fp32(model, "attributes"):
+        assert model.low.weight.dtype is model.tables[0].dtype is torch.float32
+        model(torch.ones(2, 4)).sum().backward()
+    now = [model.low.weight, model.low.bias, model.tables[0], model.low.weight.grad]
+    for x, (identity, place, dtype, value) in zip(now, memory, strict=True):
+        assert (id(x), x.data_ptr(), x.dtype) == (identity, place, dtype)
+        assert torch.equal(x, value)
+    assert model.low.bias.grad is None
+
+
+def test_parameters_are_counted_by_dtype() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4), nn.Linear(4, 2).half())
+    model.forward = lambda x: model[2](model[1](model[0](x).float()).to(model[2].weight.dtype))  # type: ignore[method-assign]
+    found = from_object(model, torch.ones(2, 4, dtype=BF16))
+    assert found.stored_low == {"bfloat16": 20, "float16": 10}
+
+
+def test_the_note_says_what_it_costs() -> None:
+    whole = from_object(nn.Linear(512, 1024).bfloat16(), torch.ones(2, 512, dtype=BF16))
+    assert "the model is stored in bfloat16" in whole.warnings[0]
+    assert "(2 MiB more)" in whole.warnings[0]  # 4 bytes of 512 * 1024 + 1024 numbers
+    part = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4).half())
+    part.forward = lambda x: part[1](part[0](x).to(part[1].weight.dtype))  # type: ignore[method-assign]
+    assert "the model is partly stored in float16" in from_object(part, torch.ones(2, 4)).warnings[0]
+
+
+def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
+    with pytest.raises(LoadError, match="casts to it by itself") as caught:
+        from_object(Runs(hard, low=low()), torch.ones(2, 4))
+    assert caught.value.slug == "low-precision-model"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_forward_that_never_runs_is_told_of_the_inputs_it_was_given() -> None:
+    with pytest.raises(LoadError, match="on inputs") as caught:
+        from_object(low(), torch.ones(2, 5, dtype=BF16))
+    assert caught.value.slug == "forward-raises"
+
+
+def test_nothing_is_copied_where_nothing_is_low() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    subject: Subject = from_object(model, x)
+    place = model.weight.data_ptr()
+    assert subject.batches[0][0][0] is x
+    with raised(subject):
+        assert model.weight.data_ptr() == place
