@@ -20,6 +20,7 @@ from .plan.plans import as_run, plans_of, recommend
 from .plan.units import in_unit_of
 from .plan.workbench import workbench
 from .records import Audit, Subject
+from .recursion import deep
 from .replay.depth import plan_errors
 from .stages import Stages
 from .state.process import untouched
@@ -33,7 +34,7 @@ def run(subject: Subject, options: Options) -> Audit:
     Raises: AuditorError (its slug names the condition).
     """
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
-    with untouched(seed), in_eval(subject.model), raised(subject):
+    with deep(), untouched(seed), in_eval(subject.model), raised(subject):
         subject = placed(subject, options.native)
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)

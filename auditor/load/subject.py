@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError
 from ..records import Batch, Origin, Subject
+from ..recursion import deep
 from ..runs.answer import answer
 from ..state.draws import reseed
 from . import files, hubs, inputs, weights
@@ -75,7 +76,7 @@ def check(subject: Subject) -> Subject:
     Raises: LoadError(slug="nan-weights" | "forward-raises" | "nan-output" | "no-floating-point").
     """
     weights.reject_non_finite(subject.model)
-    with in_eval(subject.model):
+    with deep(), in_eval(subject.model):
         outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
         leaves = [leaf for output in outputs for leaf in output]
         if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in leaves):

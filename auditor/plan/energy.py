@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import networkx as nx
+
+from .mincut import sink_side
 
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
 
 SWEEP = 32
 SPAN = 1e10
-_LOW, _HIGH = "low", "high"
+_LOW, _HIGH = (True,), (False,)
+"""The ends of the network: no names of modules."""
 
 
 @dataclass
@@ -37,8 +42,12 @@ class Energy:
 
     def tied_to(self, owner: str) -> set[str]:
         """Owners that must agree with this one."""
-        graph = nx.Graph(list(self.tied))
-        return set(nx.node_connected_component(graph, owner)) if owner in graph else set()
+        return self._groups.get(owner, set())
+
+    @cached_property
+    def _groups(self) -> dict[str, set[str]]:
+        groups = nx.connected_components(nx.Graph(list(self.tied)))
+        return {owner: group for group in groups for owner in group}
 
     def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
         """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.
@@ -66,43 +75,33 @@ class Energy:
 
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
-        total = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
-        graph = _Capacities(total)
+        unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
+        arcs = ((tail, head, _whole((time + multiplier * error) / unit)) for tail, head, time, error in self._arcs)
+        return {node for node in sink_side(arcs, _LOW, _HIGH) if isinstance(node, str)}
+
+    @cached_property
+    def _arcs(self) -> list[tuple[Hashable, Hashable, float, float]]:
+        """(tail, head, seconds, squared error) of every arc of the network whose cut is the choice: what it costs to
+        have the tail low and the head FP32."""
+        found: list[tuple[Hashable, Hashable, float, float]] = []
         for owner, (low, high, error) in self.scopes.items():
-            graph.add(("scope", owner), _HIGH, low + multiplier * error)  # paid where the scope is low
-            graph.add(_LOW, ("scope", owner), high)
+            found += [(owner, _HIGH, low, error), (_LOW, owner, high, 0.0)]
         for (producer, consumer), (error, elapsed) in self.pairs.items():
-            graph.add(("scope", consumer), ("scope", producer), elapsed + multiplier * error)  # FP32 into low: rounds
-            graph.add(("scope", producer), ("scope", consumer), elapsed)
+            found += [(consumer, producer, elapsed, error), (producer, consumer, elapsed, 0.0)]  # FP32 into low: rounds
         for owner, above in self.tree.items():
-            graph.add_both(("scope", owner), ("scope", above), self.island)
+            found += [(owner, above, self.island, 0.0), (above, owner, self.island, 0.0)]
             if owner in self.shielded:
-                graph.add(("scope", owner), ("scope", above), float("inf"))
+                found.append((owner, above, math.inf, 0.0))
         for a, b in self.tied:
-            graph.add_both(("scope", a), ("scope", b), float("inf"))
-        for owner, holder in self.held:
-            graph.add(("scope", owner), ("scope", holder), float("inf"))
-        _, (_, high_side) = nx.minimum_cut(graph.graph, _LOW, _HIGH)
-        return {node[1] for node in high_side if isinstance(node, tuple)}
+            found += [(a, b, math.inf, 0.0), (b, a, math.inf, 0.0)]
+        return found + [(owner, holder, math.inf, 0.0) for owner, holder in self.held]
+
+
+def _whole(share: float) -> int:
+    """Billionths of a billionth: integers make the cut exact, and unique. Prohibitions are large, not infinite, so that
+    a cut always exists."""
+    return round(min(share, 1e9) * 1e18)
 
 
 def _depth(path: str) -> int:
     return path.count(".")
-
-
-class _Capacities:
-    """A flow network in whole billionths of a billionth of the total time: integers make the cut exact, and unique.
-
-    Prohibitions are large, not infinite, so that a cut always exists.
-    """
-
-    def __init__(self, unit: float) -> None:
-        self.unit, self.graph = unit, nx.DiGraph()
-
-    def add(self, source: Hashable, target: Hashable, capacity: float) -> None:
-        present = self.graph.get_edge_data(source, target, {"capacity": 0})["capacity"]
-        self.graph.add_edge(source, target, capacity=present + round(min(capacity / self.unit, 1e9) * 1e18))
-
-    def add_both(self, a: Hashable, b: Hashable, capacity: float) -> None:
-        self.add(a, b, capacity)
-        self.add(b, a, capacity)

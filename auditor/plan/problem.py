@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
-from ..replay.resolve import Resolution, resolve
+from ..replay.resolve import Resolution, Resolver
 from ..replay.strategies import running
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
@@ -54,6 +54,10 @@ class Problem:
         return output_elements(self.capture)
 
     @cached_property
+    def _resolver(self) -> Resolver:
+        return Resolver(self.capture)
+
+    @cached_property
     def energy(self) -> Energy:
         """What a cut minimises."""
         return energy_of(self)
@@ -74,7 +78,7 @@ class Problem:
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
-        return resolve(self.capture, running(self.capture, self.strategy, precision, self.format))
+        return self._resolver(running(self.capture, self.strategy, precision, self.format))
 
     def forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether the node is unsafe, or was never tested, and would see a low value."""

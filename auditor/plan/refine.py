@@ -14,9 +14,10 @@ from .solve import Candidate, evaluate
 SCOPES = 16
 """Largest number of scopes whose pairs are all tried; with more of them, the points that cuts reach lie close enough."""
 
-
 DRAWS = 12
 """Choices drawn at random that the search begins from, besides the one it is given."""
+
+_Key = tuple[tuple[str, str], ...]
 
 
 def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candidate:
@@ -31,8 +32,9 @@ def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candida
     rnd = random.Random(0)
     owners = sorted(energy.scopes)
     draws = [{owner: rnd.choice((problem.format, "fp32")) for owner in owners} for _ in range(DRAWS)]
-    starts = [start, *(evaluate(problem, _joined(energy, labels)) for labels in draws)]
-    found = (_descended(problem, energy, point, limit) for point in starts)
+    known: dict[_Key, Candidate] = {}
+    starts = [start, *(_evaluated(problem, _joined(energy, labels), known) for labels in draws)]
+    found = (_descended(problem, energy, point, limit, known) for point in starts)
     return min(
         (point for point in found if point.predicted_error <= limit), key=lambda point: point.price, default=start
     )
@@ -43,20 +45,34 @@ def _joined(energy: Energy, labels: dict[str, str]) -> dict[str, str]:
     return energy.settled({owner: labels[min({owner, *energy.tied_to(owner)})] for owner in labels})
 
 
-def _descended(problem: Problem, energy: Energy, start: Candidate, limit: float) -> Candidate:
+def _evaluated(problem: Problem, precision: dict[str, str], known: dict[_Key, Candidate]) -> Candidate:
+    """The choice evaluated, once for all searches: with few scopes they meet the same ones again and again."""
+    key = _key(precision)
+    if key not in known:
+        known[key] = evaluate(problem, precision)
+    return known[key]
+
+
+def _descended(
+    problem: Problem, energy: Energy, start: Candidate, limit: float, known: dict[_Key, Candidate]
+) -> Candidate:
     """Downhill by single changes and pairs of them: first to an error within the limit, then to the lowest price."""
-    best, better, seen = start, True, set[tuple[tuple[str, str], ...]]()
+    best, better, seen = start, True, set[_Key]()
     while better:
         better = False
         for precision in _neighbours(problem, energy, best):
-            key = tuple(sorted(precision.items()))
+            key = _key(precision)
             if key in seen:
                 continue
             seen.add(key)
-            point = evaluate(problem, precision)
+            point = _evaluated(problem, precision, known)
             if _rank(point, limit) < _rank(best, limit):
                 best, better = point, True
     return best
+
+
+def _key(precision: dict[str, str]) -> _Key:
+    return tuple(sorted(precision.items()))
 
 
 def _rank(point: Candidate, limit: float) -> tuple[float, float]:

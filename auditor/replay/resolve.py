@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..formats.carried import asked_for
 from ..formats.table import FORMATS, Format
@@ -21,7 +20,8 @@ from .running import Casts, Running
 
 def is_low(name: str) -> bool:
     """Whether it is the name of a low format: not of a wider one, nor "" as for what is discrete."""
-    return name in FORMATS and FORMATS[name].low
+    row = FORMATS.get(name)
+    return row is not None and row.low
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,56 @@ class Resolution:
 
 def resolve(capture: Capture, how: Running) -> Resolution:
     """Dtype of every node when the capture runs so."""
-    walk = _Walk(capture, how)
-    for node in capture.graph_module.graph.nodes:
-        walk.visit(node)
-    lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
-    return Resolution(walk.dtypes, lowered, frozenset(walk.cast), frozenset(walk.reads_low), frozenset(walk.conflicts))
+    return Resolver(capture)(how)
+
+
+class Resolver:
+    """`resolve` for many ways to run one capture: what they have in common is looked up once."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._seen = [_Seen.of(node) for node in capture.graph_module.graph.nodes]
+
+    def __call__(self, how: Running) -> Resolution:
+        """Dtype of every node when the capture runs so."""
+        walk = _Walk(self._capture, how)
+        for seen in self._seen:
+            walk.visit(seen)
+        lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
+        return Resolution(
+            walk.dtypes, lowered, frozenset(walk.cast), frozenset(walk.reads_low), frozenset(walk.conflicts)
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A node of the graph, however it runs. own: format of its recorded result, "" for discrete ones; scalar: that has no
+    dimensions. sources: what it reads, each once; arguments: as often as it is written. dtypes: those it is told, by
+    position or name."""
+
+    name: str
+    kind: str
+    own: str
+    scalar: bool
+    sources: tuple[str, ...]
+    arguments: tuple[str, ...]
+    dtypes: tuple[tuple[int | str, torch.dtype], ...]
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Seen:
+        value = next(iter(tensors_of(node.meta.get("val"))), None)
+        arguments: list[str] = []
+        fx.node.map_arg((node.args, node.kwargs), lambda source: arguments.append(source.name))
+        written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        return cls(
+            name=node.name,
+            kind=node.op,
+            own=_name(value.dtype) if value is not None else "",
+            scalar=value is not None and value.dim() == 0,
+            sources=tuple(source.name for source in node.all_input_nodes),
+            arguments=tuple(arguments),
+            dtypes=tuple((key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)),
+        )
 
 
 class _Walk:
@@ -68,22 +113,20 @@ class _Walk:
         self.reads_low: set[str] = set()
         self.conflicts: set[str] = set()
 
-    def visit(self, node: fx.Node) -> None:
-        value = next(iter(tensors_of(node.meta.get("val"))), None)
-        self.scalar[node.name] = value is not None and value.dim() == 0
-        own = _name(value.dtype) if value is not None else ""
-        if node.op == "call_function":
+    def visit(self, node: _Seen) -> None:
+        self.scalar[node.name] = node.scalar
+        if node.kind == "call_function":
             casts = self.how.casts(self.capture.nodes[node.name])
-            called = self._call(node, casts, own)
+            called = self._call(node, casts)
             self.dtypes[node.name] = called if casts.literals.result is None else _name(casts.literals.result)
-        elif node.op == "placeholder" and own:
-            self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, own)
+        elif node.kind == "placeholder" and node.own:
+            self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, node.own)
         else:
             self._entering(node)
-            self.dtypes[node.name] = own
+            self.dtypes[node.name] = node.own
 
-    def _call(self, node: fx.Node, casts: Casts, own: str) -> str:
-        inputs = self._entering(node)
+    def _call(self, node: _Seen, casts: Casts) -> str:
+        inputs, own = self._entering(node), node.own
         literal = _literal_dtype(node, casts.literals)
         if casts.autocast == "lower" and casts.precision != "fp32":
             self._lower(node, inputs, casts.precision)
@@ -99,11 +142,11 @@ class _Walk:
             return literal
         if own != "fp32" and not is_low(own):
             return own
-        return self._promoted(node, inputs, own)
+        return self._promoted(node, inputs)
 
-    def _entering(self, node: fx.Node) -> dict[str, str]:
+    def _entering(self, node: _Seen) -> dict[str, str]:
         """Dtype of each input once the wrapped modules on its way have cast it."""
-        return {source.name: self._arrived(source.name, node.name) for source in node.all_input_nodes}
+        return {source: self._arrived(source, node.name) for source in node.sources}
 
     def _arrived(self, source: str, reader: str) -> str:
         dtype = self.dtypes[source]
@@ -113,7 +156,7 @@ class _Walk:
             dtype = step
         return dtype
 
-    def _lower(self, node: fx.Node, inputs: Mapping[str, str], precision: str) -> None:
+    def _lower(self, node: _Seen, inputs: Mapping[str, str], precision: str) -> None:
         for name, dtype in inputs.items():
             if dtype == "fp32" and is_low(precision):
                 self._cast(name, node.name, precision)
@@ -123,26 +166,27 @@ class _Walk:
         if is_low(precision) and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
             self.lowered.setdefault(source, set()).add(reader)
 
-    def _promoted(self, node: fx.Node, inputs: Mapping[str, str], own: str) -> str:
-        floats = [(name, inputs[name]) for name in _tensor_arguments(node) if inputs.get(name)]
+    def _promoted(self, node: _Seen, inputs: Mapping[str, str]) -> str:
+        floats = [(name, inputs[name]) for name in node.arguments if inputs.get(name)]
         if not floats:
-            return own
+            return node.own
         described = self.capture.nodes[node.name]
         row = operation(described.op)
         if row.dtype_of_first or described.in_place:
             return floats[0][1]
+        found = {dtype for _, dtype in floats}
+        if len(found) == 1:
+            return found.pop()
         shaped = {dtype for name, dtype in floats if not self.scalar[name]}
-        if len(shaped or {dtype for _, dtype in floats}) > 1 and row.autocast == "lower":
+        if len(shaped or found) > 1 and row.autocast == "lower":
             self.conflicts.add(node.name)
         return promoted([(dtype, self.scalar[name]) for name, dtype in floats])
 
 
-def _literal_dtype(node: fx.Node, literals: Literals) -> str:
+def _literal_dtype(node: _Seen, literals: Literals) -> str:
     """The dtype that an operation is told to give, as Python writes it in this run."""
-    written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
-    for key, value in written:
-        if isinstance(value, torch.dtype):
-            return _name(literals.arguments.get(key, value))
+    for key, dtype in node.dtypes:
+        return _name(literals.arguments.get(key, dtype))
     return ""
 
 
@@ -150,7 +194,3 @@ def _name(dtype: torch.dtype | Format) -> str:
     """The format of a dtype, or of what stands in its place; "" for discrete ones."""
     row = asked_for(dtype)
     return "" if row is None else row.name
-
-
-def _tensor_arguments(node: fx.Node) -> list[str]:
-    return [leaf.name for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]

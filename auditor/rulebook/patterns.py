@@ -94,11 +94,20 @@ def _reported(graph: nx.DiGraph, pattern: nx.DiGraph, report: str, wanted: set[s
     found: set[str] = set()
     for name in wanted:
         # Everything of one occurrence lies within the pattern's own diameter of the reported node.
-        near = nx.ego_graph(graph, name, radius=len(pattern) - 1, undirected=True)
+        near = graph.subgraph(_around(graph, name, len(pattern) - 1)).copy()
         near.nodes[name]["roles"] = {report}
         matcher = DiGraphMatcher(near, pattern, node_match=lambda held, asked: asked["role"] in held["roles"])
         if any(name in mapping for mapping in matcher.subgraph_monomorphisms_iter()):
             found.add(name)
+    return found
+
+
+def _around(graph: nx.DiGraph, name: str, radius: int) -> set[str]:
+    """The nodes at most so many edges away, whichever way those lead."""
+    found = frontier = {name}
+    for _ in range(radius):
+        frontier = {other for near in frontier for other in (*graph.pred[near], *graph.succ[near])} - found
+        found = found | frontier
     return found
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..records import Batch
+from ..recursion import deep
 from ..state.draws import reseed
 from ..state.restored import restored
 from .artefact import READY, UNREAD
@@ -59,7 +60,7 @@ def run_plan(
     patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], job: Mapping[str, Any]
 ) -> Answers | str:
     """What the model answers under one plan, or why it does not; it is then as it was."""
-    with restored(model):
+    with deep(), restored(model):
         try:
             patched.apply(model, plan)
         except Exception as error:

@@ -1,0 +1,64 @@
+"""Room for calls to nest: what a model needs nearly all of is a little less than its audit needs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MORE = 4
+"""A module's call is three calls of Python's by itself, and more while it is watched, patched and run."""
+
+ENOUGH, ENOUGH_IN_THREADS = 10_000, 3_000
+STACK = 100 << 20
+"""Bytes of stack that the first thread may grow to: some 10 KB for each of the calls, which those through C++ need."""
+
+
+_raised: int | None = None
+
+
+@contextmanager
+def deep() -> Iterator[None]:
+    """In the body calls nest deeper than the caller allows; the limit is then as it was, whatever the body set.
+
+    Once in itself it changes nothing, unless a model has set a limit of its own in between. Endless recursion still ends
+    in a RecursionError: where the stack cannot grow, the limit is raised less.
+    """
+    global _raised
+    before, limit = _raised, sys.getrecursionlimit()
+    if limit == before:
+        yield
+        return
+    with _stack() as grows:
+        most = max(ENOUGH, 2 * limit) if grows else max(ENOUGH_IN_THREADS, limit)
+        _raised = min(MORE * limit, most)
+        sys.setrecursionlimit(_raised)
+        try:
+            yield
+        finally:
+            _raised = before
+            sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _stack() -> Iterator[bool]:
+    """In the body the stack of this thread may grow to STACK, if it is the first one; says whether it may."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        yield False
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = STACK if hard == resource.RLIM_INFINITY else min(STACK, hard)
+    if threading.current_thread() is not threading.main_thread() or wanted < STACK:
+        yield False
+        return
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        yield True
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    try:
+        yield True
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))

@@ -1,0 +1,72 @@
+"""Minimum cuts against networkx, and by hand where several are equal."""
+
+from __future__ import annotations
+
+import random
+
+import networkx as nx
+import pytest
+
+from auditor.plan import mincut
+from auditor.plan.mincut import sink_side
+
+Arcs = list[tuple[str, str, int]]
+
+
+def oracle(arcs: Arcs) -> set[str]:
+    graph = nx.DiGraph()
+    graph.add_nodes_from("st")
+    for tail, head, capacity in arcs:
+        known = graph.get_edge_data(tail, head, {"capacity": 0})["capacity"]
+        graph.add_edge(tail, head, capacity=known + capacity)
+    return set(nx.minimum_cut(graph, "s", "t")[1][1])
+
+
+def drawn(seed: int) -> Arcs:
+    rnd = random.Random(seed)
+    inner = [str(index) for index in range(rnd.randint(0, 12))]
+    pairs = [(a, b) for a in ["s", *inner] for b in [*inner, "t"] if a != b and rnd.random() < 0.4]
+    return [(a, b, rnd.choice((0, 1, 2, 10**18, 10**27))) for a, b in (*pairs, *rnd.sample(pairs, len(pairs) // 3))]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_networks_are_cut_as_networkx_cuts_them(seed: int) -> None:
+    arcs = drawn(seed)
+    assert sink_side(arcs, "s", "t") == oracle(arcs)
+
+
+def test_of_equal_cuts_the_one_with_the_fewest_on_the_sinks_side() -> None:
+    assert sink_side([("s", "a", 1), ("a", "b", 1), ("b", "t", 1)], "s", "t") == {"t"}
+    assert sink_side([("s", "a", 1), ("a", "b", 2), ("b", "t", 2)], "s", "t") == {"a", "b", "t"}
+
+
+def test_nothing_flows_where_no_arc_leads() -> None:
+    assert sink_side([], "s", "t") == {"t"}
+    assert sink_side([("a", "t", 3), ("b", "a", 0)], "s", "t") == {"a", "t"}
+
+
+@pytest.mark.parametrize("kind", ["chain", "star"])
+def test_work_grows_with_the_network_and_not_with_its_square(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are looked at, in a chain through which everything flows and in a star."""
+    counted = 0
+    discharge = mincut._Network._discharge
+
+    def counting(self: mincut._Network, *args: object) -> int:
+        nonlocal counted
+        counted += 1
+        return discharge(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mincut._Network, "_discharge", counting)
+
+    def work(length: int) -> int:
+        nonlocal counted
+        names = [str(index) for index in range(length)]
+        arcs = [("s", names[0], 7), (names[-1], "t", 5)]
+        for index, name in enumerate(names[1:], start=1):
+            other = names[index - 1] if kind == "chain" else names[0]
+            arcs += [(other, name, 6), (name, other, 6), ("s", name, index % 3), (name, "t", (index + 1) % 3)]
+        counted = 0
+        sink_side(arcs, "s", "t")
+        return counted
+
+    assert 0 < work(2000) < 6 * work(500)
