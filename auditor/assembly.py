@@ -12,9 +12,9 @@ from . import __version__
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
 from .options import Options
-from .plan.plans import parameters_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Finding, NodeReport, Subject, Weight
+from .state.members import size_of
 
 
 def assembled(options: Options, bench: Workbench, measured: Calibration, judged: Judgement, **found: Any) -> Audit:
@@ -23,7 +23,7 @@ def assembled(options: Options, bench: Workbench, measured: Calibration, judged:
     metric = options.metric
     return Audit(
         subject=subject,
-        parameters=parameters_of(subject),
+        parameters=size_of(subject.model),
         inputs=_inputs(subject),
         environment=_environment(options),
         formats=options.formats,

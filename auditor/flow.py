@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .assembly import assembled
 from .facts import gather
 from .judge.backward import with_backward
@@ -34,7 +36,14 @@ def run(subject: Subject, options: Options) -> Audit:
     Raises: AuditorError (its slug names the condition).
     """
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
-    with deep(), untouched(seed), in_eval(subject.model), raised(subject):
+    with (
+        deep(),
+        untouched(seed),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        in_eval(subject.model),
+        raised(subject),
+    ):
         subject = placed(subject, options.native)
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)

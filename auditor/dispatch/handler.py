@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -63,9 +63,16 @@ def unfused() -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled functions run as they were written: what the compiler makes of them would hide the operations."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes a second
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    """Compiled functions and TorchScript run as they were written: what compilers make of them would hide the operations.
+
+    TorchScript writes its own casts into what it runs under autocast, in the dtype of the first such run, and keeps them.
+    """
+    cast = torch._C._jit_set_autocast_mode(False)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+            if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes a second
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        torch._C._jit_set_autocast_mode(cast)

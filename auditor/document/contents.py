@@ -200,12 +200,16 @@ FORMS: dict[str, tuple[type, Callable[[Any], Any]]] = {
 
 def tied_parameters(model: Any) -> Groups:
     """Names of each parameter that has more than one."""
-    return _under_several_names(model.named_parameters(remove_duplicate=False))
+    from ..state.members import named_parameters
+
+    return _under_several_names(named_parameters(model))
 
 
 def shared_modules(model: Any) -> Groups:
     """Paths of each module that has more than one."""
-    return _under_several_names(model.named_modules(remove_duplicate=False))
+    from ..state.members import named_modules
+
+    return _under_several_names(named_modules(model))
 
 
 def _under_several_names(named: Iterable[tuple[str, Any]]) -> Groups:

@@ -14,6 +14,7 @@ from ..formats.table import label, runs
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
+from ..state.members import size_of
 from .read import loaded, read_document, read_plan
 
 
@@ -106,7 +107,7 @@ def _not_there(plans: Mapping[str, Any], name: str | None) -> PlanError:
 
 def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:
     expected = plan.get("parameters")
-    found = sum(parameter.numel() for parameter in model.parameters())
+    found = size_of(model)
     if expected is not None and expected != found:
         raise PlanError(
             f"the plan was made for a model of {expected} parameters, this one has {found}: audit it again.",

@@ -10,6 +10,7 @@ from ..formats.table import runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..records import Plan, ScopeChoice, Subject
+from ..state.members import size_of
 from .live import apply, pick
 from .read import loaded, read_document
 
@@ -37,7 +38,7 @@ def patched_source(
     expected = {"parameters": document.get("subject", {}).get("parameters")}
     for plan in plans.values():
         apply(subject.model, {**expected, **plan_table(plan)})
-    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory)
 
 

@@ -13,6 +13,7 @@ from torch import fx, nn
 from ..formats.table import Format
 from ..ops.nodes import arguments, arguments_with_defaults, readers, row_of, shape, source
 from ..records import Capture, Magnitudes
+from ..state.members import named_tensors
 
 _LARGEST_EPS = 1e-2
 
@@ -99,7 +100,7 @@ class Weights:
     """Extremes of the parameters and floating buffers behind the placeholders of a capture, computed once each."""
 
     def __init__(self, capture: Capture, model: nn.Module) -> None:
-        state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        state = dict(named_tensors(model))
         self._kinds = {item.name: item.kind for item in capture.placeholders}
         self._tensors = {item.name: state[item.fqn] for item in capture.placeholders if item.fqn in state}
         self._known: dict[str, Extremes] = {}

@@ -22,9 +22,10 @@ from ..state.draws import reseed
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, user_code
-from .state import in_eval
+from .state import in_eval, switch
 from .stored import in_fp32, settled
 from .target import Target, import_target, parse
+from .wrappers import unwrap
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 """Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
@@ -63,9 +64,12 @@ def from_object(
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     batches = inputs.as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
     batches = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+    model, *notes = unwrap(model)
     kind = type(model)
     target = f"{kind.__module__}:{kind.__qualname__}"
-    subject = Subject(model, batches, name or kind.__name__, target, "example_inputs", "the model in hand")
+    subject = Subject(
+        model, batches, name or kind.__name__, target, "example_inputs", "the model in hand", warnings=tuple(notes)
+    )
     _reject_unfit(model)
     return settled(subject, check)
 
@@ -107,11 +111,12 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, notes = found.model, []
+    model, *notes = unwrap(found.model)
+    found = replace(found, model=model)
     _reject_unfit(model)
     if weights_text:
         notes += weights.load_into(model, Path(weights_text))
-    model.eval()
+    switch(model, training=False)
     with in_fp32(model):
         given, held_out = _find_inputs(module, target, found, inputs_text, seed)
     _materialise(model, given.batches[0])
@@ -158,7 +163,7 @@ def _find_inputs(
 
 
 def _reject_unfit(model: nn.Module) -> None:
-    """Models that have to be unwrapped or filled by their owner first, or that torch itself cannot walk through."""
+    """Models that their owner has to fill first, or that torch itself cannot walk through."""
     try:
         list(model.modules())
     except TypeError as error:
@@ -166,10 +171,6 @@ def _reject_unfit(model: nn.Module) -> None:
             f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
             slug="unhashable-module",
         ) from error
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise LoadError(f"the model is wrapped in {type(model).__name__}: audit its `.module`", slug="wrapped-model")
-    if hasattr(model, "_orig_mod"):
-        raise LoadError("the model went through torch.compile: audit the one it was made from", slug="wrapped-model")
     for name, tensor in model.named_parameters():
         if tensor.is_meta:
             raise LoadError(

@@ -13,7 +13,8 @@ from typing import Any
 from .. import strategies
 from ..formats.table import label, runs
 from ..records import Origin, Plan, ScopeChoice
-from ..state import half
+from ..runs import wrapped
+from ..state import half, members
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
 from ..strategies.runtime import Runtime
@@ -64,7 +65,7 @@ def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
     name = RECOMMENDED if plan is None else plan
     if name not in PLANS:
         raise ValueError(f"no plan {name!r}: choose one of {', '.join(PLANS)}")
-    found = sum(parameter.numel() for parameter in model.parameters())
+    found = size_of(model)
     if found != PARAMETERS:
         raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit it again")
     return apply_plan(model, PLANS[name])
@@ -106,6 +107,10 @@ def emit(
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
         _BUILD if runnable else _BUILD.replace(_CHOOSE, _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
+        _text_from(members, "def named_modules"),
+        _SEPARATED,
+        _text_from(wrapped, "WRAPPERS = "),
+        _SEPARATED,
         _text_from(source, "PREFIXES = "),
         "\n\n# What is stored low, and how a scope runs.\n\n",
         _text_from(half, "LOW = "),

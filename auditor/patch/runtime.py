@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runs.wrapped import renamed, unwrapped
 from ..state.half import LOW, raise_in_place, stored_low
+from ..state.members import modules_of, named_modules, named_parameters, parameters_of
 from ..strategies import strategy_of
 from ..strategies.runtime import DTYPES, Runtime, convert
 
@@ -41,7 +43,7 @@ def unwrap(module: nn.Module) -> None:
     """Take a scope off again."""
     inner = module.__dict__.pop("forward").args[1]
     if inner is not None:
-        module.forward = inner
+        module.__dict__["forward"] = inner
 
 
 def call_modules(model: nn.Module) -> None:
@@ -50,13 +52,13 @@ def call_modules(model: nn.Module) -> None:
     In eval mode without gradients they read the weights of those modules instead, unless an attribute of theirs, asked
     for nothing else, says that they cannot. What it was lies beside it, for when the scopes are taken off.
     """
-    for module in model.modules():
+    for module in modules_of(model):
         for name, value in module.__dict__.pop("_fusing", {}).items():
             setattr(module, name, value)
         asked = {
             name: off for kind, (name, off) in FUSING.items() if isinstance(module, kind) and hasattr(module, name)
         }
-        if asked and any(is_wrapped(inner) for inner in module.modules() if inner is not module):
+        if asked and any(is_wrapped(inner) for inner in modules_of(module) if inner is not module):
             module.__dict__["_fusing"] = {name: getattr(module, name) for name in asked}
             for name, off in asked.items():
                 setattr(module, name, off)
@@ -71,12 +73,16 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more; the
     model is then as it was before.
     """
-    scopes, runtime, raised = plan["scopes"], runtime_of(plan["strategy"]), plan.get("raised", "none")
-    names = names_of_modules(model)
-    refuse_other_model({path for paths in names.values() for path in paths}, scopes)
-    stored = runtime.stored(model, scopes)
-    refuse_lost_weights(model, stored, plan.get("stored_low") or {})
-    low = {id(x): x for x in stored_low(model, attributes=raised == "attributes")}
+    inner, runtime, raised = unwrapped(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
+    names = names_of_modules(inner)
+    paths_of_all = {path for paths in names.values() for path in paths}
+    scopes = renamed(plan["scopes"], paths_of_all)
+    refuse_other_model(paths_of_all, scopes)
+    stored = runtime.stored(inner, scopes)
+    refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
+    wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
+    refuse_fixed_forwards([(names[module][0], module) for module, choice in wrapping.items() if choice is not None])
+    low = {id(x): x for x in stored_low(inner, attributes=raised == "attributes")}
     if raised == "kept":
         stored = {key: precision for key, precision in stored.items() if key not in low}
     elif raised in ("weights", "attributes"):
@@ -84,31 +90,38 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for module in names:
         if is_wrapped(module):
             unwrap(module)
-    store_weights(model, stored)
-    for module, paths in names.items():
-        choice = runtime.wrapping(module, paths, scopes, stored)
+    store_weights(inner, stored)
+    for module, choice in wrapping.items():
         if choice is not None:
-            raises = "" in paths and not stored and raised not in ("none", "kept")
+            raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
             how = {"runtime": runtime, "raises": raises, **choice}
             scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-            module.forward = functools.update_wrapper(scope, module.forward)  # keeps the signature
-    call_modules(model)
+            # Past the module's own __setattr__; what wraps the scope keeps the signature.
+            module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
+    call_modules(inner)
     return model
 
 
 def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
-    """A plan is for the model that was audited, not for what wraps it."""
+    """A plan is for the model that was audited."""
     missing = next((path for path in scopes if path not in paths), None)
     if missing is not None:
-        wrapper = next((name for name in ("module", "_orig_mod") if f"{name}.{missing}" in paths), None)
-        advice = f"apply the plan to its .{wrapper} and wrap it again" if wrapper else "audit it again"
-        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: {advice}")
+        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit it again")
+
+
+def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
+    """A scope is a `forward` of the module's own, which one that the class computes hides."""
+    for path, module in modules:
+        own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+        if hasattr(own, "__set__"):
+            name = f"{path!r}" if path else "the model"
+            raise ValueError(f"{name} has a property for a forward, which no scope can wrap: make it a method")
 
 
 def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
     """Every module with its paths: several where it is used in several places."""
     names: dict[nn.Module, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in named_modules(model):
         names.setdefault(module, []).append(path)
     return names
 
@@ -119,11 +132,11 @@ def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[
     audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
     """
     found = dict.fromkeys(LOW, 0)
-    for parameter in model.parameters():
+    for parameter in parameters_of(model):
         if parameter.dtype in LOW:
             found[parameter.dtype] += parameter.numel()
     lost = [dtype for dtype, count in found.items() if count > audited.get(str(dtype).removeprefix("torch."), 0)]
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if parameter.dtype in lost and stored.get(id(parameter), "fp32") == "fp32":
             raise ValueError(
                 f"{name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
@@ -132,10 +145,10 @@ def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[
 
 def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
     """Convert parameters and buffers in place, so that ties and optimizers hold."""
-    for parameter in model.parameters():
+    for parameter in parameters_of(model):
         if id(parameter) in stored:
             parameter.data = convert(parameter.data, DTYPES[stored[id(parameter)]])
-    for module in model.modules():
+    for module in modules_of(model):
         for key, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in stored:
                 module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runs.wrapped import unwrapped
+
 PREFIXES = ("module.", "_orig_mod.", "model.")
 SAFETENSORS = {
     "F64": torch.float64,
@@ -45,7 +47,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
         made = made(*(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
     model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
-        load_weights(model, located(source["weights"], file))
+        load_weights(unwrapped(model), located(source["weights"], file))
     return model
 
 

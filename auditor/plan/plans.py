@@ -18,8 +18,9 @@ from ..formats.table import FORMATS, label, runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
-from ..records import Baseline, Plan, Subject, Verification
+from ..records import Baseline, Plan, Verification
 from ..replay.strategies import running, scoped
+from ..state.members import size_of
 from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
 from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
@@ -139,7 +140,7 @@ def _in_fresh_process(
     batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(bench.checks))
     with unwound(), tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as directory:
         file = Path(directory, "patched_model.py")
-        file.write_text(emit(subject.origin, parameters_of(subject), plans, None, file.parent), encoding="utf-8")
+        file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
         gradients = bench.graded is not None
         try:
             return verify_emitted(
@@ -241,11 +242,6 @@ def _can_be_tightened(plan: Plan) -> bool:
 
 def _has_fp32(plan: Plan) -> bool:
     return any(choice.precision == "fp32" for choice in plan.scopes.values())
-
-
-def parameters_of(subject: Subject) -> int:
-    """Number of parameters, shared ones counted once."""
-    return sum(parameter.numel() for parameter in subject.model.parameters())
 
 
 def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, str]:

@@ -8,15 +8,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .members import modules_of, named_tensors
+
 LOW = (torch.float16, torch.bfloat16)
 OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every module
 
 
 def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
     """Parameters and buffers in FP16 or BF16, each once; attributes: also what modules hold without registering it."""
-    held: list[Any] = [*model.parameters(), *model.buffers()]
+    held: list[Any] = [x for _, x in named_tensors(model)]
     if attributes:
-        named = [item for module in model.modules() for item in vars(module).items()]
+        named = [item for module in modules_of(model) for item in vars(module).items()]
         held += pytree.tree_leaves([value for name, value in named if name not in OWN])
     tensors = {id(x): x for x in held if type(x) in (torch.Tensor, nn.Parameter)}
     return [x for x in tensors.values() if x.dtype in LOW and x.layout is torch.strided]

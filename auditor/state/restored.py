@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from .members import modules_of, parameters_of
 
 
 @contextmanager
@@ -20,10 +22,11 @@ def restored(model: nn.Module) -> Iterator[None]:
     sees are copies, so it may write into them, tied as the originals are. Only what it writes into a parameter in place,
     without converting it first, stays.
     """
-    modules = list(model.modules())
+    modules = modules_of(model)
     stores = [s for module in modules for s in (vars(module), *filter(_is_store, vars(module).values()))]
     kept = [(store, dict(store)) for store in stores]
-    parameters = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
+    parameters = [(parameter, parameter.data, parameter.grad) for parameter in parameters_of(model)]
+    scripted = [(m._buffers, list(m._buffers.items())) for m in modules if isinstance(m, torch.jit.ScriptModule)]
     try:
         _own_buffers(modules)
         for parameter, _, _ in parameters:
@@ -34,6 +37,8 @@ def restored(model: nn.Module) -> Iterator[None]:
             parameter.data, parameter.grad = data, gradient
         for store, content in kept:
             _put_back(store, content)
+        for buffers, held in scripted:  # theirs lie in C++
+            _replace(buffers, held)
 
 
 def _is_store(value: object) -> bool:
@@ -50,10 +55,14 @@ def _put_back(store: dict[str, Any], content: Mapping[str, Any]) -> None:
 def _own_buffers(modules: list[nn.Module]) -> None:
     """Copies in place of the buffers: one made once where modules share it, one storage where buffers share that."""
     known: dict[int, torch.Tensor] = {}
-    modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # theirs lie in C++
     detached = [
         {key: None if b is None else known.setdefault(id(b), b.detach()) for key, b in module._buffers.items()}
         for module in modules
     ]
     for module, own in zip(modules, copy.deepcopy(detached), strict=True):
-        module._buffers.update(own)
+        _replace(module._buffers, own.items())
+
+
+def _replace(buffers: Any, held: Iterable[tuple[str, torch.Tensor | None]]) -> None:
+    for name, buffer in held:
+        buffers[name] = buffer

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..records import Batch, Literals, Node
 from ..runs.answer import lowered_batch, stored_in
+from ..state.members import named_tensors
 from .base import PlainRun, Strategy
 from .runtime import DTYPES, Runtime, by_scope, call, convert, floating_dtype
 
@@ -33,8 +34,7 @@ class CastRuntime(Runtime):
     @staticmethod
     def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """All of them, tied ones in FP32 as soon as one of their modules is."""
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        return by_scope(named, scopes)
+        return by_scope(named_tensors(model), scopes)
 
 
 class Cast(Strategy):

@@ -27,7 +27,11 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
     """The forward that the scope wraps: one set on the instance, or the class's."""
-    return inner(*args, **kwargs) if inner is not None else type(module).forward(module, *args, **kwargs)
+    if inner is not None:
+        return inner(*args, **kwargs)
+    if isinstance(module, torch.jit.ScriptModule):  # whose class has none
+        return module.__getattr__("forward")(*args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:

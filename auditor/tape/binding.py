@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 from ..ops.nodes import tensors_of
 from ..records import Batch, Placeholder
+from ..state.members import modules_of
+from .calls import first_paths
 
 if TYPE_CHECKING:
     from .builder import Tape
@@ -97,10 +99,11 @@ def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
 def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """{id of a parameter or buffer: first paths of the modules that have it as theirs}."""
     found: dict[int, dict[str, None]] = {}
-    for path, module in model.named_modules():
+    paths = first_paths(model)
+    for module in modules_of(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
-                found.setdefault(id(tensor), {})[path] = None
+                found.setdefault(id(tensor), {})[paths[id(module)]] = None
     return {key: tuple(paths) for key, paths in found.items()}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..records import Call
+from ..state.members import named_modules
 
 
 class Calls:
@@ -53,7 +54,7 @@ class Calls:
 def first_paths(model: nn.Module) -> dict[int, str]:
     """{id of a module: its first path}."""
     found: dict[int, str] = {}
-    for path, module in model.named_modules(remove_duplicate=True):
+    for path, module in named_modules(model):
         found.setdefault(id(module), path)
     return found
 
@@ -61,16 +62,6 @@ def first_paths(model: nn.Module) -> dict[int, str]:
 def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """{first path: the others} of every module that has several."""
     paths: dict[int, list[str]] = {}
-    for path, module in _every_path(model):
+    for path, module in named_modules(model):
         paths.setdefault(id(module), []).append(path)
     return {first: tuple(others) for first, *others in paths.values() if others}
-
-
-def _every_path(
-    module: nn.Module, path: str = "", above: tuple[nn.Module, ...] = ()
-) -> Iterator[tuple[str, nn.Module]]:
-    """Every name of every module, but for the endless ones that lead through a module to itself."""
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None and child is not module and not any(child is other for other in above):
-            yield from _every_path(child, f"{path}.{name}".lstrip("."), (*above, module))

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from ..ops.nodes import row_of
 from ..records import AutocastRegion, Node
+from ..state.members import modules_of
 from .builder import Mark, Tape
 from .calls import first_paths
 from .source import code_at
@@ -17,7 +18,7 @@ from .source import code_at
 def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
     """Every operation of the tape, in execution order, keyed by node name."""
     paths = first_paths(model)
-    types = {paths[id(module)]: type(module).__name__ for module in model.modules()}
+    types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
     return {
         node.name: _describe(node, tape.marks[node.name], types)
         for node in tape.graph.nodes

@@ -17,6 +17,7 @@ from ..ops.nodes import mutates, operation_of, tensors_of
 from ..records import Batch
 from ..runs.outputs import tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
+from ..state.members import named_modules
 from ..trees import over_tensors
 from .binding import named_inputs
 from .builder import Builder, Mark, Observe, Tape
@@ -111,7 +112,7 @@ class _Recorder:
 
     def begin(self, model: nn.Module, batch: Batch) -> Batch:
         """Places for the model's state and the batch's tensors; the batch, of copies."""
-        for path, module in model.named_modules():
+        for path, module in named_modules(model):
             for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in store.items():
                     if tensor is not None and not self.values.knows(tensor):

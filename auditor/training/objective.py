@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import LoadError
 from ..load.inputs import as_batches, forward_parameters
 from ..load.sandbox import blame
-from ..load.state import in_eval
+from ..load.state import in_eval, switch
 from ..load.stored import raised
 from ..load.subject import from_object
 from ..records import Batch, Objective, Subject
@@ -84,7 +84,7 @@ def checked(subject: Subject) -> Subject:
 def in_training(model: nn.Module) -> Iterator[None]:
     """`model.train()` for the body; every module's own flag comes back. What runs write is `state.unchanged`'s to put back."""
     with in_eval(model):
-        model.train()
+        switch(model, training=True)
         yield
 
 

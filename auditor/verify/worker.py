@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..load.state import switch
 from ..records import Batch
 from ..recursion import deep
 from ..state.draws import reseed
@@ -53,7 +54,9 @@ def built(job: Mapping[str, Any]) -> tuple[ModuleType, nn.Module]:
     reseed(job["seed"])
     patched.source_module(patched.SOURCE, patched.__file__)
     reseed(job["seed"])
-    return patched, patched.original().eval().to(job["device"])
+    model: nn.Module = patched.original()
+    switch(model, training=False)
+    return patched, model if job["device"] == "cpu" else model.to(job["device"])
 
 
 def run_plan(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.formats.metrics import output_error
+from auditor.load.state import in_eval
 from auditor.records import Audit
 from auditor.runs.answer import answer, as_on
 from tests.replaying import assert_same
@@ -25,7 +26,7 @@ def held(build: Build, *, some_plan_verified: bool = True, reference: Build | No
     build: makes the same model and call every time, so that nothing here needs `copy.deepcopy` of either. reference:
     makes what plans are to be compared with, where that is not the model itself.
     Promises: the model's tensors and the inputs are bit for bit what they were; each verified plan, applied to another
-    model of `build()` and called as its user calls it, errs by what the plan states.
+    model of `build()` and called as its user calls it, in eval mode, errs by what the plan states.
     """
     with torch.random.fork_rng(devices=[]):
         (model, (args, kwargs)), (untouched, call) = build(), build()
@@ -33,12 +34,15 @@ def held(build: Build, *, some_plan_verified: bool = True, reference: Build | No
         assert_same(tensors_of(model), tensors_of(untouched))
         assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in untouched.parameters()]
         assert_same(tensors_in((args, kwargs)), tensors_in(call))
-        expected = answer(*(reference or build)())
+        compared, compared_call = (reference or build)()
+        with in_eval(compared):
+            expected = answer(compared, compared_call)
         verified = {name: plan for name, plan in audit.plans.items() if plan.verified}
-        assert verified or not some_plan_verified, {name: plan.failure for name, plan in audit.plans.items()}
+        assert verified or not some_plan_verified, {name: plan.verification for name, plan in audit.plans.items()}
         for name, plan in verified.items():
             another, call = build()
-            found = answer(auditor.apply(another, audit, name), call, around=lambda: as_on("cpu"))
+            with in_eval(another):
+                found = answer(auditor.apply(another, audit, name), call, around=lambda: as_on("cpu"))
             assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6, abs=1e-12), name
     return audit
 

@@ -27,9 +27,24 @@ def test_a_scope_that_is_missing() -> None:
 
 
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
-def test_a_model_inside_another_is_pointed_at(wrap: Any) -> None:
-    with pytest.raises(ValueError, match=r"apply the plan to its \.(module|_orig_mod) and wrap it again"):
-        apply_plan(wrap(seeded(Net)), AUTOCAST)
+def test_a_wrapped_model_follows_the_plan_of_the_one_inside(wrap: Any) -> None:
+    inner = seeded(Net)
+    model = wrap(inner)
+    assert apply_plan(model, AUTOCAST) is model
+    paths = [path for path, module in inner.named_modules() if is_wrapped(module)]
+    assert paths == [path for path, module in apply_plan(seeded(Net), AUTOCAST).named_modules() if is_wrapped(module)]
+
+
+def test_a_property_for_a_forward_cannot_be_wrapped() -> None:
+    class Fixed(Net):
+        @property
+        def forward(self) -> Any:
+            return lambda x: x
+
+    model = seeded(Fixed)
+    with pytest.raises(ValueError, match="property for a forward"):
+        apply_plan(model, AUTOCAST)
+    assert not any(is_wrapped(module) for module in model.modules())
 
 
 @pytest.mark.parametrize(

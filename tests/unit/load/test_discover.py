@@ -192,7 +192,6 @@ def test_default_dtype_set_by_the_file_does_not_stay(write):
         (NET + "def get_model(): return Net(), 1\n", "not-a-model", "returned a tuple"),
         (NET + "def audit_spec(): return {'model': Net()}\n", "bad-spec", "'inputs'"),
         (NET + "def audit_spec(): return {'model': Net(), 'inputs': 0, 'metric': 0}\n", "bad-spec", "['metric']"),
-        (NET + "def get_model(): return torch.nn.DataParallel(Net())\n", "wrapped-model", ".module"),
         (NET + "def get_model(): return Net().to('meta')\n", "meta-weights", "head.weight"),
     ],
 )

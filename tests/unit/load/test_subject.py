@@ -102,7 +102,6 @@ def test_integer_outputs_are_fine_where_floats_are_computed():
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2,5] from example_inputs"),
         (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
         (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),
-        (nn.DataParallel(nn.Linear(3, 4)), torch.ones(2, 3), "wrapped-model", "`.module`"),
         (torch.ones(2), torch.ones(2), "not-a-model", "got a Tensor"),
     ],
 )

@@ -1,0 +1,166 @@
+"""Models inside torch.compile, DataParallel and DistributedDataParallel: the one inside is audited, and plans fit both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import auditor
+from auditor.cli.program import main
+from auditor.formats.metrics import output_error
+from auditor.load.caveats import cautions
+from auditor.runs.answer import answer, as_on
+from tests.any_model.holding import Call, held
+
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 8)
+        nn.init.normal_(self.first.weight, std=1e5)  # beyond FP16: there this layer is an island
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(torch.relu(self.first(x))))
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.inner(x)))
+
+
+def refusing(graph: object, inputs: object) -> Any:
+    raise AssertionError("something was compiled")
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend=refusing)
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend=refusing)
+    return model
+
+
+def compiled_forward(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward, backend=refusing)  # type: ignore[method-assign]
+    return model
+
+
+def twice(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(compiled(model))
+
+
+@contextmanager
+def one_process(folder: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def build(wrap: Wrap, around: Callable[[nn.Module], nn.Module] = lambda model: model) -> tuple[nn.Module, Call]:
+    torch.manual_seed(0)
+    model = around(wrap(Net()))
+    return model, ((torch.randn(4, 16),), {})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    return model
+
+
+WRAPS = [compiled, compiled_in_place, compiled_forward, nn.DataParallel, DistributedDataParallel, twice]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_process(tmp_path_factory.mktemp("gloo")):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize("around", [unwrapped, Around], ids=["whole", "as a part"])
+def test_audited_without_being_compiled(wrap: Wrap, around: Callable[[nn.Module], nn.Module]) -> None:
+    audit = held(lambda: build(wrap, around))
+    assert all(plan.verified for plan in audit.plans.values())
+    assert audit.plans["cast_bf16"].low_precision_flops == 1
+
+
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, DistributedDataParallel, twice], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("around", [unwrapped, Around], ids=["whole", "as a part"])
+def test_a_plan_of_either_fits_the_other(wrap: Wrap, around: Callable[[nn.Module], nn.Module]) -> None:
+    (model, call), (plain, _) = build(wrap, around), build(unwrapped, around)
+    expected = answer(plain, call)
+    for audit, other in ((audited(model, call), unwrapped), (audited(plain, call), wrap)):
+        for name, plan in audit.plans.items():
+            patched = auditor.apply(build(other, around)[0], audit, name)
+            found = answer(patched, call, around=lambda: as_on("cpu"))
+            assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6), name
+
+
+def audited(model: nn.Module, call: Call) -> auditor.Audit:
+    args, _ = call
+    audit = auditor.audit(model, args, device="cpu")
+    assert any(path.endswith(("first", "last", "norm")) for plan in audit.plans.values() for path in plan.scopes)
+    return audit
+
+
+def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> None:
+    model, (args, _) = build(twice)
+    audit = auditor.audit(model, args, device="cpu")
+    assert [report.node.owner for report in audit.nodes if report.node.owner] == ["first", "norm", "last"]
+    assert any("wrapped in DataParallel: the Net inside" in caution for caution in cautions(audit.subject))
+    assert not any("wrapped" in caution for caution in cautions(held(lambda: build(unwrapped)).subject))
+
+
+def test_a_module_of_ones_own_that_only_looks_wrapped() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self._orig_mod(x)
+
+    audit = held(lambda: build(lambda _: Own()))
+    assert {report.node.owner for report in audit.nodes} >= {"_orig_mod.first"}
+
+
+def test_training_through_a_wrapper() -> None:
+    model, (args, _) = build(compiled)
+    loss = nn.MSELoss()
+    audit = auditor.audit(model, (*args, torch.zeros(4, 8)), device="cpu", mode="training", loss_fn=loss)
+    assert audit.training is not None
+
+
+def test_a_compiled_target_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "def get_model():\n"
+        "    return torch.compile(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), backend='eager')\n"
+        "def get_inputs():\n    return torch.randn(4, 16)\n"
+    )
+    file = tmp_path / "compiled.py"
+    file.write_text(source, encoding="utf-8")
+    assert main([str(file), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "wrapped in torch.compile" in shown.out + shown.err
+    assert (tmp_path / "out" / "patched_model.py").is_file()
