@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from .errors import AuditorError, first_line
+from .raised import from_outside, out_of_memory, time_is_up
 from .records import Progress
 
 
@@ -22,14 +24,22 @@ class Stages:
 
     @contextmanager
     def __call__(self, stage: str, detail: str, total: int = 0, *, wanted: bool = True) -> Iterator[None]:
-        """wanted: whether this audit has that stage; nothing is said or timed otherwise."""
+        """wanted: whether this audit has that stage; nothing is said or timed otherwise.
+
+        Raises: AuditorError(slug="out-of-memory" or "operation-raises") in the place of what torch or the model raised;
+        what this package raises itself is noted to have come from the stage.
+        """
         if not wanted:
             yield
             return
         self._current, self._done, self._total = stage, 0, total
         self._say(detail)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except Exception as error:
+            _told(stage, error)
+            raise
         self.seconds[stage] = time.perf_counter() - start
 
     def tick(self, detail: str) -> None:
@@ -40,3 +50,21 @@ class Stages:
     def _say(self, detail: str) -> None:
         if self.progress is not None:
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
+
+
+def _told(stage: str, error: Exception) -> None:
+    if isinstance(error, AuditorError) or time_is_up(error):
+        return
+    said = f"{type(error).__name__}: {first_line(error)[:200]}"
+    if out_of_memory(error):
+        raise AuditorError(
+            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, or a machine with more memory",
+            slug="out-of-memory",
+        ) from error
+    if from_outside(error):
+        raise AuditorError(
+            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. Does it keep state of "
+            "its own, or refuse tensors that require gradients? --debug shows which one it is",
+            slug="operation-raises",
+        ) from error
+    error.add_note(f"in the stage {stage!r}")

@@ -24,9 +24,9 @@ def extra(audit: Audit, wanted: bool) -> dict[str, str]:
 
 def rendered(audit: Audit, form: str) -> str:
     """The audit as `--format` asks for it."""
-    from ..report.reporters import reporter
+    from ..report import reporters
 
-    return reporter(form).render(audit)
+    return reporters.rendered(form, audit)
 
 
 def append_summary(audit: Audit) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import AuditorError, first_line
+from ..raised import out_of_memory, time_is_up
 from ..report.words import printable
 from . import audit, completion, diff, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
@@ -75,15 +76,18 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
         known = error if isinstance(error, AuditorError) else _short_of_memory(error)
         if known is not None:
             return _failed(str(known), f"docs/errors.md#{known.slug} explains this", debug)
-        text = str(error).strip().split("\n")[0]  # whatever else breaks is ours to fix
-        return _failed(f"internal error, {type(error).__name__}: {text}", "please report it with --debug", debug)
+        said = f"{type(error).__name__}: {first_line(error)}"
+        if time_is_up(error):
+            return _failed(f"a time limit ended it, {said}", "give it more time, or smaller inputs", debug)
+        where = "".join(
+            f" {note}" for note in getattr(error, "__notes__", ())[:1]
+        )  # whatever else breaks is ours to fix
+        return _failed(f"internal error{where}, {said}", "please report it with --debug", debug)
 
 
 def _short_of_memory(error: Exception) -> AuditorError | None:
-    """What to say where memory ran out, in one of the ways that Python, the linker and torch have of saying so."""
-    said = str(error).lower()
-    words = ("can't allocate memory", "cannot allocate memory", "out of memory", "failed to map segment")
-    if not isinstance(error, MemoryError) and not any(word in said for word in words):
+    """What to say where memory ran out; None where it did not."""
+    if not out_of_memory(error):
         return None
     return AuditorError(
         f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs", slug="out-of-memory"

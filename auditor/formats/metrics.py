@@ -139,5 +139,5 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def _as_float64(x: torch.Tensor) -> torch.Tensor:
-    x = torch.view_as_real(x) if x.is_complex() else x
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     return x.detach().double()

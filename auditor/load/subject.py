@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError
+from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep
 from ..runs.answer import answer
@@ -189,6 +190,7 @@ def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
     try:
         return answer(subject.model, batch)
     except Exception as error:
+        let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"
         raise LoadError(

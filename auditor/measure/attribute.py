@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..ops.casting import lowered, raised
+from ..raised import let_through
 from ..records import Contribution
 from ..replay.execute import Rest
 from .estimates import estimate
@@ -59,8 +58,7 @@ def _error(measurement: Measurement, rest: Rest, name: str, value: Any) -> float
     """Error of the outputs once a node's value is another; inf where a finite output turned non-finite."""
     try:
         found = rest.outputs(name, value)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # what follows cannot be computed from this value: its shape, or its entries, do not fit
+    except Exception as error:  # what follows cannot be computed from this value: its shape, or its entries, do not fit
+        let_through(error)
         return math.inf
     return output_error([x.detach() for x in measurement.outputs], found)

@@ -11,10 +11,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..errors import first_line
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
+from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import with_literals
 from ..replay.step import Step
@@ -181,8 +183,9 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
             return _Run(tuple(wanted), found, [x.detach() for x in results])
     except UnsupportedInFormat as error:
         return str(error)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        return f"{operation_of(target_of(node)).name}: {str(error).strip().splitlines()[0][:160]}"
+    except Exception as error:
+        let_through(error)
+        return f"{operation_of(target_of(node)).name}: {first_line(error)[:160]}"
 
 
 def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch.Tensor]) -> Leaves:

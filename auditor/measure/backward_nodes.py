@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..errors import first_line
+from ..raised import let_through
 from ..records import Contribution
 from ..records.training import BackwardNode
 from ..replay.lowstep import spoilt
@@ -55,5 +57,6 @@ def _attributed(
     try:
         step = run_step(bind_step(first.capture, first.subject, first.batch, first.seed), create_graph=True)
         return attribute_gradients(step, handed, formats, first.seed), None
-    except (RuntimeError, NotImplementedError) as error:
-        return {}, f"an operation has no second derivative ({str(error).strip().splitlines()[0][:120]})"
+    except Exception as error:
+        let_through(error)
+        return {}, f"an operation has no second derivative ({first_line(error)[:120]})"

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..formats.histogram import merged
+from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Magnitudes, NodeError, Subject
 from ..tape.paths import usable_batches
 from .attribute import attribute
 from .measure import Measurement, measure
+from .reference import NONE, TRIED, TRUSTED
 
 PerFormat = dict[str, dict[str, NodeError]]
 Contributions = dict[str, dict[str, Contribution]]
@@ -49,15 +49,15 @@ def calibrate(
 def _attributed(
     capture: Capture, subject: Subject, batch: Batch, formats: tuple[str, ...], seed: int, tick: Callable[[str], None]
 ) -> tuple[Measurement, Contributions]:
-    """Measured once, and once more with care where the way back through some operation raises."""
-    measured = measure(capture, subject.model, batch, formats, tick)
-    try:
-        return measured, attribute(measured, seed, tick)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError):
-        measured = measure(capture, subject.model, batch, formats, tick, careful=True)
-        return measured, attribute(measured, seed, tick)
+    """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
+    for how in (TRUSTED, TRIED):
+        try:
+            measured = measure(capture, subject.model, batch, formats, tick, back=how)
+            return measured, attribute(measured, seed, tick)
+        except Exception as error:
+            let_through(error)
+    measured = measure(capture, subject.model, batch, formats, tick, back=NONE)
+    return measured, attribute(measured, seed, tick)
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

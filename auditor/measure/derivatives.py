@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
+from ..raised import let_through
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
@@ -27,11 +28,12 @@ def differentiated(
         try:
             result = settled(target, target(*args, **kwargs))
             break
-        except RuntimeError as error:
+        except Exception as error:
+            let_through(error)
             refused = _REFUSED.search(str(error))
             found = _named(target, args, kwargs, refused[1]) if refused is not None else None
             if found is None:
-                raise
+                return _apart(target, args, kwargs)
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
     tried = careful or not is_torchs_own(target)
@@ -39,6 +41,14 @@ def differentiated(
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+
+
+def _apart(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """An operation that refuses to run where gradients are recorded, run where they are not."""
+    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+    with torch.no_grad():
+        return settled(target, target(*args, **kwargs)), rest
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -49,9 +59,8 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         return True
     try:
         torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return False
     return True
 

@@ -148,7 +148,7 @@ def as_real(x: torch.Tensor) -> torch.Tensor:
     elif x.layout is not torch.strided:
         x = x.values()
     if x.is_complex():
-        return torch.view_as_real(x)
+        return torch.view_as_real(x.resolve_conj())
     return x.float() if format_of(x.dtype) is None else x  # FP8
 
 

@@ -16,7 +16,7 @@ from ..ops.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
 from .discrete import deciding
 from .informat import InFormat, as_real, is_float
-from .reference import Reference
+from .reference import TRUSTED, Back, Reference
 from .singular import guarding, upstream
 from .testrun import Leaves, Trace
 
@@ -55,15 +55,15 @@ def measure(
     formats: Sequence[str],
     tick: Callable[[str], None] = lambda name: None,
     *,
-    careful: bool = False,
+    back: Back = TRUSTED,
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
-    careful: see Reference; for models with an operation whose derivative raises.
+    back: see Reference; for models with an operation whose derivative raises.
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
-    run = _Measuring(capture, formats, tick, careful)
+    run = _Measuring(capture, formats, tick, back)
     with torch.enable_grad():
         run.run(*flat)
     with torch.no_grad():
@@ -89,9 +89,9 @@ class _Measuring(Reference):
     """The reference run; it keeps every value, and takes the formats along."""
 
     def __init__(
-        self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], careful: bool = False
+        self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], back: Back = TRUSTED
     ) -> None:
-        super().__init__(capture.graph_module, careful)
+        super().__init__(capture.graph_module, back)
         self._tick = tick
         self.called: list[str] = []
         self.values: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -16,19 +16,25 @@ from .batchnorm import batch_norm, takes_statistics
 from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
 
+Back = Literal["trusted", "tried", "none"]
+TRUSTED: Back = "trusted"
+TRIED: Back = "tried"
+NONE: Back = "none"
+
 
 class Reference(fx.Interpreter):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
-    careful: the way back through every operation is tried as soon as it has run.
+    back: whether autograd's way back through an operation is trusted, tried as soon as it has run, or not taken.
     anchors: leaves behind results which depend on no float input. lost: nodes that an operation reads without a
     derivative. readings: {product: {value it reads: that value as this product alone reads it, or None if no other node
     does}}.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, careful: bool = False) -> None:
+    def __init__(self, graph_module: fx.GraphModule, back: Back = TRUSTED) -> None:
         super().__init__(graph_module)
-        self.careful = careful
+        self.extra_traceback = False  # it rewrites what an operation raised
+        self.back = back
         self.anchors: list[torch.Tensor] = []
         self.lost: set[fx.Node] = set()
         self.readings: dict[str, dict[str, torch.Tensor | None]] = {}
@@ -40,6 +46,10 @@ class Reference(fx.Interpreter):
         return self._connected(apart(self._computed(n), [self.env[source] for source in n.all_input_nodes]))
 
     def _computed(self, n: fx.Node) -> Any:
+        if self.back == NONE:
+            self.lost |= set(n.all_input_nodes)
+            with torch.no_grad():
+                return settled(n.target, super().run_node(n))
         if row_of(n).packet == "detach":  # its value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(self.env[n.all_input_nodes[0]])
         if takes_statistics(n.target):
@@ -51,7 +61,7 @@ class Reference(fx.Interpreter):
         if is_product(target_of(n)):
             return self._product(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        result, lost = differentiated(target_of(n), args, kwargs, self.careful)
+        result, lost = differentiated(target_of(n), args, kwargs, self.back == TRIED)
         if lost:
             leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
             self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}

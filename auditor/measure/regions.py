@@ -15,6 +15,7 @@ from ..errors import first_line
 from ..formats.metrics import output_error
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
+from ..raised import let_through
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
 from ..replay.execute import PartlyLow, Replay
 from .calibrate import Calibration
@@ -42,7 +43,11 @@ def run_regions(
     leaving = {node for region in regions for node in region.leaving}
     reference = _Kept(capture, leaving)
     with torch.no_grad():
-        Replay(capture, reference).run(*flat)
+        try:
+            Replay(capture, reference).run(*flat)
+        except Exception as error:
+            let_through(error)
+            return tuple(_failed(region, capture, error) for region in regions)
         return tuple(_tested(region, capture, flat, reference.values) for region in regions)
 
 
@@ -97,17 +102,24 @@ def _explained(nodes: Sequence[fx.Node], contributions: Mapping[str, Mapping[str
     return math.hypot(*own, *cast)
 
 
+def _failed(region: _Region, capture: Capture, error: Exception) -> FlaggedRegion:
+    names, reason = _names(region, capture), first_line(error)
+    return FlaggedRegion(region.fmt, names, _shared(capture, names), None, None, region.explained, reason)
+
+
+def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
+    return tuple(node.name for node in region.nodes if node.name in capture.nodes)
+
+
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any]) -> FlaggedRegion:
-    names = tuple(node.name for node in region.nodes if node.name in capture.nodes)
+    names = _names(region, capture)
     low = _Kept(capture, region.leaving)
     inside = {node.name for node in region.nodes}
     try:
         PartlyLow(capture, inside, region.fmt, rounder(capture, region.fmt), low).run(*flat)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        reason = first_line(error)
-        return FlaggedRegion(region.fmt, names, _shared(capture, names), None, None, region.explained, reason)
+        let_through(error)
+        return _failed(region, capture, error)
     outputs = [leaf for name in capture.outputs for leaf in reference[_named(capture, name)]]
     changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]
     local = max(_error(reference[node], low.values[node]) for node in region.leaving)

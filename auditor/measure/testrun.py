@@ -16,6 +16,7 @@ from ..formats.table import Format
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, row_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core, product
+from ..raised import let_through
 from ..records import Literals, NodeError
 from ..replay.execute import with_literals
 from .exact import Exact, sampled
@@ -68,17 +69,15 @@ def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, ro
         if not operation_of(target).exact:  # of others that only move entries, a try finds out
             exact = Exact(target, args, kwargs)
             exact.prepare()
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
+        let_through(error)
         return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
     try:
         return Alone(run_op(target, *with_literals(args, kwargs, literals)), exact)
     except UnsupportedInFormat as error:
         return Alone(unsupported=str(error))
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        let_through(error)
         return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
 
@@ -113,7 +112,7 @@ def _is_rounded(reference: Any, local: Any) -> bool:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(*((torch.view_as_real(x) if x.is_complex() else x) for x in (a, b)))
+    return torch.equal(*((torch.view_as_real(x.resolve_conj()) if x.is_complex() else x) for x in (a, b)))
 
 
 def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], results: Leaves) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import torch
 from ..errors import MeasureError
 from ..formats.carried import carried_in
 from ..formats.table import Format, format_of, is_low
+from ..raised import let_through
 from ..trees import tensors_in
 from .casting import in_float32
 from .nodes import operation_of, settled
@@ -55,9 +56,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     try:
         return settled(target, target(*args, **kwargs))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        let_through(error)
         if on_cpu and not known.half_on_cpu and _NO_KERNEL.search(str(error)):
             return in_float32(target, args, kwargs, row)
         raise UnsupportedInFormat(_reason(name, row, error)) from error

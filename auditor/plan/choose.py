@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..formats.table import FORMATS
+from ..raised import let_through
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
@@ -143,9 +144,8 @@ def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough
     """
     try:
         return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return float("inf")
 
 

@@ -18,6 +18,7 @@ from ..formats.table import FORMATS, label, runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
+from ..raised import let_through
 from ..records import Baseline, Plan, Verification
 from ..replay.strategies import running, scoped
 from ..state.members import size_of
@@ -121,9 +122,8 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     try:
         error = f"gives an error of {trial.error(running(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)):.2g}"
-    except torch.OutOfMemoryError:
-        raise
     except Exception as refused:
+        let_through(refused)
         error = f"ends with: {first_line(refused)}"
     return _failed(
         bench,
@@ -168,6 +168,7 @@ def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
         with patched(bench.subject.model, plan_table(plan)) as model:
             return answers_of(model, bench.checks, bench.device, bench.seed, bench.graded is not None)
     except Exception as error:
+        let_through(error, memory=False)
         return failure_of(error)
 
 

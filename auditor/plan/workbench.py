@@ -12,6 +12,7 @@ from ..formats.metrics import output_error
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..options import Options
+from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
 from ..runs.answer import answer
 from ..tape.paths import usable
@@ -63,9 +64,8 @@ class Workbench:
         """FP32 outputs for the first check, run with gradients enabled; None for a model that cannot be."""
         try:
             return answer(self.subject.model, self.checks[0], seed=self.seed, gradients=True)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
+        except Exception as error:
+            let_through(error)
             return None
 
     def trial(self, batches: Sequence[Batch]) -> Trial:

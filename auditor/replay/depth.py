@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..errors import MeasureError
 from ..formats.metrics import relative_l2
-from ..ops.kernels import UnsupportedInFormat
+from ..raised import let_through
 from ..records import Batch, Capture, Plan
 from .execute import PolicyInterpreter
 from .running import FULL, Running
@@ -20,7 +20,7 @@ def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | N
     """Relative L2 error of each floating node's output under the plan, on one batch, in execution order.
 
     Both runs advance node by node, so that no more than two sets of live values are held. A node whose shape depends
-    on values may differ in it, and is left out. {} where an operation refuses to run so, or there is no plan.
+    on values may differ in it, and is left out. {} where an operation raises, as one that refuses the format, or there is no plan.
     """
     if plan is None:
         return {}
@@ -29,7 +29,8 @@ def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | N
     try:
         with torch.no_grad():
             low.run(*capture.bind(model, batch))
-    except UnsupportedInFormat:
+    except Exception as error:
+        let_through(error)
         return {}
     return low.errors
 

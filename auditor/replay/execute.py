@@ -27,6 +27,7 @@ class Replay(fx.Interpreter):
 
     def __init__(self, capture: Capture, observe: Observe | None = None, *, keep: bool = False) -> None:
         super().__init__(capture.graph_module, garbage_collect_values=not keep)
+        self.extra_traceback = False  # it rewrites what an operation raised
         self.capture, self._observe = capture, observe
 
     def run_node(self, n: fx.Node) -> Any:

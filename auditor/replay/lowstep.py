@@ -14,6 +14,7 @@ from torch import fx
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
+from ..raised import let_through
 from .execute import PartlyLow, PolicyInterpreter, Replay
 from .step import Step
 from .strategies import plain, running
@@ -104,6 +105,7 @@ def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
             torch.manual_seed(step.seed)
             loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:
+        let_through(error)
         return failed(error)
     return LowStep(float(loss.detach()), {n: unscaled(g, scale) for n, g in zip(names, found, strict=True)})

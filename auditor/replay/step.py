@@ -13,6 +13,7 @@ from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ops.nodes import tensors_of
+from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from .execute import Replay, apart
 
@@ -90,7 +91,8 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
             found = torch.autograd.grad(
                 step.loss, leaves, retain_graph=True, create_graph=create_graph, allow_unused=True
             )
-        except (RuntimeError, NotImplementedError):
+        except Exception as error:
+            let_through(error)
             if create_graph:
                 raise
             found = [None] * len(leaves)

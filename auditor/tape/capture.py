@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError
 from ..formats.metrics import output_error
+from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
 from ..runs.outputs import tensor_outputs
@@ -41,6 +42,7 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     except AuditorError:
         raise
     except Exception as error:
+        let_through(error)
         raise CaptureError(
             f"{subject.name} could not be recorded: {_first_line(error)}. "
             "Check that the model runs on these inputs in FP32, outside torch.compile.",

@@ -16,6 +16,7 @@ from ..dispatch import Region
 from ..formats.table import FORMATS, Format, dtype_of
 from ..imitation import Imitation
 from ..ops.nodes import op_name, row_of
+from ..raised import let_through
 from ..records import Batch, Capture, Literals
 from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
@@ -88,7 +89,8 @@ def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) -> 
     try:
         with stored_in(model, dtype):
             return _recorded(model, low, None, seed)
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return None
 
 
@@ -96,7 +98,8 @@ def _in_region(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) ->
     """The tape of the model under autocast."""
     try:
         return _recorded(model, batch, Region(True, str(dtype).removeprefix("torch.")), seed)
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return None
 
 
@@ -104,7 +107,8 @@ def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int) 
     """The tape of a low run, at a fraction of its cost where no value is read on the way."""
     try:
         tape = _run(Outlines(lenient=True), model, batch, around, seed)
-    except Exception:  # zeros may be singular, or have no gradient
+    except Exception as error:  # zeros may be singular, or have no gradient
+        let_through(error)
         return _run(Imitation(lenient=True), model, batch, around, seed)
     return _run(Imitation(lenient=True), model, batch, around, seed) if tape.reads else tape
 

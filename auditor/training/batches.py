@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import AuditorError
 from ..formats.histogram import flushed, largest_scale, magnitudes_of, merged, significant
 from ..formats.table import FORMATS
+from ..raised import let_through
 from ..records import Batch, Magnitudes, Objective, Subject
 from ..records.training import BatchSize
 from ..replay.lowstep import gradient_error
@@ -82,7 +82,8 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
         kept = list(starts)[: PARTS if captured.method == "run" else 1]
         parts = [_part(subject, total, slice(start, start + count)) for start in kept]
         return [settle(run_step(bind_step(captured, part, step_batches(part)[0], whole.seed))) for part in parts]
-    except (AuditorError, RuntimeError, ValueError):
+    except Exception as error:
+        let_through(error)
         return []  # a model may insist on its batch size
 
 

@@ -18,6 +18,7 @@ from ..load.sandbox import blame
 from ..load.state import in_eval, switch
 from ..load.stored import raised
 from ..load.subject import from_object
+from ..raised import let_through
 from ..records import Batch, Objective, Subject
 from ..runs.step import TrainingStep, step_batches
 from ..state import unchanged
@@ -71,6 +72,7 @@ def checked(subject: Subject) -> Subject:
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
+                let_through(error, memory=False)
                 raise LoadError(
                     f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
                     f"{_targets(batch)}",

@@ -18,6 +18,7 @@ from ..imitation import Imitation, imitated
 from ..ops.nodes import tensors_of
 from ..patch.table import plan_table
 from ..patch.temporary import patched
+from ..raised import let_through
 from ..records import Plan
 from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
 from ..replay.step import Step
@@ -71,6 +72,7 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None 
             run = partial(_forward_and_backward, step, module, low, scale, watch)
             return from_the_start(module, step.batch, run, step.seed)
     except Exception as error:
+        let_through(error)
         return failed(error)
 
 

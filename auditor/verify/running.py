@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import first_line
+from ..raised import let_through, out_of_memory
 from ..records import Batch
 from ..runs.answer import answer, as_on
 
@@ -49,12 +50,14 @@ def answers_of(
         if device == "cuda":
             answer(model, batches[0], seed=seed, fused=True)
     except Exception as error:
+        let_through(error, memory=False)
         return failure_of(error)
     if not gradients:
         return Answers(outputs)
     try:
         graded = answer(model, batches[0], seed=seed, around=partial(as_on, device), gradients=True)
     except Exception as error:
+        let_through(error, memory=False)
         return f"with gradients enabled, {failure_of(error)}"
     return Answers(outputs, [x.cpu() for x in graded])
 
@@ -62,4 +65,5 @@ def answers_of(
 def failure_of(error: BaseException) -> str:
     """What a run raised, in one line."""
     name, text = type(error).__name__, first_line(error)
-    return text if text == name else f"{name}: {text[:300]}"
+    said = text if text == name else f"{name}: {text[:300]}"
+    return f"out of memory, {said}" if out_of_memory(error) else said

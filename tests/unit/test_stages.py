@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from auditor.errors import AuditorError
+from auditor.paths import nearest
 from auditor.stages import Stages
 
 
@@ -41,3 +46,39 @@ def test_the_steps_of_a_stage_are_counted_from_its_start() -> None:
         with stages("measure", "three nodes", 3):
             stages.tick("a")
     assert heard == [(0, 3), (1, 3)] * 2
+
+
+def test_what_torch_or_the_model_raises_in_a_stage_is_one_clear_line() -> None:
+    with (
+        pytest.raises(AuditorError, match="in the stage 'measure' an operation raised RuntimeError") as raised,
+        Stages(None)("measure", ""),
+    ):
+        torch.ones(2) @ torch.ones(3)
+    assert raised.value.slug == "operation-raises"
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("full")])
+def test_want_of_memory_names_the_stage(error: Exception) -> None:
+    with (
+        pytest.raises(AuditorError, match=r"out of memory in the stage 'plan' .*full") as raised,
+        Stages(None)("plan", ""),
+    ):
+        raise error
+    assert raised.value.slug == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("60 s"), AuditorError("one line", slug="bad-input"), KeyboardInterrupt()]
+)
+def test_what_says_enough_by_itself_comes_out_as_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised, Stages(None)("plan", ""):
+        raise error
+    assert raised.value is error
+    assert not hasattr(error, "__notes__")
+
+
+def test_an_error_of_our_own_stays_what_it_is_and_says_in_which_stage() -> None:
+    with pytest.raises(AttributeError) as raised, Stages(None)("judge", ""):
+        nearest(3, {})  # type: ignore[arg-type]
+    assert raised.value.__notes__ == ["in the stage 'judge'"]

@@ -28,7 +28,15 @@ def reporter(name: str) -> Reporter:
     return cast(Reporter, importlib.import_module(f"{__name__}.{name}"))
 
 
+def rendered(name: str, audit: Audit) -> str:
+    """The audit as the reporter of that name writes it; what that raises is noted to come from it."""
+    try:
+        return reporter(name).render(audit)
+    except Exception as error:
+        error.add_note(f"in the reporter {name!r}")
+        raise
+
+
 def files(audit: Audit) -> Mapping[str, str]:
     """{file name: text} of the reporters that are written to a file."""
-    found = {name: reporter(name) for name in names()}
-    return {file: one.render(audit) for one in found.values() if (file := getattr(one, "FILE", None))}
+    return {file: rendered(name, audit) for name in names() if (file := getattr(reporter(name), "FILE", None))}

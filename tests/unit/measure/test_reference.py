@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.reference import Reference
+from auditor.measure.reference import TRIED, TRUSTED, Back, Reference
 from tests.capturing import Function
 from tests.subjects import capture_of, seeded
 
@@ -27,9 +27,9 @@ class Kept(Reference):
         return value
 
 
-def run(model: nn.Module, *inputs: Tensor, careful: bool = False) -> Kept:
+def run(model: nn.Module, *inputs: Tensor, back: Back = TRUSTED) -> Kept:
     captured = capture_of(model, *inputs)
-    reference = Kept(captured.graph_module, careful)
+    reference = Kept(captured.graph_module, back)
     values = captured.bind(model, (inputs, {}))
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in values]
     reference.run(*leaves)
@@ -100,6 +100,6 @@ def test_what_is_read_by_one_product_alone_needs_no_other_name() -> None:
 
 
 def test_operations_without_a_derivative_say_what_they_lose() -> None:
-    found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), careful=True)
+    found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), back=TRIED)
     assert {node.name for node in found.lost} <= {"mul", "mul_1"}
     assert "mul" in {node.name for node in found.lost}  # no derivative by its first argument

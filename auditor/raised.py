@@ -1,0 +1,60 @@
+"""What a run raised, and whether that is about what ran: time limits and want of memory are not."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from types import CodeType
+
+_NO_MEMORY = re.compile(
+    r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment", re.IGNORECASE
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that there is no memory left, as Python, the linker, CUDA or torch's allocators say it."""
+    worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return worded or named or isinstance(error, MemoryError)
+
+
+def time_is_up(error: BaseException) -> bool:
+    """Whether it is a time limit of the caller's: a TimeoutError, or anything that a handler of signals raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TimeoutError) or not _codes(cause).isdisjoint(_handlers()):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def let_through(error: BaseException, *, memory: bool = True) -> None:
+    """Raise the error again where it says nothing of what ran: a time limit, or, with `memory`, that there is none left."""
+    if time_is_up(error) or (memory and out_of_memory(error)):
+        raise error
+
+
+def from_outside(error: BaseException) -> bool:
+    """Whether code other than this package's raised it: torch, a library, the user's model."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    ours = Path(__file__).resolve().parent
+    return innermost is not None and ours not in Path(innermost.tb_frame.f_code.co_filename).resolve().parents
+
+
+def _codes(error: BaseException) -> set[CodeType]:
+    found, place = set(), error.__traceback__
+    while place is not None:
+        found.add(place.tb_frame.f_code)
+        place = place.tb_next
+    return found
+
+
+def _handlers() -> set[CodeType]:
+    """What Python runs when signals arrive, but for the one of its own that makes a KeyboardInterrupt."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions = [getattr(handler, "func", handler) for handler in handlers if callable(handler)]
+    calls = [f if hasattr(f, "__code__") or hasattr(f, "__func__") else type(f).__call__ for f in functions]
+    return {code for call in calls if isinstance(code := getattr(call, "__code__", None), CodeType)}

@@ -1,0 +1,255 @@
+"""An operation that raises, at every call of an audit in turn: the audit ends, the rest of it is intact, nothing is swallowed."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.errors import AuditorError
+from auditor.records import Audit
+from tests.any_model.holding import tensors_of
+from tests.replaying import assert_same, linear
+from tests.subjects import normal
+
+X = normal(4, 8)
+MANY = [
+    RuntimeError,
+    NotImplementedError,
+    AssertionError,
+    ValueError,
+    IndexError,
+    KeyError,
+    ZeroDivisionError,
+    StopIteration,
+]
+
+
+class Broken(Exception):
+    """A class that nobody knows."""
+
+
+class Ended(BaseException):
+    """No Exception: nothing that handles errors may keep it."""
+
+
+@dataclass
+class Faults:
+    """When the operation raises, and what it saw. stages: of every call, in order."""
+
+    at: int | None = None
+    error: BaseException | None = None
+    when: Callable[[Tensor], bool] = lambda x: False
+    backwards: bool = False
+    stages: list[str] = field(default_factory=list)
+    stage: str = "load"
+
+    def called(self, x: Tensor) -> None:
+        self.stages.append(self.stage)
+        if self.error is not None and (len(self.stages) == self.at or self.when(x)):
+            raise self.error
+
+    def heard(self, stage: str, *_: Any) -> None:
+        self.stage = stage
+
+
+_now = [Faults()]
+
+
+@torch.library.custom_op("faults::tanh", mutates_args=())
+def tanh(x: Tensor) -> Tensor:
+    _now[0].called(x)
+    return x.tanh()
+
+
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    faults = _now[0]
+    if faults.backwards and faults.error is not None:
+        raise faults.error
+    (y,) = ctx.saved_tensors
+    return gradient * (1 - y * y)
+
+
+tanh.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
+
+
+class Net(nn.Module):
+    """Flagged nodes that lie together, so that regions are run too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = linear(8, 8), linear(8, 8, seed=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(tanh(self.first(x)))
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_left() -> Iterator[None]:
+    yield
+    _now[0] = Faults()
+
+
+def audited(faults: Faults, **options: Any) -> Audit:
+    """The audit under faults; model and inputs are then what they were, however it ends."""
+    _now[0] = faults
+    model, x = Net().eval(), X.clone()
+    before = copy.deepcopy(model)
+    asked = {"formats": ("fp16",), "strategies": ("cast",), **options}
+    try:
+        return auditor.audit(model, x, device="cpu", progress=faults.heard, **asked)
+    finally:
+        assert_same([*tensors_of(model), x], [*tensors_of(before), X])
+
+
+def verdicts(audit: Audit) -> dict[str, str]:
+    return {report.node.name: report.verdicts["fp16"].verdict for report in audit.nodes}
+
+
+def reasons(audit: Audit) -> str:
+    return " ".join(report.verdicts["fp16"].reason for report in audit.nodes if "tanh" in report.node.op)
+
+
+def at_every_call(kind: type[Exception], step: int = 1, **options: Any) -> Counter[tuple[str, str]]:
+    """{(stage of the call, how the audit ended)}; where it ends well, all other nodes are judged as without the fault."""
+    sound = Faults()
+    expected, found = verdicts(audited(sound, **options)), Counter[tuple[str, str]]()
+    for call in range(1, len(sound.stages) + 1, step):
+        faults = Faults(at=call, error=kind("in a word"))
+        try:
+            audit = audited(faults, **options)
+        except AuditorError as error:
+            if "in a word" not in str(error):
+                raise
+            found[sound.stages[call - 1], error.slug] += 1
+            continue
+        assert {**verdicts(audit), "tanh": ""} == {**expected, "tanh": ""}
+        told = "in a word" in reasons(audit)
+        found[sound.stages[call - 1], "told" if told else "ended"] += 1
+    return found
+
+
+ONCE = {
+    ("load", "forward-raises"),
+    ("capture", "capture-failed"),
+    ("capture", "operation-raises"),
+    ("baseline", "operation-raises"),
+}
+"""Where the FP32 model itself raises, and nothing is left to hold a low run against."""
+
+
+@pytest.mark.parametrize("kind", [AssertionError, Broken])
+def test_a_call_that_raises_ends_no_audit_that_can_go_on(kind: type[Exception]) -> None:
+    found = at_every_call(kind, max_error=1e-4)
+    assert {stage for stage, _ in found} >= {"load", "capture", "measure", "regions", "baseline", "plan"}
+    assert {key for key in found if key[1] not in ("told", "ended")} <= ONCE
+    assert found["measure", "told"]
+    assert all(found[key] == 1 for key in ONCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MANY)
+def test_whatever_it_raises_and_wherever(kind: type[Exception]) -> None:
+    both = {"strategies": ("autocast", "cast"), "formats": ("fp16", "bf16")}
+    found = at_every_call(kind, **both)
+    assert {key for key in found if key[1] not in ("told", "ended")} <= ONCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, Broken])
+def test_a_training_audit_ends_too(kind: type[Exception]) -> None:
+    found = at_every_call(kind, mode="training", loss_fn=lambda y: y.square().mean())
+    assert all(
+        end in ("told", "ended", "bad-loss", "no-gradient") or (s, end) in ONCE or s == "training" for s, end in found
+    )
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_one_that_refuses_half_is_told_and_planned_around(kind: type[Exception]) -> None:
+    audit = audited(Faults(error=kind("in a word"), when=lambda x: x.dtype is torch.float16))
+    assert verdicts(audit)["tanh"] == "unsafe"
+    assert "in a word" in reasons(audit)
+    assert set(verdicts(audit).values()) - {"unsafe"}
+    assert all(plan.verified or plan.verification.failure for plan in audit.plans.values())
+
+
+@pytest.mark.parametrize("kind", [AssertionError, Broken])
+def test_one_that_refuses_gradients_is_measured_without(kind: type[Exception]) -> None:
+    refusing = Faults(error=kind("in a word"), when=lambda x: torch.is_grad_enabled() or x.requires_grad)
+    found, expected = audited(refusing, max_error=0.1), audited(Faults(), max_error=0.1)
+    assert set(verdicts(found)) == set(verdicts(expected))
+    assert {name: plan.measured_error for name, plan in found.plans.items()}
+
+
+@pytest.mark.parametrize("kind", [AssertionError, Broken])
+def test_a_derivative_that_raises_is_done_without(kind: type[Exception]) -> None:
+    found, expected = audited(Faults(error=kind("in a word"), backwards=True)), audited(Faults())
+    assert verdicts(found).keys() == verdicts(expected).keys()
+    assert {n: p.measured_error for n, p in found.plans.items()} == {
+        n: p.measured_error for n, p in expected.plans.items()
+    }
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("in a word"), MemoryError("in a word")])
+def test_want_of_memory_ends_the_audit_but_for_a_plan(error: Exception) -> None:
+    sound = Faults()
+    audited(sound)
+    for call in (sound.stages.index("measure") + 2, sound.stages.index("baseline") + 2):
+        with pytest.raises(AuditorError, match=f"out of memory in the stage '{sound.stages[call - 1]}'") as raised:
+            audited(Faults(at=call, error=error))
+        assert raised.value.slug == "out-of-memory"
+
+
+def test_a_patched_model_that_is_out_of_memory_costs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = __import__("auditor.verify.running", fromlist=["answer"])
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("in a word")
+
+    monkeypatch.setattr(running, "answer", full)
+    (plan,) = audited(Faults()).plans.values()
+    assert not plan.verified
+    assert plan.verification.failure == "out of memory, OutOfMemoryError: in a word"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Ended(), TimeoutError("in a word")])
+def test_what_is_not_about_the_operation_passes_every_stage(error: BaseException) -> None:
+    sound = Faults()
+    audited(sound)
+    for call in sorted({sound.stages.index(stage) + 1 for stage in sound.stages}):
+        with pytest.raises(type(error)) as raised:
+            audited(Faults(at=call, error=error))
+        assert raised.value is error
+
+
+def test_a_time_limit_by_a_signal_is_what_the_caller_raised() -> None:
+    def over(number: int, frame: FrameType | None) -> None:
+        raise Broken("time is up")
+
+    def slow(x: Tensor) -> bool:
+        if faults.stage == "measure":
+            time.sleep(5)
+        return False
+
+    before = signal.signal(signal.SIGALRM, over)
+    faults = Faults(error=RuntimeError("unused"), when=slow)
+    faults.heard = lambda stage, *_: (
+        setattr(faults, "stage", stage),
+        stage == "measure" and signal.setitimer(signal.ITIMER_REAL, 0.05),
+    )  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Broken, match="time is up"):
+            audited(faults)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

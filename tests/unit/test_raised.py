@@ -1,0 +1,92 @@
+"""What a run raised: time limits and want of memory pass every handler, all else is about what ran."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.raised import from_outside, let_through, out_of_memory, time_is_up
+
+FULL = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried")
+
+
+class Enough(Exception):
+    """A time limit of the caller's, of a class that nobody else knows."""
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise Enough("a second is over")
+
+
+class Stopping:
+    def __call__(self, *_: Any) -> None:
+        stop(0, None)
+
+    def method(self, *_: Any) -> None:
+        stop(0, None)
+
+
+@contextlib.contextmanager
+def alarm(handler: Callable[..., None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("full"), FULL])
+def test_want_of_memory_is_let_through_unless_that_is_the_answer(error: Exception) -> None:
+    assert out_of_memory(error)
+    with pytest.raises(type(error)):
+        let_through(error)
+    let_through(error, memory=False)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory format"), ValueError("DefaultCPUAllocator"), KeyError("x")])
+def test_other_errors_are_about_what_ran(error: Exception) -> None:
+    assert not out_of_memory(error)
+    assert not time_is_up(error)
+    let_through(error)
+
+
+@pytest.mark.parametrize("handler", [stop, partial(stop), Stopping(), Stopping().method])
+def test_what_a_handler_of_signals_raises_is_a_time_limit(handler: Callable[..., None]) -> None:
+    with alarm(handler):
+        try:
+            time.sleep(5)
+        except Enough as error:
+            caught: Exception = error
+        assert time_is_up(caught)
+        with pytest.raises(Enough):
+            let_through(caught, memory=False)
+
+
+def test_a_time_limit_stays_one_when_a_library_wraps_it() -> None:
+    wrapped = RuntimeError("failed")
+    wrapped.__cause__ = TimeoutError("60 s")
+    assert time_is_up(wrapped)
+    assert time_is_up(TimeoutError())
+
+
+def test_who_raised_it() -> None:
+    def caught(call: Callable[[], object]) -> Exception:
+        try:
+            call()
+        except Exception as error:
+            return error
+        raise AssertionError
+
+    assert from_outside(caught(lambda: torch.ops.aten.mm(torch.ones(2), torch.ones(2))))
+    assert not from_outside(caught(lambda: let_through(TimeoutError())))
+    assert not from_outside(ValueError())
