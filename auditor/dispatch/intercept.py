@@ -15,6 +15,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, _higher_order_ops, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..trees import tensors_in
@@ -179,7 +180,8 @@ _BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_lo
 
 
 def _transformed(args: Any, kwargs: Any) -> bool:
-    if torch._C._functorch.maybe_current_level() is not None:
+    """Whether a transform of functorch, or forward-mode differentiation, makes other operations of this one."""
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return any(wrapped(x) for x in tensors_in((args, kwargs)))

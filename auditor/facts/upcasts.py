@@ -81,7 +81,10 @@ class Upcasts:
         # both kinds, a value that is high is lowered.
         text = self._capture.nodes[node.name].code or ""
         both = _LOWERS.search(text) is not None
-        return _RAISES.search(text) is not None and not (both and self._high[node.all_input_nodes[0]])
+        return _RAISES.search(text) is not None and not (both and self._was_high(node))
+
+    def _was_high(self, node: fx.Node) -> bool:
+        return any(self._high[before] for before in node.all_input_nodes[:1])
 
     def _is_cast_up(self, node: fx.Node) -> bool:
         node = _unshaped(node)

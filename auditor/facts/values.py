@@ -56,8 +56,11 @@ def squares(node: fx.Node) -> bool:
 
 
 def _uncast(node: Any) -> Any:
-    """The node before its casts; not before its selections, since two chunks of a tensor are two tensors."""
-    while isinstance(node, fx.Node) and row_of(node).cast:
+    """The node before its casts; not before its selections, since two chunks of a tensor are two tensors.
+
+    What is cast may be a number: under vmap torch hands literals on as tensors, and casts those.
+    """
+    while isinstance(node, fx.Node) and row_of(node).cast and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

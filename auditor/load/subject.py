@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -72,6 +73,7 @@ def from_object(
         model, batches, name or kind.__name__, target, "example_inputs", "the model in hand", warnings=tuple(notes)
     )
     _reject_unfit(model)
+    _reject_lazy(model)
     return settled(subject, check)
 
 
@@ -179,9 +181,19 @@ def _reject_unfit(model: nn.Module) -> None:
             )
 
 
+def _reject_lazy(model: nn.Module) -> None:
+    """The first call draws the weights of lazy layers: of a model in hand, that is its owner's to do."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise LoadError(
+                f"{name} has no shape yet: call the model once, or load its weights, before the audit",
+                slug="lazy-weights",
+            )
+
+
 def _materialise(model: nn.Module, batch: Batch) -> None:
     """Lazy layers take their shape, and their first weights, from the first call."""
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+    if any(is_lazy(p) for p in model.parameters()):
         with torch.no_grad():
             model(*batch[0], **batch[1])
 
@@ -189,7 +201,7 @@ def _materialise(model: nn.Module, batch: Batch) -> None:
 def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
     try:
         return answer(subject.model, batch)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"

@@ -19,8 +19,8 @@ _NO_HOOKS = vars(nn.Module())
 _HOOKS = [name for name, held in _NO_HOOKS.items() if "_hooks" in name and isinstance(held, dict)]
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
-_OTHERS = sys.stdlib_module_names | {"torch"}
-_UNSET = object()
+OTHERS = sys.stdlib_module_names | {"torch", __name__.partition(".")[0]}
+UNSET = object()
 
 
 def _everything(held: list[Any]) -> Iterable[Any]:
@@ -28,7 +28,7 @@ def _everything(held: list[Any]) -> Iterable[Any]:
 
 
 def leads_nowhere(held: list[Any]) -> Iterable[Any]:
-    """What is held belongs to others: hooks are often those of the very measurement that runs the model."""
+    """What is held is no object of Python's."""
     return ()
 
 
@@ -58,7 +58,7 @@ def is_open(cls: type) -> bool:
 def own_classes(cls: type) -> Iterator[type]:
     """The classes that `cls` is made of and torch doesn't bring: models keep caches and counters there too."""
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] not in _OTHERS:
+        if base.__module__.partition(".")[0] not in OTHERS:
             yield base
 
 
@@ -72,9 +72,9 @@ def slots(cls: type) -> list[Kind]:
 
     def write(owner: Any, held: list[Any]) -> None:
         for member, value, now in zip(members, held, read(owner), strict=True):
-            if value is not _UNSET:
+            if value is not UNSET:
                 member.__set__(owner, value)
-            elif now is not _UNSET:
+            elif now is not UNSET:
                 member.__delete__(owner)
 
     return [Kind(read, write)] if members else []
@@ -84,7 +84,7 @@ def _get(member: types.MemberDescriptorType, owner: Any) -> Any:
     try:
         return member.__get__(owner)
     except AttributeError:
-        return _UNSET
+        return UNSET
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _write_class(owner: type, held: list[Any]) -> None:
     for name in now.keys() - before.keys():
         type.__delattr__(owner, name)
     for name, value in before.items():
-        if now.get(name, _UNSET) is not value:
+        if now.get(name, UNSET) is not value:
             type.__setattr__(owner, name, value)
 
 
@@ -169,6 +169,6 @@ def _script_names(owner: Any) -> list[str]:
 
 OBJECT = Kind(_read_object, _write_object)
 MODULE = Kind(_read_object, _write_object, _past_hooks)
-HOOKS = Kind(_read_hooks, _write_hooks, leads_nowhere)
+HOOKS = Kind(_read_hooks, _write_hooks)
 CLASS = Kind(_read_class, _write_class)
 SCRIPT = Kind(_read_script, _write_script)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attributes import CLASS, Kind, own_classes
+from .attributes import CLASS, HOOKS, Kind, own_classes
 from .contents import ATOMS, Content, content, kinds_of
+from .functions import held_by_code, is_users
 from .storages import Role, Storages
 from .tensors import TensorState
 
@@ -22,6 +23,7 @@ class Reachable:
         self._seen: dict[int, Any] = {}
         self._roles: dict[int, Role] = {}
         self._kinds: dict[int, tuple[Kind, ...]] = {}
+        self._hooks: set[int] = set()
         self._contents: list[Content] = []
         self._tensors: list[TensorState] = []
         self._collect([model, *holders])
@@ -55,6 +57,10 @@ class Reachable:
             buffers = vars(value).get("_buffers") or {}
             self._roles.update((id(buffer), Role.BUFFER) for _, buffer in buffers.items())
             yield from self._open_classes(type(value))
+        elif isinstance(value, type) and is_users(value.__module__):
+            yield from self._hold(value, CLASS)
+        for owner, kind in held_by_code(value, hook=id(value) in self._hooks):
+            yield from self._hold(owner, kind)
         for kind in self._kinds_of(type(value)):
             yield from self._hold(value, kind)
 
@@ -71,6 +77,8 @@ class Reachable:
     def _hold(self, owner: Any, kind: Kind) -> Iterable[Any]:
         held = content(owner, kind)
         self._contents.append(held)
+        if kind is HOOKS:
+            self._hooks.update(map(id, held.children))
         return held.children
 
     def _open_tensor(self, tensor: torch.Tensor) -> TensorState:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,33 +11,49 @@ import torch
 from torch import nn
 
 from .members import modules_of, parameters_of
+from .storages import Role, Storages, memory, plain_torch
 
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """Whatever the body converts, wraps, sets or registers: every module comes back with the same objects and bits.
 
-    Attributes, hooks, parameters, their storage and their gradients are the very ones they were. Buffers that the body
-    sees are copies, so it may write into them, tied as the originals are. Only what it writes into a parameter in place,
-    without converting it first, stays.
+    Attributes, hooks, parameters, their storage and their gradients are the very ones they were, and so are buffers and
+    what the body writes into them. Only what it writes into a parameter in place, without converting it first, stays.
+    Nothing is copied for the body to see: what shares memory, a buffer with a parameter or with a plain attribute,
+    shares it there too.
     """
     modules = modules_of(model)
     stores = [s for module in modules for s in (vars(module), *filter(_is_store, vars(module).values()))]
     kept = [(store, dict(store)) for store in stores]
     parameters = [(parameter, parameter.data, parameter.grad) for parameter in parameters_of(model)]
     scripted = [(m._buffers, list(m._buffers.items())) for m in modules if isinstance(m, torch.jit.ScriptModule)]
+    memories = _written_to(modules)
     try:
-        _own_buffers(modules)
         for parameter, _, _ in parameters:
             parameter.grad = None  # a conversion would convert it too
-        yield
+        with memories.saved_before_written():
+            yield
     finally:
         for parameter, data, gradient in parameters:
             parameter.data, parameter.grad = data, gradient
         for store, content in kept:
             _put_back(store, content)
         for buffers, held in scripted:  # theirs lie in C++
-            _replace(buffers, held)
+            for name, buffer in held:
+                buffers[name] = buffer
+        with plain_torch():
+            list(memories.restore())
+
+
+def _written_to(modules: list[nn.Module]) -> Storages:
+    """The memory of the buffers, as it is now."""
+    found = Storages()
+    with plain_torch():
+        for buffer in (buffer for module in modules for _, buffer in module._buffers.items() if buffer is not None):
+            found.add(memory(buffer), Role.BUFFER)
+        found.copy_small()
+    return found
 
 
 def _is_store(value: object) -> bool:
@@ -50,19 +65,3 @@ def _put_back(store: dict[str, Any], content: Mapping[str, Any]) -> None:
     if list(store) != list(content) or any(store[key] is not value for key, value in content.items()):
         store.clear()
         store.update(content)
-
-
-def _own_buffers(modules: list[nn.Module]) -> None:
-    """Copies in place of the buffers: one made once where modules share it, one storage where buffers share that."""
-    known: dict[int, torch.Tensor] = {}
-    detached = [
-        {key: None if b is None else known.setdefault(id(b), b.detach()) for key, b in module._buffers.items()}
-        for module in modules
-    ]
-    for module, own in zip(modules, copy.deepcopy(detached), strict=True):
-        _replace(module._buffers, own.items())
-
-
-def _replace(buffers: Any, held: Iterable[tuple[str, torch.Tensor | None]]) -> None:
-    for name, buffer in held:
-        buffers[name] = buffer

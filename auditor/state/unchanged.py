@@ -22,9 +22,11 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     """Whatever the body's runs of `model` write comes back: in the model, in `holders` and in the random generators.
 
     Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and of every
-    plain attribute, as deep as lists, dicts and objects lead; attributes of the model's own classes; nested inputs.
+    plain attribute, as deep as lists, dicts and objects lead; attributes of the model's own classes; nested inputs; what
+    the functions among all these keep in closures and defaults, and the globals that they name. A functools.lru_cache
+    forgets the tensors that it was given.
     Two runs in two such bodies therefore start from the same state, and the caller seeds once.
-    Does not come back: `grad_fn` of a tensor that had one; what only closures, globals or C++ objects hold.
+    Does not come back: `grad_fn` of a tensor that had one; what only iterators or C++ objects hold.
     Gradients of what the body computes are to be taken inside it: the values that they need are put back after it.
     What the body records must not hang on the model or the holders, or it is undone too.
     Cost: small tensors are copied at once, a large one only when an operation is about to write into it.

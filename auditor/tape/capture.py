@@ -13,16 +13,15 @@ from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
 from ..runs.outputs import tensor_outputs
+from ..state import unchanged
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of
+from .history import AGREEMENT, history_matters
 from .literals import compared
 from .naming import describe_nodes
 from .paths import on_the_path
 from .record import record
-
-AGREEMENT = 1e-6
-"""Relative L2 difference up to which a replay counts as the run: a kernel may take another path on other memory."""
 
 DOUBLE = ("float64", "complex128")
 """Dtypes that no plan touches, by their names on a node."""
@@ -38,7 +37,9 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     """
     batch: Batch = subject.batches[0]
     try:
-        tape, answer = from_the_start(subject.model, batch, lambda: record(subject.model, batch), seed)
+        tape, answer, history = from_the_start(
+            subject.model, batch, lambda: _recorded(subject.model, batch, seed), seed
+        )
     except AuditorError:
         raise
     except Exception as error:
@@ -64,7 +65,14 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     _check(recorded, subject, batch, answer)
     others = [other for other in (*subject.batches[1:], *subject.held_out) if tape.reads]
     recorded = compared(recorded, tape, subject.model, batch, formats, seed)
-    return replace(recorded, same_path=on_the_path(tape, subject.model, others, seed))
+    warnings = (*recorded.warnings, *([history] if history else []))
+    return replace(recorded, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)
+
+
+def _recorded(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, list[torch.Tensor], str | None]:
+    with unchanged(nn.Module(), batch):  # what the run does to its inputs is no state of the model
+        tape, answer = record(model, batch)
+    return tape, answer, history_matters(model, batch, answer, seed)
 
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
@@ -84,8 +92,16 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
 
 
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        found = tensor_outputs(fx.Interpreter(recorded.graph_module).run(*recorded.bind(subject.model, batch)))
+    try:
+        with torch.no_grad():
+            found = tensor_outputs(fx.Interpreter(recorded.graph_module).run(*recorded.bind(subject.model, batch)))
+    except Exception as error:
+        let_through(error)
+        raise CaptureError(
+            f"{subject.name} runs, but its recorded operations do not run again: {_first_line(error)}. Does it use an "
+            "operation that only works within a context, or handles that are freed after the run?",
+            slug="capture-failed",
+        ) from error
     found, answer = _unnested(found), _unnested(answer)
     if len(found) != len(answer) or not output_error(answer, found) <= AGREEMENT:
         raise CaptureError(

@@ -28,32 +28,25 @@ class Answers:
     graded: list[torch.Tensor] | None = None
 
 
-def run_patched(
-    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
-) -> Outputs:
+def run_patched(model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0) -> Outputs:
     """Output tensors, on the CPU, of a model that carries its own scopes; one list per batch.
 
     The model is called as its user calls it. Raises: whatever it raises, or a GPU would raise.
     """
-    around = partial(as_on, device, most)
+    around = partial(as_on, device)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
 
 
 def answers_of(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    device: str,
-    seed: int = 0,
-    gradients: bool = True,
-    most: int | None = None,
+    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, gradients: bool = True
 ) -> Answers | str:
     """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
 
-    most: operations that a forward may take, see `imitated`. gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
+    gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
     transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs.
     """
     try:
-        outputs = run_patched(model, batches, device, seed, most)
+        outputs = run_patched(model, batches, device, seed)
         if device == "cuda":
             answer(model, batches[0], seed=seed, fused=True)
     except Exception as error:
@@ -62,7 +55,7 @@ def answers_of(
     if not gradients:
         return Answers(outputs)
     try:
-        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
+        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
         return f"with gradients enabled, {failure_of(error)}"

@@ -17,6 +17,9 @@ from auditor.runs.answer import answer, as_on
 from tests.replaying import assert_same
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+_LAST_BIT = 2.0**-24
+"""Half a unit of FP32: an LSTM runs in another kernel with gradients than without, and the reference is either."""
+
 Build = Callable[[], tuple[nn.Module, Call]]
 
 
@@ -43,7 +46,7 @@ def held(build: Build, *, some_plan_verified: bool = True, reference: Build | No
             another, call = build()
             with in_eval(another):
                 found = answer(auditor.apply(another, audit, name), call, around=lambda: as_on("cpu"))
-            assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6, abs=1e-12), name
+            assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6, abs=_LAST_BIT), name
     return audit
 
 

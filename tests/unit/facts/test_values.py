@@ -36,6 +36,17 @@ def test_literals_that_follow_the_dtype_are_left_out() -> None:
     assert facts["masked_fill"].constants == ()
 
 
+def test_a_literal_that_torch_casts_is_no_square() -> None:
+    """Under vmap a number is handed on as a tensor, in a cast of its own."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda index: x * (index * 0.5))(torch.arange(2))
+
+    found = facts_of(scaled, torch.ones(2, 2))
+    assert any(not node.all_input_nodes for node in found.capture.graph_module.graph.nodes if "to." in str(node.target))
+    assert not any(fact.squares for fact in found.facts.values())
+
+
 def test_ranges_of_activations_weights_and_buffers() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
     with torch.no_grad():

@@ -102,6 +102,8 @@ def test_integer_outputs_are_fine_where_floats_are_computed():
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2,5] from example_inputs"),
         (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
         (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),
+        (nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 3), "lazy-weights", "0.weight"),
+        (nn.Sequential(nn.LazyBatchNorm1d()), torch.ones(2, 3), "lazy-weights", "call the model once"),
         (torch.ones(2), torch.ones(2), "not-a-model", "got a Tensor"),
     ],
 )

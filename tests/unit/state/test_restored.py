@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from auditor.state.restored import restored
+from auditor.state.storages import AT_ONCE, Role
 from tests.patching import identity, shared
 from tests.subjects import normal, seeded
 
@@ -47,3 +48,23 @@ def test_buffers_are_tied_in_the_body_as_they_are() -> None:
         model.front.zero_()
         assert model.back.tolist() == [0.0, 0.0, 4.0, 5.0]
     assert model.back.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_buffer_on_a_parameter_s_memory_stays_there() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("rows", model.weight.data[:1])
+    model.plain = model.rows.view(-1)
+    before = model.weight.detach().clone()
+    with restored(model):
+        model.rows.fill_(3)
+        assert model.weight[0].tolist() == model.plain.tolist() == [3, 3]
+    assert torch.equal(model.weight, before)
+    assert model.rows.data_ptr() == model.weight.data_ptr() == model.plain.data_ptr()
+
+
+def test_large_buffers_are_copied_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AT_ONCE, Role.BUFFER, 0)
+    model = nn.BatchNorm1d(4)
+    with restored(model):
+        model.running_mean += 1
+    assert model.running_mean.tolist() == [0, 0, 0, 0]

@@ -149,7 +149,7 @@ def test_results_of_a_graph_come_back(copied: str) -> None:
 
 
 class Recorder:
-    """A measurement's own hook: it lives longer than the body."""
+    """A hook with a store of its own."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -158,10 +158,19 @@ class Recorder:
         self.seen.append(out)
 
 
-def test_what_hooks_record_stays() -> None:
+def test_what_hooks_record_is_undone() -> None:
     model, recorder = nn.Linear(3, 3), Recorder()
     model.register_forward_hook(recorder)
     with unchanged(model):
+        model(X)
+        assert len(recorder.seen) == 1
+    assert recorder.seen == []
+
+
+def test_what_a_hook_of_the_body_records_stays() -> None:
+    model, recorder = nn.Linear(3, 3), Recorder()
+    with unchanged(model):
+        model.register_forward_hook(recorder)
         model(X)
     assert len(recorder.seen) == 1
 
