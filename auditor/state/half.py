@@ -20,14 +20,19 @@ def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]
     if attributes:
         named = [item for module in modules_of(model) for item in vars(module).items()]
         held += pytree.tree_leaves([value for name, value in named if name not in OWN])
-    tensors = {id(x): x for x in held if type(x) in (torch.Tensor, nn.Parameter)}
-    return [x for x in tensors.values() if x.dtype in LOW and x.layout is torch.strided]
+    return [x for x in {id(x): x for x in held}.values() if isinstance(x, torch.Tensor) and is_plainly_low(x)]
+
+
+def is_plainly_low(x: torch.Tensor) -> bool:
+    """Whether a tensor's own memory holds its entries in FP16 or BF16: not so of lazy, sparse and wrapping ones."""
+    known = not nn.parameter.is_lazy(x) and not hasattr(type(x), "__tensor_flatten__")
+    return known and x.dtype in LOW and x.layout is torch.strided
 
 
 def raise_in_place(tensors: list[torch.Tensor]) -> None:
     """Hold FP16 and BF16 tensors in FP32: the same objects and values; what lay on one storage does so again."""
     together: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
-    for x in (x for x in tensors if x.dtype in LOW):
+    for x in filter(is_plainly_low, tensors):
         together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)
     for sharing in together.values():
         first = sharing[0]
