@@ -132,8 +132,8 @@ def _noted(subject: Subject, which: str, refused: LoadError | None) -> Subject:
         )
     if whole:
         raise LoadError(
-            f"the model is stored in {dtypes} and casts to it by itself, so there is no FP32 reference: raised, {refused}. "
-            "Let its forward follow the dtype of its weights, or give the FP32 model",
+            f"the model is stored in {dtypes} and does not run with the same values in FP32, so there is no reference: {refused}. "
+            "Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 model",
             slug="low-precision-model",
         )
     return _with_note(

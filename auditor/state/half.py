@@ -36,9 +36,10 @@ def raise_in_place(tensors: list[torch.Tensor]) -> None:
         together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)
     for sharing in together.values():
         first = sharing[0]
-        if len(sharing) == 1:
-            first.data = first.data.float()
-            continue
-        whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage()).float()
-        for x in sharing:
-            x.data = whole.as_strided(x.shape, x.stride(), x.storage_offset())
+        with torch.inference_mode(first.is_inference()):  # what was made in that mode can hold nothing else
+            if len(sharing) == 1:
+                first.data = first.data.float()
+                continue
+            whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage()).float()
+            for x in sharing:
+                x.data = whole.as_strided(x.shape, x.stride(), x.storage_offset())

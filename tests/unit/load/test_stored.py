@@ -115,7 +115,7 @@ def test_the_note_says_what_it_costs() -> None:
 
 
 def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
-    with pytest.raises(LoadError, match="casts to it by itself") as caught:
+    with pytest.raises(LoadError, match="does not run with the same values in FP32") as caught:
         from_object(Runs(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
@@ -134,3 +134,16 @@ def test_nothing_is_copied_where_nothing_is_low() -> None:
     assert subject.batches[0][0][0] is x
     with raised(subject):
         assert model.weight.data_ptr() == place
+
+
+def test_weights_made_in_inference_mode_are_raised_and_come_back() -> None:
+    with torch.inference_mode():
+        model = low()
+    before = model.weight.clone()
+    found = from_object(model, torch.ones(2, 4, dtype=BF16))
+    assert found.raised == "weights"
+    with raised(found):
+        assert model.weight.is_inference()
+        assert torch.equal(model.weight, before.float())
+    assert model.weight.is_inference()
+    assert torch.equal(model.weight, before)
