@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, label
 from ..measure.calibrate import Calibration
 from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
+from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
@@ -100,9 +101,13 @@ def judge(
     exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
     for fmt in formats:
         plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in names()}
+        own = kept_low(capture, names(), fmt)
         for name, node in capture.nodes.items():
             strategies = _exposed(name, plainly)
             exposed[name][fmt] = strategies
+            if own.get(name, fmt) != fmt:
+                verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
+                continue
             verdicts[name][fmt] = verdict_of(
                 node,
                 found.errors.get(name, {}).get(fmt),

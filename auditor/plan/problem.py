@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
+from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, Resolver
 from ..replay.strategies import running
 from ..strategies import strategy_of
@@ -25,7 +26,7 @@ class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
     contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml; raised,
-    stored_low: see Subject.
+    stored_low: see Subject; elsewhere: contributions in the other formats that were measured.
     """
 
     capture: Capture
@@ -37,6 +38,7 @@ class Problem:
     device: str
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: Mapping[str, Mapping[str, Contribution]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -80,10 +82,20 @@ class Problem:
         """Dtypes of all nodes when every owner has the given precision."""
         return self._resolver(running(self.capture, self.strategy, precision, self.format))
 
+    @cached_property
+    def kept(self) -> Mapping[str, str]:
+        """{node: the format that the author runs it in, whatever the plan}."""
+        return kept_low(self.capture, (self.strategy,), self.format)
+
+    def contribution(self, name: str, format: str) -> Contribution | None:
+        """What was measured of a node or placeholder in a format; None where it was not."""
+        known = self.contributions if format == self.format else self.elsewhere.get(format, {})
+        return known.get(name)
+
     def forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether the node is unsafe, or was never tested, and would see a low value."""
+        """Whether the node is unsafe, or was never tested, and would see a low value that the plan puts there."""
         verdict = self.verdicts.get(name)
-        if verdict is None or verdict.verdict not in ("unsafe", "untested"):
+        if name in self.kept or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return name in resolution.conflicts
         return resolution.touches_low(name)
 
@@ -91,13 +103,15 @@ class Problem:
         """Squared contribution of what the node itself adds: its own arithmetic and the rounding of its result."""
         if self.forbidden(resolution, name):
             return FORBIDDEN
-        contribution = self.contributions.get(name)
+        contribution = self.contribution(name, self.kept.get(name, self.format))
         low = resolution.low(name) or (not self.capture.nodes[name].floating and resolution.touches_low(name))
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
 
-    def cast_square(self, name: str) -> float:
-        """Squared contribution of rounding an FP32 value."""
-        return min(self.contributions[name].cast ** 2, FORBIDDEN)
+    def cast_square(self, resolution: Resolution, name: str) -> float:
+        """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
+        formats = {self.kept.get(reader, self.format) for reader in resolution.lowered.get(name, ())} or {self.format}
+        found = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
+        return min(max((contribution.cast**2 for contribution in found), default=0.0), FORBIDDEN)
 
     def rounded_values(self, resolution: Resolution) -> list[str]:
         """FP32 values that are rounded once on their way: cast at a consumer, or stored low (weights, inputs)."""

@@ -106,7 +106,7 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
         elapsed += seconds(cost, dtype, problem.device)
         flops += cost.flops
         low_flops += cost.flops if is_low(dtype) else 0
-    squares += sum(problem.cast_square(name) for name in problem.rounded_values(resolution))
+    squares += sum(problem.cast_square(resolution, name) for name in problem.rounded_values(resolution))
     for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
         elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
     storage = problem.storage_price(resolution)

@@ -22,8 +22,8 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, its terms taken where everything is low."""
-    resolution = problem.resolve(plain(problem.format))
+    """The energy of a problem, its terms taken where everything is low, and where everything is FP32."""
+    resolution, raised = problem.resolve(plain(problem.format)), problem.resolve(plain("fp32"))
     nodes, elements, users = problem.capture.nodes, problem.elements, _users(problem.capture)
     scopes = dict.fromkeys(owners_of(problem.capture, problem.how), (0.0, 0.0, 0.0))
 
@@ -36,14 +36,14 @@ def energy_of(problem: Problem) -> Energy:
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
         cast = cast_seconds(elements[value], problem.format, problem.device)
-        pairs[producer, consumer] = (error + problem.cast_square(value), elapsed + cast)
+        pairs[producer, consumer] = (error + problem.cast_square(resolution, value), elapsed + cast)
 
     stores = problem.how.stores
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
     for name, node in nodes.items():
         cost = problem.costs[name]
-        low = seconds(cost, timed_in(resolution, name), problem.device)
-        charge(node.owner, low, seconds(cost, "fp32", problem.device), problem.node_square(resolution, name))
+        low, high = (seconds(cost, timed_in(each, name), problem.device) for each in (resolution, raised))
+        charge(node.owner, low, high, problem.node_square(resolution, name))
         if resolution.low(name):
             for consumer in {nodes[user].owner for user in users.get(name, ())} - {node.owner}:
                 exchange(node.owner, consumer, name)
@@ -51,12 +51,12 @@ def energy_of(problem: Problem) -> Energy:
         casting = resolution.lowered.get(name) or users.get(name, [])
         readers = {nodes[user].owner for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
-            charge("", 0.0, 0.0, problem.cast_square(name))
+            charge("", 0.0, 0.0, problem.cast_square(resolution, name))
             for owner in readers - {""}:
                 exchange("", owner, name)
             continue
         for owner in readers:
-            charge(owner, 0.0, 0.0, problem.cast_square(name) / len(readers))
+            charge(owner, 0.0, 0.0, problem.cast_square(resolution, name) / len(readers))
     if problem.how.seconds_per_byte:
         for name, owners in readers_of(problem.capture).items():
             low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))

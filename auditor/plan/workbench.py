@@ -79,8 +79,9 @@ class Workbench:
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from."""
-        measured, stored = (self.contributions[fmt], self.verdicts[fmt]), (self.subject.raised, self.subject.stored_low)
-        return Problem(self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored)
+        measured = self.contributions[fmt], self.verdicts[fmt]
+        stored = self.subject.raised, self.subject.stored_low
+        return Problem(self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored, self.contributions)
 
 
 def workbench(

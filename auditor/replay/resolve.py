@@ -131,7 +131,7 @@ class _Walk:
         if casts.autocast == "lower" and casts.precision != "fp32":
             self._lower(node, inputs, casts.precision)
             self.reads_low.add(node.name)
-            return casts.precision if own == "fp32" else own
+            return casts.precision if own == "fp32" or is_low(own) else own
         if casts.autocast == "fp32" or (casts.autocast == "fp32_unless_dtype" and not literal):
             return own
         if any(is_low(dtype) for dtype in inputs.values()):
