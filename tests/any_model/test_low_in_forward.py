@@ -62,3 +62,22 @@ def test_what_the_author_computes_in_half_is_part_of_the_reference(kind: str) ->
     assert not audit.subject.warnings
     assert all(plan.verified for plan in audit.plans.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> None:
+    """A product of 1e6 in a BF16 region: FP16 would overflow, but never gets there."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        with torch.autocast(device, dtype=BF16):
+            y = m.first(x * 1e6)
+        return m.last(y.float() / 1e6)
+
+    audit = held(seeded(lambda: (Runs(forward, **two_layers()), one(normal(4, 16)))), strategies=("autocast",))
+    product = next(report for report in audit.nodes if report.node.owner == "first")
+    verdict = product.verdicts["fp16"]
+    assert (verdict.verdict, verdict.reason) == ("safe", "the author runs it in BF16, whatever the plan")
+    plan = audit.plans["autocast_fp16"]
+    assert plan.verified
+    assert plan.predicted_error < 0.01
+    assert plan.low_precision_flops == 1.0
