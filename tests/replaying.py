@@ -73,7 +73,7 @@ def plain(x: Tensor) -> Tensor:
     x = x.detach()
     x = x.dequantize() if x.is_quantized else x if x.layout is torch.strided else x.to_dense()
     if x.is_complex():
-        return torch.view_as_real(x)
+        return torch.view_as_real(x.resolve_conj())
     return x.double() if x.is_floating_point() else x
 
 
