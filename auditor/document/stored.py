@@ -11,6 +11,7 @@ from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..records import Plan, ScopeChoice, Subject
 from ..state.members import size_of
+from ..state.restored import restored
 from .live import apply, pick
 from .read import loaded, read_document
 
@@ -31,13 +32,14 @@ def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, 
 def patched_source(
     subject: Subject, document: Mapping[str, Any], plans: Mapping[str, Plan], chosen: str, directory: Path
 ) -> str:
-    """The text of `patched_model.py` for `subject`, to be saved in `directory`. `subject.model` is used up.
+    """The text of `patched_model.py` for `subject`, to be saved in `directory`.
 
     Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
     """
     expected = {"parameters": document.get("subject", {}).get("parameters")}
     for plan in plans.values():
-        apply(subject.model, {**expected, **plan_table(plan)})
+        with restored(subject.model):  # what one plan rounds, the next may want in FP32
+            apply(subject.model, {**expected, **plan_table(plan)})
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory)
 

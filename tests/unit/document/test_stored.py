@@ -68,3 +68,25 @@ def test_a_plan_of_another_model_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         patched_source(other, found, plans, name, tmp_path)
     assert caught.value.slug == "plan-mismatch"
+
+
+def test_what_one_plan_rounds_the_next_may_want_in_fp32(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(document(cast_bf16=CAST, autocast_bf16=AUTOCAST)))
+    found, plans, name = read_plans(file, None)
+    model = subject(tmp_path)
+    assert "autocast_bf16" in patched_source(model, found, plans, name, tmp_path)
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+
+
+def test_what_was_stored_low_in_the_audit_is_handed_on(tmp_path: Path) -> None:
+    low = {**AUTOCAST, "raised": "weights", "stored_low": {"bfloat16": 10**6}}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(document(autocast_bf16=low, cast_bf16=CAST)))
+    found, plans, _ = read_plans(file, None)
+    model = subject(tmp_path)
+    model.model.bfloat16()
+    text = patched_source(model, found, {"autocast_bf16": plans["autocast_bf16"]}, "autocast_bf16", tmp_path)
+    assert "'raised': 'weights',\n        'stored_low': {'bfloat16': 1000000}," in text
+    with pytest.raises(PlanError, match="load the FP32 checkpoint"):
+        patched_source(model, found, plans, "cast_bf16", tmp_path)
