@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
+from auditor.load import from_object
 from auditor.records import Batch, Capture
 from auditor.runs.outputs import tensor_outputs
+from auditor.tape.capture import _check
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
 
@@ -214,3 +216,13 @@ def test_capture_leaves_the_model_alone() -> None:
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
+    model, batch = seeded(lambda: nn.Linear(8, 8)), ((normal(4, 8),), {})
+    recorded = taken(model, batch)
+    answer = [model(*batch[0]).detach()]
+    subject = from_object(model, batch[0])
+    _check(recorded, subject, batch, answer)
+    with pytest.raises(CaptureError, match="answers differently"):
+        _check(recorded, subject, batch, [answer[0] * (1 + 1e-5)])
