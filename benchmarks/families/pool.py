@@ -1,0 +1,92 @@
+"""A process for each model, forked from one that has the libraries imported: a crash, a hang, a lack of memory is a row."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import auditor
+
+from .one import Row, row_of
+
+PR_SET_PDEATHSIG = 1
+"""Linux's name for: this process does not outlive the one that started it."""
+CPU_SECONDS = 240
+WALL_SECONDS = 900
+MEMORY = 8 << 30
+"""Bytes of address space above what the libraries take."""
+
+
+def warm() -> None:
+    """Import here what an audit imports, so that no child has to."""
+    auditor.audit(nn.Linear(4, 4), (torch.randn(2, 4),), device="cpu")
+
+
+def isolated(library: str, name: str) -> Row:
+    """The row of a model, whatever becomes of its process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        _answer(library, name, writer)
+    os.close(writer)
+    text = _read(reader, child)
+    _, status = os.waitpid(child, 0)
+    try:
+        row: Row = json.loads(text)
+        return row
+    except json.JSONDecodeError:
+        return {"library": library, "model": name} | json.loads(text.rpartition("\n")[0] or "{}") | _death(status)
+
+
+def _death(status: int) -> dict[str, Any]:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        late = number in (signal.SIGXCPU, signal.SIGKILL)
+        return {"outcome": "late" if late else "killed", "reason": signal.Signals(number).name}
+    return {"outcome": "killed", "reason": f"exit code {os.waitstatus_to_exitcode(status)}"}
+
+
+def _answer(library: str, name: str, writer: int) -> None:
+    """Runs in the child, and does not return."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgrp()
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    warnings.simplefilter("ignore")
+    code = 1
+    try:
+        os.write(writer, json.dumps(row_of(library, name)).encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _read(reader: int, child: int) -> str:
+    """What the child wrote by its end; after the time limit its end is brought about."""
+    deadline, parts = time.monotonic() + WALL_SECONDS, list[bytes]()
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        while True:
+            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                os.killpg(child, signal.SIGKILL)
+                break
+            if not (part := stream.read(1 << 16)):
+                break
+            parts.append(part)
+    return b"".join(parts).decode()

@@ -1,0 +1,108 @@
+"""torchvision: the smallest model of every module, detectors with operators written in Python where the build has none."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import Built, Unbuilt
+
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+SIDES = (64, 128, 224, 299)
+
+
+def names() -> list[str]:
+    """Modules, those of `quantization` (as floats) among them."""
+    return sorted(_models())
+
+
+def build(name: str) -> Built:
+    """The smallest model of the module, at the smallest side that it takes."""
+    models, last = importlib.import_module("torchvision.models"), Exception()
+    chosen = min(_models()[name], key=_parameters)
+    for args, options in _attempts(name):
+        try:
+            torch.manual_seed(0)
+            model = models.get_model(chosen, weights=None, **options).eval()
+            with torch.no_grad():
+                model(*args)
+            return model, args, {}
+        except Exception as error:  # the size does not fit; the next one may
+            last = error
+    raise Unbuilt(f"{chosen}: {last}") from last
+
+
+def _models() -> dict[str, list[str]]:
+    models, found = importlib.import_module("torchvision.models"), dict[str, list[str]]()
+    for name in models.list_models():
+        module = models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def _attempts(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    kind, _, _ = name.partition(".")
+    for side in SIDES:
+        image = torch.randn(2, 3, side, side)
+        if kind == "detection":
+            images = [torch.rand(3, side, side) for _ in range(2)]
+            sized = {"weights_backbone": None, "num_classes": 5}
+            yield (images,), {**sized, "min_size": side, "max_size": side}
+            yield (images,), sized
+        elif kind == "segmentation":
+            yield (image,), {"weights_backbone": None, "num_classes": 5}
+        elif kind == "optical_flow":
+            yield (image, image.roll(2, -1)), {}
+        elif kind == "video":
+            yield (torch.randn(1, 3, 16, side, side),), {"num_classes": 10}
+        else:
+            yield (image,), {"num_classes": 10, "image_size": side}
+            yield (image,), {"num_classes": 10, "init_weights": False}
+            yield (image,), {"num_classes": 10}
+
+
+def _parameters(name: str) -> float:
+    models = importlib.import_module("torchvision.models")
+    options = {"weights_backbone": None} if "Backbone" in str(models.get_model_builder(name).__annotations__) else {}
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in models.get_model(name, weights=None, **options).parameters())
+    except Exception:  # whatever a constructor may raise on tensors without values
+        return float("inf")
+
+
+def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Greedy non-maximum suppression: indices of the boxes that are kept, best first."""
+    left, top, right, bottom = boxes.unbind(1)
+    area = (right - left) * (bottom - top)
+    order, kept = scores.argsort(descending=True, stable=True), list[Tensor]()
+    while order.numel():
+        best, rest = order[0], order[1:]
+        kept.append(best)
+        width = (torch.minimum(right[best], right[rest]) - torch.maximum(left[best], left[rest])).clamp(min=0)
+        height = (torch.minimum(bottom[best], bottom[rest]) - torch.maximum(top[best], top[rest])).clamp(min=0)
+        shared = width * height
+        order = rest[shared / (area[best] + area[rest] - shared) <= threshold]
+    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.long, device=boxes.device)
+
+
+def _register() -> None:
+    """Operators of torchvision in Python, where its own were compiled for another torch."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        return
+    extension, pooling = (importlib.import_module(f"torchvision.{m}") for m in ("extension", "ops.roi_align"))
+    _LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _LIBRARY.impl("nms", _nms, "CPU")
+    _LIBRARY.define(
+        "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+        "int sampling_ratio, bool aligned) -> Tensor"
+    )
+    _LIBRARY.impl("roi_align", pooling._roi_align, "CompositeImplicitAutograd")
+    extension._has_ops = lambda: True
+
+
+_register()
