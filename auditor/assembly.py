@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .formats.entries import extent
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
 from .options import Options
@@ -47,7 +48,7 @@ def _environment(options: Options) -> Environment:
 
 def _inputs(subject: Subject) -> tuple[str, ...]:
     leaves = [leaf for leaf in pytree.tree_leaves(subject.batches[0]) if isinstance(leaf, torch.Tensor)]
-    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in leaves)
+    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(extent(x) if x.is_nested else x.shape)}" for x in leaves)
 
 
 def _unheld(subject: Subject) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..formats.entries import entries
 from ..formats.table import Format
 from ..ops.nodes import arguments, arguments_with_defaults, readers, row_of, shape, source
 from ..records import Capture, Magnitudes
@@ -140,9 +141,9 @@ class Weights:
 
 
 def _extremes(tensor: torch.Tensor) -> Extremes:
-    held = tensor.detach()
-    held = held if held.layout is torch.strided else (held.coalesce() if held.is_sparse else held).values()
-    magnitudes = (held.float() if held.itemsize == 1 else held).abs()  # FP8 has no arithmetic
+    if tensor.device.type == "meta":
+        return Extremes(0.0, None)
+    magnitudes = entries(tensor.detach()).abs()
     magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
     if magnitudes.numel() == 0:
         return Extremes(0.0, None)

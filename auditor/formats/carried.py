@@ -17,8 +17,10 @@ Whatever torch makes of such a tensor is another one, without it: whoever runs o
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
     """A float tensor rounded to a format. Shapes: [*] -> [*]. In its own dtype, or carried in float32.
 
-    Nested tensors are not carried, and stay as they are: nothing is measured of them.
+    Nested tensors are not carried, and stay as they are.
     """
+    if x.is_nested and not x.is_contiguous():
+        x = x.contiguous()  # torch converts no other
     if row.native:
         return plain(x).to(row.dtype)
     if x.is_nested or carried_in(x) is row:

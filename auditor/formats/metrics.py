@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import MeasureError
+from .entries import dense, entries, is_plain, places
 from .table import Format
 
 
@@ -119,7 +120,7 @@ def _paired(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     if len(reference) != len(candidate):
         raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
-    pairs = [(_dense(r), _dense(c)) for r, c in zip(reference, candidate, strict=True)]
+    pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]
     for r, c in pairs:
         if r.shape != c.shape:
             raise MeasureError(
@@ -130,14 +131,20 @@ def _paired(
     return pairs
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor with its zeros, a nested one padded with zeros; others as they are."""
-    if x.is_nested:
-        padded: torch.Tensor = torch.nested.to_padded_tensor(x.detach(), 0.0)
-        return padded
-    return x if x.layout is torch.strided else x.detach().to_dense()
+def _comparable(r: torch.Tensor, c: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Strided pairs: of two sparse tensors their entries where they hold the same ones, of nested ones the parts."""
+    r, c = r.detach(), c.detach()
+    if r.is_nested and c.is_nested:
+        parts = r.unbind(), c.unbind()
+        return [] if len(parts[0]) == len(parts[1]) == 0 else list(zip(*parts, strict=True))
+    if is_plain(r) and is_plain(c):
+        return [(r, c)]
+    ours, theirs = places(r), places(c)
+    same = len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    if r.shape == c.shape and same:
+        return [(entries(r), entries(c))]
+    return [(dense(r), dense(c))]
 
 
 def _as_float64(x: torch.Tensor) -> torch.Tensor:
-    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    return x.detach().double()
+    return entries(x.detach()).double()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError
+from ..formats.entries import entries, extent, is_number
 from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep
@@ -86,10 +87,10 @@ def check(subject: Subject) -> Subject:
     with deep(), in_eval(subject.model):
         outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
         leaves = [leaf for output in outputs for leaf in output]
-        if any(leaf.is_floating_point() and bool(leaf.isnan().any()) for leaf in leaves):
+        if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        if not any(leaf.is_floating_point() for leaf in leaves) and not _computes_floats(subject):
+        if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
             raise LoadError(
                 f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
             )
@@ -103,7 +104,7 @@ class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.seen |= any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result))
+        self.seen |= any(isinstance(leaf, Tensor) and is_number(leaf) for leaf in tree_leaves(result))
         return result
 
 
@@ -219,7 +220,8 @@ def _computes_floats(subject: Subject) -> bool:
 
 
 def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".replace(" ", "")
+    shape = list(extent(tensor)) if tensor.is_nested else list(tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}".replace(" ", "")
 
 
 def _with_weights(origin: Origin | None, text: str | None) -> Origin | None:

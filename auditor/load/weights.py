@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LoadError
+from ..formats.entries import entries
 from ..state.process import swapped
 
 WRAPPERS = ("module.", "_orig_mod.", "model.")
@@ -167,8 +168,8 @@ def reject_non_finite(model: nn.Module) -> None:
     for name, tensor in named:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        entries = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()  # FP8 has no arithmetic
-        bad = ~entries.isfinite() if isinstance(tensor, nn.Parameter) else entries.isnan()
+        held = entries(tensor.detach())
+        bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
         if count := int(bad.sum()):
             hint = "restore a checkpoint from before training diverged"
             raise LoadError(f"{name} holds {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights")

@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
+from ..formats.entries import dense
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
@@ -193,7 +194,7 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
     if not pairs or not leaves:
         return [None] * len(leaves)
     found = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
-    return [None if g is None else g.float() for g in found]
+    return [None if g is None else dense(g).float() for g in found]
 
 
 def _scaled(gradients: Leaves, exponent: int) -> Leaves:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..formats.entries import entries
 from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
 from ..raised import let_through
 
@@ -33,7 +34,7 @@ def differentiated(
             refused = _REFUSED.search(str(error))
             found = _named(target, args, kwargs, refused[1]) if refused is not None else None
             if found is None:
-                return _apart(target, args, kwargs)
+                return _apart(target, args, kwargs, lost)
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
     tried = careful or not is_torchs_own(target)
@@ -43,21 +44,25 @@ def differentiated(
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
 
 
-def _apart(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+def _apart(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
     """An operation that refuses to run where gradients are recorded, run where they are not."""
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     with torch.no_grad():
-        return settled(target, target(*args, **kwargs)), rest
+        return settled(target, target(*args, **kwargs)), lost + rest
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether autograd comes from the result back to the arguments without raising."""
     ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
-    connected = [x.sum() for x in tensors_of(result) if x.requires_grad]
-    if not ends or not connected:
+    if not ends:
         return True
     try:
+        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad]
+        if not connected:
+            return True
         torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
     except Exception as error:
         let_through(error)

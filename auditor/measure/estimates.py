@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..formats.entries import dense, entries, is_number, is_plain
 from ..formats.table import FORMATS, format_of
 from ..ops.nodes import target_of, viewed
 from ..ops.products import is_tensor_core
@@ -70,9 +71,10 @@ def reading(product: str, source: str) -> str:
 
 def estimate(measurement: Measurement, seed: int) -> Estimates:
     """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample."""
-    outputs = [x for x in measurement.outputs if x.is_floating_point() and x.requires_grad]
-    norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
+    outputs = [x for x in measurement.outputs if is_number(x) and x.requires_grad]
     batch = _batch_size(outputs)
+    outputs = [entries(x) for x in outputs]
+    norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
@@ -106,12 +108,7 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     sampled = _sampled(measurement, batch)
 
     def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
-        if (
-            format_of(leaf.dtype) is not None
-            and leaf.requires_grad
-            and leaf.layout is torch.strided
-            and not leaf.is_nested
-        ):
+        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
             handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
                 handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
@@ -146,7 +143,11 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
     """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
-    found = {name for name in inputs if any(x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))}
+    found = {
+        name
+        for name in inputs
+        if any(is_plain(x) and x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))
+    }
     for node in measurement.capture.graph_module.graph.nodes:
         if any(source.name in found for source in node.all_input_nodes):
             found.add(node.name)
@@ -180,7 +181,7 @@ class _Hook:
         if gradient is None:  # an output of a several-output operation that nothing reads
             return
         with torch.no_grad():
-            gradient = gradient.detach()
+            gradient = dense(gradient.detach())
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
                 for fmt in self.estimates.measurement.formats:
@@ -211,7 +212,7 @@ class _Hook:
 
 
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:
-    sizes = {x.shape[0] if x.dim() else None for x in outputs}
+    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
     return sizes.pop() if len(sizes) == 1 else None
 
 

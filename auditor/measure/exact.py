@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ..formats.entries import entries, is_plain
 from ..ops.casting import raised
 from ..ops.nodes import operation_of, settled, tensors_of
 from .batchnorm import has_statistics
@@ -40,8 +41,9 @@ class Exact:
     @cached_property
     def steps(self) -> tuple[int, ...] | None:
         """Every how many entries a sample takes one, per dimension of the result; None where only the whole can be had."""
-        shapes = [x.shape for x in tensors_of((self.args, self.kwargs))]
-        if not shapes:
+        tensors = tensors_of((self.args, self.kwargs))
+        shapes = [x.shape for x in tensors]
+        if not shapes or not all(map(is_plain, tensors)):
             return None
         if _pointwise(self.target):
             return _thinned(np.broadcast_shapes(*shapes), kept=())
@@ -75,8 +77,8 @@ class Exact:
 
 
 def sampled(x: torch.Tensor) -> torch.Tensor:
-    """Some 16,000 entries of `x` at most, in runs of neighbours that are evenly spread."""
-    flat = x.reshape(-1)
+    """Some 16,000 entries of `x` at most, as real numbers, in runs of neighbours that are evenly spread."""
+    flat = entries(x).reshape(-1)
     runs = _SAMPLE // _RUN
     width = flat.numel() // runs
     return flat if width <= _RUN else flat[: runs * width].view(runs, width)[:, :_RUN]

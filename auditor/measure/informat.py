@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..formats.entries import entries, is_number, is_plain
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
-from ..formats.table import format_of
 from ..ops.nodes import op_of, tensors_of, viewed
 from ..records import Capture, NodeError
 from .causes import cause_of
@@ -47,11 +47,11 @@ class InFormat:
 
     def measure(self, n: fx.Node) -> None:
         """The node alone, and in the run that is low from the start."""
-        inputs, reference = self.low.rounded_inputs(n), self._values[n.name]
-        if any(leaf.is_nested for leaf in tensors_of((inputs, reference))):
+        if any(leaf.device.type == "meta" for leaf in tensors_of(self._values[n.name])):
             self.low.advance(n)
-            self.errors[n.name], self.traces[n.name] = NodeError(cause="nested"), Trace([], [])
+            self.errors[n.name], self.traces[n.name] = NodeError(), Trace([], [])
             return
+        inputs = self.low.rounded_inputs(n)
         alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
         self.low.advance(n)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
@@ -79,7 +79,8 @@ class InFormat:
         trace = trace_of(n, self._values[n.name], alone, gap, n.name in self._by_inputs)
         vanishes = bool(error.underflow) and n.name in self._guarding
         certain = turned(error) or bool(error.disagreement) or self._overflows(n) or vanishes
-        kept = certain or (n.name in self._deciding and error.local_error)
+        without_gradient = not all(x.is_floating_point() and is_plain(x) for x in tensors_of(self._values[n.name])[:1])
+        kept = certain or ((n.name in self._deciding or without_gradient) and error.local_error)
         return replace(trace, low=alone.low if kept else None, certain=certain)
 
     def _overflows(self, n: fx.Node) -> bool:
@@ -91,7 +92,7 @@ class InFormat:
         if not ours:
             return NodeError(unsupported=alone.unsupported), None
         propagated = tensors_of(self.low.env[n])
-        if not is_float(ours[0]):
+        if not is_number(ours[0]):
             return self._discrete_error(n, ours, alone, propagated), None
         profile, row = self._profiles[n], self.low.row
         later = self._propagated_error(n, propagated[0])
@@ -104,7 +105,7 @@ class InFormat:
             found, gap = profile.rounding(row), None
         else:
             keep = n.name not in self._by_inputs
-            found, gap = profile.deviation(as_real(tensors_of(alone.low)[0]), row, keep=keep)
+            found, gap = profile.deviation(entries(tensors_of(alone.low)[0]), row, keep=keep)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         return NodeError(
             local_error=found.error,
@@ -125,7 +126,7 @@ class InFormat:
             known = earlier.propagated_error if earlier is not None else profile.rounding(self.low.row).error
             if known is not None:
                 return known
-        return profile.error(as_real(low), self.low.row)
+        return profile.error(entries(low), self.low.row)
 
     def _discrete_error(self, n: fx.Node, ours: Leaves, alone: Alone, propagated: Leaves) -> NodeError:
         if _disagreement(ours, propagated):
@@ -136,22 +137,6 @@ class InFormat:
         return NodeError(disagreement=share, cause="discrete" if share else None)
 
 
-def is_float(x: torch.Tensor) -> bool:
-    """Whether its entries are real or complex numbers, which formats round."""
-    return x.is_floating_point() or x.is_complex()
-
-
-def as_real(x: torch.Tensor) -> torch.Tensor:
-    """Its entries as real numbers that torch computes with; of a sparse tensor, those that it holds."""
-    if x.layout is torch.sparse_coo:
-        x = x.coalesce().values()
-    elif x.layout is not torch.strided:
-        x = x.values()
-    if x.is_complex():
-        return torch.view_as_real(x.resolve_conj())
-    return x.float() if format_of(x.dtype) is None else x  # FP8
-
-
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if not is_float(a)]
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if not is_number(a)]
     return max((disagreement(a, b) if a.shape == b.shape else 1.0 for a, b in pairs), default=0.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from ..formats.entries import extent
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.kernels import run_op
@@ -74,6 +75,6 @@ class LowRun:
 
 
 def same_shapes(a: Any, b: Any) -> bool:
-    """Whether the tensors of two results have the same shapes; ragged ones have none, and are equal."""
-    ours, theirs = ([None if x.is_nested else x.shape for x in tensors_of(tree)] for tree in (a, b))
+    """Whether the tensors of two results have the same shapes, and sparse ones as many entries."""
+    ours, theirs = ([extent(x) for x in tensors_of(tree)] for tree in (a, b))
     return ours == theirs

@@ -10,12 +10,13 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
 from ..ops.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
 from .discrete import deciding
-from .informat import InFormat, as_real, is_float
+from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
 from .singular import guarding, upstream
 from .testrun import Leaves, Trace
@@ -123,7 +124,7 @@ class _Measuring(Reference):
         self.live[n.name] = tensors_of(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
-        real = next((as_real(leaf) for leaf in tensors_of(detached) if is_float(leaf) and not leaf.is_nested), None)
+        real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
             return
         source = viewed(n)
@@ -143,4 +144,4 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().clone() if value.is_inference() else value.detach()
-    return value.requires_grad_() if format_of(value.dtype) is not None else value
+    return value.requires_grad_() if format_of(value.dtype) is not None and is_plain(value) else value

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..formats.entries import is_plain
 from ..ops.nodes import row_of, settled, target_of, tensors_of, viewed
 from ..ops.products import is_product
 from ..replay.execute import apart
@@ -58,7 +59,8 @@ class Reference(fx.Interpreter):
         if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
                 return settled(n.target, super().run_node(n))
-        if is_product(target_of(n)):
+        known = [leaf for source in n.all_input_nodes for leaf in tensors_of(self.env[source])]
+        if is_product(target_of(n)) and all(map(is_plain, known)):
             return self._product(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         result, lost = differentiated(target_of(n), args, kwargs, self.back == TRIED)
@@ -84,7 +86,7 @@ class Reference(fx.Interpreter):
         """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
 
         def connect(x: torch.Tensor) -> torch.Tensor:
-            if not x.is_floating_point() or x.requires_grad:
+            if not x.is_floating_point() or x.requires_grad or not is_plain(x):
                 return x
             self.anchors.append(x.requires_grad_())
             return x.clone()

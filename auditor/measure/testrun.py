@@ -12,6 +12,7 @@ from torch import fx
 
 from ..errors import first_line
 from ..formats.carried import like
+from ..formats.entries import entries, extent, is_number
 from ..formats.table import Format
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, row_of, target_of, tensors_of, viewed
@@ -108,20 +109,24 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(_equal(like(sampled(r), low), sampled(low)) for r, low in pairs)
+    return all(torch.equal(_like(sampled(r), low), sampled(low)) for r, low in pairs)
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(*((torch.view_as_real(x.resolve_conj()) if x.is_complex() else x) for x in (a, b)))
+def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Real numbers, rounded as the result is that they are among."""
+    return x.to(result.dtype.to_real()) if result.is_complex() and not x.is_complex() else like(x, result)
 
 
 def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], results: Leaves) -> tuple[float, float]:
     """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
     own, rounding = [0.0], [0.0]
     for (exact, low), result in zip(pairs, results, strict=True):
+        if exact.shape != low.shape:  # a sparse result that lost entries
+            own.append(math.inf)
+            continue
         wide = torch.complex128 if exact.is_complex() else torch.float64
         own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
-        rounding.append(float(torch.linalg.vector_norm(like(exact, result).to(wide) - exact.to(wide))))
+        rounding.append(float(torch.linalg.vector_norm(_like(exact, result).to(wide) - exact.to(wide))))
     return math.hypot(*own), math.hypot(*rounding)
 
 
@@ -131,13 +136,13 @@ def turned(error: NodeError) -> bool:
 
 
 def _gaps(reference: Any, candidate: Any) -> Leaves:
-    """candidate - reference per leaf; zero where either is not finite, and for leaves that are not real numbers."""
+    """candidate - reference per leaf; zero where either is not finite, and for leaves that are not numbers."""
     result = []
     for r, c in zip(tensors_of(reference), tensors_of(candidate), strict=False):
-        if not r.is_floating_point() or r.shape != c.shape:
+        if not is_number(r) or extent(r) != extent(c):
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
-        gap = c.float() - r.float()
+        gap = entries(c).float() - entries(r).float()
         result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
     return result
 

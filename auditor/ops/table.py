@@ -35,6 +35,7 @@ SHAPE_FROM = {
     "second": "entries of the second argument, where it is a tensor",
     "masks": "masks among the indices",
     "classes": "the largest entry, where the call does not say how many classes there are",
+    "sizes": "shapes alone, though torch tags it as depending on entries",
 }
 
 
@@ -99,7 +100,7 @@ class Operation:
     truth: bool = False  # returns truths, which its variant in place writes as numbers
     reads: bool = False  # hands Python a number or a truth
     assertion: bool = False  # computes nothing
-    shape_from: Literal["", "first", "second", "masks", "classes"] = (
+    shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = (
         ""  # what the result's shape depends on: SHAPE_FROM
     )
 

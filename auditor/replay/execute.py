@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..formats.carried import asked_for, format_in, like
+from ..formats.entries import is_plain
 from ..formats.table import FORMATS
 from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
@@ -166,7 +167,12 @@ class Rest:
 def apart(result: Any, inputs: Sequence[Any]) -> Any:
     """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
     own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
-    return pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias.default(x) if id(x) in own else x, result)
+    return pytree.tree_map_only(torch.Tensor, lambda x: _another(x) if id(x) in own else x, result)
+
+
+def _another(x: torch.Tensor) -> torch.Tensor:
+    """The same value as another tensor; sparse and nested ones know no views."""
+    return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()
 
 
 def with_literals(

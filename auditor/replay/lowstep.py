@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..formats.entries import dense, is_plain
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
@@ -49,7 +50,7 @@ def failed(error: Exception) -> LowStep:
 
 def unscaled(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
     """A gradient of the scaled loss as GradScaler hands it to the optimizer, in FP32."""
-    return None if gradient is None else gradient.detach().float() / scale
+    return None if gradient is None else dense(gradient.detach()).float() / scale
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
@@ -83,7 +84,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
 
     def observe(node: fx.Node, value: Any) -> None:
         for leaf in tensors_of(value) if node.op == "call_function" else ():
-            if leaf.requires_grad:
+            if leaf.requires_grad and is_plain(leaf):
                 leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
 
     captured = step.capture

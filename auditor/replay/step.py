@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..formats.entries import dense, is_plain
 from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
@@ -83,7 +84,7 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
             leaf.register_hook(_Store(step.gradients, name, index, len(leaves), create_graph))  # type: ignore[no-untyped-call]
             for name, leaves in step.live.items()
             for index, leaf in enumerate(leaves)
-            if leaf.is_floating_point() and leaf.requires_grad
+            if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf)
         ]
         leaves = list(step.parameters.values())
         found: Sequence[torch.Tensor | None]
@@ -100,7 +101,7 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
             for handle in handles:
                 handle.remove()
     step.by_parameter = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
+        name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
         for (name, leaf), gradient in zip(step.parameters.items(), found, strict=True)
     }
     return step
@@ -118,7 +119,7 @@ class _Store:
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
         held = self.gradients.setdefault(self.name, [None] * self.count)
-        held[self.index] = gradient.clone() if self.connected else gradient.detach()
+        held[self.index] = gradient.clone() if self.connected else dense(gradient.detach())
         return held[self.index] if self.connected else None  # what goes on backwards is what was kept
 
 

@@ -76,9 +76,10 @@ def as_on(device: str) -> Iterator[None]:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """`model.to(dtype)` for the body; parameters, gradients and buffers come back as the tensors that they were."""
+    """`model.half()` or its like for the body; parameters, gradients and buffers come back as the tensors they were."""
     with restored(model):
-        model.to(dtype)
+        # `Module.to` would make real numbers of complex ones.
+        model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
         yield
 
 

@@ -20,6 +20,8 @@ def shape_from(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return () if len(args) > 1 and args[1] != -1 else (args[0],)
     if how == "second" and len(args) > 1:
         return (args[1],) if isinstance(args[1], torch.Tensor) else ()
+    if how == "sizes":
+        return ()
     if how == "first" or op is torch.ops.aten.where.default or torch.Tag.dynamic_output_shape in op.tags:
         return tuple(x for x in args[:1] if isinstance(x, torch.Tensor))
     return ()

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..formats.entries import entries, extent, places
 from ..ops.nodes import op_name, tensors_of
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
@@ -41,7 +42,8 @@ def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list
 
 
 def _shapes(batch: Batch) -> str:
-    return str(pytree.tree_map_only(torch.Tensor, lambda x: (tuple(x.shape), x.dtype), batch))
+    leaves, spec = pytree.tree_flatten(batch)
+    return str((spec, [(extent(x), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]))
 
 
 def _takes_it(tape: Tape, model: nn.Module, batch: Batch, seed: int) -> bool:
@@ -66,4 +68,7 @@ def _written(tape: Tape) -> list[Any]:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and (a is b or bool(((a == b) | (a != a) & (b != b)).all()))
+    if a is b or (extent(a), a.dtype) != (extent(b), b.dtype):
+        return a is b
+    spots, (a, b) = zip(places(a), places(b), strict=True), (entries(a), entries(b))
+    return bool(((a == b) | (a != a) & (b != b)).all()) and all(torch.equal(*pair) for pair in spots)

@@ -1,0 +1,149 @@
+"""Ragged batches: nested tensors of both layouts, padding masks, and packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from tests.any_model.holding import held
+from tests.replaying import Model, linear
+from tests.subjects import normal, seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+
+LAYOUTS = [torch.jagged, torch.strided]
+LENGTHS = torch.tensor([3, 6, 2])
+
+
+def ragged(layout: torch.layout) -> Tensor:
+    found: Tensor = torch.nested.nested_tensor([normal(n, 8, seed=n) for n in (3, 5, 2)], layout=layout)
+    return found
+
+
+def joined(m: Any, a: Tensor, b: Tensor) -> Any:
+    return torch.nested.as_nested_tensor([m.first(a), m.first(b)], layout=m.layout)
+
+
+ON_NESTED: dict[str, Callable[..., Any]] = {
+    "padded": lambda m, x: torch.nested.to_padded_tensor(m.second(F.relu(m.first(x))), 0.0),
+    "in and out": lambda m, x: m.second(F.relu(m.first(x))),
+    "parts": lambda m, x: [part.mean(0) for part in m.first(x).unbind()],
+    "softmax": lambda m, x: (m.first(x) * 2 + x).softmax(-1),
+}
+
+
+def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
+    return Model(function, first=linear(8, 8), second=linear(8, 8, seed=1), third=linear(8, 8, seed=2), **state).eval()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ON_NESTED)
+def test_nested_inputs(name: str, layout: torch.layout) -> None:
+    held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("returned", [True, False])
+def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
+    def run(m: Any, a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = m.second(joined(m, a, b))
+        return found if returned else torch.nested.to_padded_tensor(found, 0.0)
+
+    held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})))
+
+
+@pytest.mark.parametrize("function", [lambda m, x: m.first(x).sum(1), lambda m, x: m.first(x).mean(dim=1)])
+def test_ragged_dimensions_reduced(function: Callable[..., Any]) -> None:
+    held(lambda: (model_of(function), ((ragged(torch.jagged),), {})))
+
+
+def test_jagged_from_values_and_offsets() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        found: Tensor = torch.nested.nested_tensor_from_jagged(m.first(x.values()), x.offsets())
+        return found
+
+    held(lambda: (model_of(run), ((ragged(torch.jagged),), {})))
+
+
+def test_nested_buffers() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        result: Tensor = m.first(x) + torch.nested.to_padded_tensor(m.held, 0.0).sum((0, 1))
+        return result
+
+    held(lambda: (model_of(run, held=ragged(torch.strided)), ((normal(4, 8),), {})))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        result: Tensor = self.layers(x, src_key_padding_mask=hidden)
+        return result
+
+
+class WithoutGradients(Encoder):
+    @torch.no_grad()
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return super().forward(x, hidden)
+
+
+class WithGradients(Encoder):
+    @torch.enable_grad()
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return super().forward(x, hidden)
+
+
+@pytest.mark.parametrize("kind", [Encoder, WithoutGradients, WithGradients])
+def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
+    hidden = torch.arange(6) >= torch.tensor([[6], [4]])
+    held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})))
+
+
+RECURRENT = {
+    "lstm": lambda: nn.LSTM(8, 8, batch_first=True, bidirectional=True),
+    "gru": lambda: nn.GRU(8, 8, 2, batch_first=True),
+    "rnn": lambda: nn.RNN(8, 8, batch_first=True),
+}
+
+
+class Recurrent(nn.Module):
+    kind = "lstm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = RECURRENT[self.kind]()
+
+    def forward(self, x: Tensor | PackedSequence, lengths: Tensor | None = None) -> Any:
+        if lengths is None:
+            return self.layers(x)
+        assert isinstance(x, Tensor)
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.layers(packed)[0], batch_first=True)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("inside", [True, False])
+def test_packed_sequences(kind: str, inside: bool) -> None:
+    def build() -> tuple[nn.Module, Any]:
+        model, x = seeded(type("Recurrent", (Recurrent,), {"kind": kind})), normal(3, 6, 8)
+        if inside:
+            return model, ((x, LENGTHS.clone()), {})
+        return model, ((pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False),), {})
+
+    held(build)
+
+
+def test_a_layer_on_packed_data() -> None:
+    def run(m: Any, p: PackedSequence) -> PackedSequence:
+        return PackedSequence(m.first(p.data), p.batch_sizes, p.sorted_indices, p.unsorted_indices)
+
+    held(lambda: (model_of(run), ((pack_sequence([normal(5, 8), normal(3, 8)]),), {})))

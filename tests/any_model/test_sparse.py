@@ -1,0 +1,134 @@
+"""Models that hold, take, make and return sparse tensors, and those whose gradients are sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.any_model.holding import held
+from tests.replaying import Model, linear
+from tests.subjects import normal
+
+LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
+EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 3, 0, 1]])
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+def adjacency(layout: str = "coo") -> Tensor:
+    found = normal(4, 4).relu() + torch.eye(4)
+    return found.to_sparse(layout=LAYOUTS[layout])
+
+
+def repeated() -> Tensor:
+    """Not coalesced: two edges are told twice."""
+    return torch.sparse_coo_tensor(torch.cat([EDGES, EDGES[:, :2]], 1), normal(7).abs(), (4, 4))
+
+
+def convolution(m: Any, x: Tensor, a: Tensor | None = None) -> Tensor:
+    a = m.adjacency if a is None else a
+    result: Tensor = m.second(F.relu(torch.sparse.mm(a, m.first(x))))
+    return result
+
+
+def attention(m: Any, x: Tensor) -> Tensor:
+    scores = (m.first(x)[EDGES[0]] * m.second(x)[EDGES[1]]).sum(-1)
+    return torch.sparse.mm(torch.sparse.softmax(torch.sparse_coo_tensor(EDGES, scores, (4, 4)), 1), m.third(x))
+
+
+def normalised(m: Any, x: Tensor, a: Tensor) -> Tensor:
+    scale = torch.sparse.sum(a, 1).to_dense().rsqrt()[:, None]
+    result: Tensor = scale * (a @ (scale * m.first(x)))
+    return result
+
+
+def by_entries(m: Any, x: Tensor, a: Tensor) -> Tensor:
+    a = a.coalesce()
+    return torch.zeros_like(x).index_add_(0, a.indices()[0], a.values()[:, None] * m.first(x)[a.indices()[1]])
+
+
+def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
+    parts = {"first": linear(8, 8), "second": linear(8, 8, seed=1), "third": linear(8, 8, seed=2)}
+    return Model(function, **parts, **state).eval()
+
+
+ONLY_DENSE: dict[str, Callable[..., Any]] = {
+    "attention over edges": attention,
+    "learned edges": lambda m, x: torch.sparse.mm(torch.sparse_coo_tensor(EDGES, m.edges.exp(), (4, 4)), m.first(x)),
+    "sparse activations": lambda m, x: torch.sparse.mm(F.relu(m.first(x)).to_sparse(), m.square),
+    "sparse activations by row": lambda m, x: F.relu(m.first(x)).to_sparse_csr() @ m.square,
+    "there and back": lambda m, x: m.second(F.relu(m.first(x)).to_sparse().to_dense()),
+    "sparse output": lambda m, x: F.relu(m.first(x)).to_sparse(),
+    "rows": lambda m, x: torch.sparse_coo_tensor(torch.tensor([[0, 2]]), m.first(x)[:2], (4, 8)),
+    "no entries": lambda m, x: (
+        torch.sparse.mm(torch.sparse_coo_tensor(torch.empty(2, 0).long(), torch.empty(0), (4, 4)), x) + m.first(x)
+    ),
+}
+
+WITH_A_GRAPH: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "normalised": normalised,
+    "by entries": by_entries,
+    "powers": lambda m, x, a: torch.sparse.mm(a, torch.sparse.mm(a, m.first(x))) + m.second(x),
+    "sums": lambda m, x, a: ((a + a) * 0.5 - a.mul(3)) @ m.first(x),
+    "added": lambda m, x, a: torch.sparse.addmm(m.second(x), a, m.first(x)),
+    "transposed": lambda m, x, a: a.t() @ m.first(x),
+    "masked": lambda m, x, a: (m.first(x) @ m.second(x).t()).sparse_mask(a.coalesce()).to_dense(),
+    "returned": lambda m, x, a: (m.first(x), a),
+    "returned, scaled": lambda m, x, a: (m.first(x), a * 2),
+    "half": lambda m, x, a: a.half().float() @ m.first(x),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_DENSE)
+def test_sparse_on_the_way(name: str) -> None:
+    def build() -> tuple[nn.Module, Any]:
+        state = {"edges": nn.Parameter(normal(5)), "square": nn.Parameter(normal(8, 8, seed=4))}
+        return model_of(ONLY_DENSE[name], **state), ((normal(4, 8),), {})
+
+    held(build)
+
+
+@pytest.mark.parametrize("name", WITH_A_GRAPH)
+@pytest.mark.parametrize("graph", [adjacency, repeated])
+def test_sparse_inputs(name: str, graph: Callable[[], Tensor]) -> None:
+    held(lambda: (model_of(WITH_A_GRAPH[name]), ((normal(4, 8), graph()), {})))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("place", ["buffer", "input", "output", "parameter"])
+def test_layouts(layout: str, place: str) -> None:
+    def build() -> tuple[nn.Module, Any]:
+        a = adjacency(layout)
+        if place == "input":
+            return model_of(convolution), ((normal(4, 8), a), {})
+        if place == "output":
+            return model_of(lambda m, x, a: (m.first(x), a * 2)), ((normal(4, 8), a), {})
+        return model_of(convolution, adjacency=nn.Parameter(a) if place == "parameter" else a), ((normal(4, 8),), {})
+
+    held(build)
+
+
+@pytest.mark.parametrize("name", ["embedding", "bag", "graph"])
+def test_training_with_sparse_gradients(name: str) -> None:
+    table = normal(8, 8, seed=3)
+    embeddings = {
+        "embedding": (lambda: nn.Embedding.from_pretrained(table, freeze=False, sparse=True), torch.tensor([1, 2, 2])),
+        "bag": (lambda: nn.EmbeddingBag.from_pretrained(table, freeze=False, sparse=True), torch.tensor([[1, 2]])),
+    }
+
+    def build() -> tuple[nn.Module, Any]:
+        if name == "graph":
+            return model_of(ONLY_DENSE["learned edges"], edges=nn.Parameter(normal(5))), ((normal(4, 8),), {})
+        made, rows = embeddings[name]
+        return model_of(lambda m, i: m.first(m.table(i)), table=made()), ((rows,), {})
+
+    audit = held(build, mode="training", loss_fn=lambda y: y.square().mean())
+    assert audit.training is not None
+    assert all(0 < error < 0.01 for error in audit.training.errors.values() if error is not None)
+    assert audit.training.errors["bf16"] is not None
