@@ -109,7 +109,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(torch.equal(_like(sampled(r), low), sampled(low)) for r, low in pairs)
+    return all(torch.equal(entries(_like(sampled(r), low)), sampled(low)) for r, low in pairs)
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
