@@ -65,7 +65,7 @@ def run(subject: Subject, options: Options) -> Audit:
             baselines = baselines_of(bench, options.strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
-            recommended, reason = recommend(plans, options.max_error)
+            recommended, reason = recommend(plans, options.max_error, trains=options.training)
             curve = plan_errors(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None

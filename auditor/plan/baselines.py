@@ -11,13 +11,13 @@ import torch
 
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
-from ..records import Baseline, Batch, Finding, RulesOnly
+from ..records import Baseline, Batch, RulesOnly
 from ..runs.answer import answer, as_on
 from ..verify import failure_of
-from .choose import Trial, simulated_error
+from .choose import Trial, ruled, simulated_error
 from .plans import worst_of
 from .problem import Problem
-from .solve import Candidate, evaluate
+from .solve import evaluate
 from .workbench import Workbench
 
 
@@ -30,8 +30,8 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     found = {}
     for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
-        ruled = _ruled(problem, bench.findings)
-        rules_only = RulesOnly(*_measured(simulated_error(problem, ruled, trial)), low_precision_flops=ruled.low_flops)
+        kept = ruled(problem, bench.findings)
+        rules_only = RulesOnly(*_measured(simulated_error(problem, kept, trial)), low_precision_flops=kept.low_flops)
         native = runs(problem.format)
         found[problem.name] = replace(
             _plain(bench, problem) if native else _replayed(problem, trial), rules_only=rules_only
@@ -72,16 +72,3 @@ def _measured(error: float) -> tuple[float | None, bool]:
     """What is kept of an error, and whether it is finite."""
     finite = math.isfinite(error)
     return (error if finite else None), finite
-
-
-def _ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
-    """FP32 in every scope where a rule declares an error or a warning, whatever the measurement says; low elsewhere."""
-    fired = {
-        finding.owner
-        for finding in findings
-        if problem.format in finding.formats and (finding.declared or finding.severity) != "info"
-    }
-    energy = problem.energy
-    kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}
-    labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
-    return evaluate(problem, energy.settled(labels))

@@ -29,6 +29,11 @@ MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
 
 
+SHORTER = 0.05
+"""Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
+and no prediction is as good as that."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
@@ -59,24 +64,48 @@ class Trial:
 
 
 def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[Finding]) -> Plan:
-    """The fastest candidate whose simulated error stays within `budget`.
+    """The fastest candidate whose simulated error stays within `budget`; everything low where that holds and takes as long.
 
     Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
     """
     curve = candidates(problem)
-    return _plan(problem, _fastest_that_holds(problem, curve, trial, budget), curve, findings)
+    chosen, low = _fastest_that_holds(problem, curve, trial, budget), _everything(problem, problem.format)
+    close = low.seconds <= (1 + SHORTER) * chosen.seconds and low.storage <= chosen.storage
+    if chosen.precision != low.precision and close and _allowed(low):
+        chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
+    return _plan(problem, chosen, curve, findings)
 
 
 def plain_plan(problem: Problem) -> Plan:
     """Everything low: what `torch.autocast` around the model, or a cast of all of it, comes to."""
-    low = dict.fromkeys(problem.energy.scopes, problem.format)
-    return _plan(problem, evaluate(problem, low), candidates(problem), ())
+    return as_plan(problem, _everything(problem, problem.format))
 
 
 def fp32_plan(problem: Problem) -> Plan:
     """Nothing low: where every other plan would do harm."""
-    high = dict.fromkeys(problem.energy.scopes, "fp32")
-    return _plan(problem, evaluate(problem, high), candidates(problem), ())
+    return as_plan(problem, _everything(problem, "fp32"))
+
+
+def as_plan(problem: Problem, chosen: Candidate, findings: Sequence[Finding] = ()) -> Plan:
+    """A choice that was not found on the curve, as a plan."""
+    return _plan(problem, chosen, candidates(problem), findings)
+
+
+def _everything(problem: Problem, precision: str) -> Candidate:
+    return evaluate(problem, dict.fromkeys(problem.energy.scopes, precision))
+
+
+def ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
+    """FP32 in every scope where a rule declares an error or a warning, whatever the measurement says; low elsewhere."""
+    fired = {
+        finding.owner
+        for finding in findings
+        if problem.format in finding.formats and (finding.declared or finding.severity) != "info"
+    }
+    energy = problem.energy
+    kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}
+    labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
+    return evaluate(problem, energy.settled(labels))
 
 
 def lowers_unsafe(problem: Problem, plan: Plan) -> bool:

@@ -24,7 +24,7 @@ from ..replay.strategies import running, scoped
 from ..state.members import size_of
 from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
-from .choose import MARGIN, fp32_plan, lowers_unsafe, make_plan, plain_plan
+from .choose import MARGIN, as_plan, fp32_plan, lowers_unsafe, make_plan, plain_plan, ruled
 from .problem import Problem
 from .workbench import Workbench
 
@@ -61,7 +61,11 @@ def plans_of(
         if not pending:
             break
     harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
-    return found | _undone(bench, harmful, baselines, tick)
+    found |= _undone(bench, harmful, baselines, tick)
+    useless = {
+        n: p for n, p in problems.items() if runs(found[n].format) and _has_fp32(found[n]) and not _gains(found[n])
+    }
+    return found | _instead(bench, useless, baselines, tick)
 
 
 def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
@@ -98,6 +102,43 @@ def _undone(
         if not within or lowers_unsafe(problem, plans[name]):
             plans[name] = fp32_plan(problem)
     return verify(bench, plans, tick)
+
+
+def _instead(
+    bench: Workbench, problems: Mapping[str, Problem], baselines: Mapping[str, Baseline], tick: Tick
+) -> dict[str, Plan]:
+    """What holds without a plan, for plans that do not, or leave everything FP32: all low, else what the rules keep.
+
+    The curve may have nothing between a point that fails and FP32, and the solver sees no use in what saves no time.
+    """
+    found: dict[str, Plan] = {}
+    for attempt in (_plainly, _by_the_rules):
+        pending = {name: problem for name, problem in problems.items() if name not in found}
+        made = {name: attempt(bench, problem, baselines[name]) for name, problem in pending.items()}
+        plans = {n: p for n, p in made.items() if p is not None and not lowers_unsafe(problems[n], p)}
+        held = verify(bench, plans, tick) if plans else {}
+        found |= {name: plan for name, plan in held.items() if _gains(plan)}
+    return found
+
+
+def _plainly(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
+    return plain_plan(problem) if _holds(bench, baseline.measured_error) else None
+
+
+def _by_the_rules(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
+    alone = baseline.rules_only
+    if alone is None or not _holds(bench, alone.measured_error):
+        return None
+    return as_plan(problem, ruled(problem, bench.findings), bench.findings)
+
+
+def _holds(bench: Workbench, error: float | None) -> bool:
+    return error is not None and error <= bench.max_error
+
+
+def _gains(plan: Plan) -> bool:
+    """Whether a plan holds the budget and is worth more than FP32."""
+    return plan.verified and strategy_of(plan.strategy).gains(plan)
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
@@ -245,28 +286,49 @@ def _has_fp32(plan: Plan) -> bool:
     return any(choice.precision == "fp32" for choice in plan.scopes.values())
 
 
-def recommend(plans: Mapping[str, Plan], max_error: float) -> tuple[str | None, str]:
-    """The plan to use, and why, in one sentence. By the rank of its strategy, since one also trains; then speed, then error."""
-    good = [plan for plan in plans.values() if plan.verified and strategy_of(plan.strategy).gains(plan)]
+NEGLIGIBLE = 0.1
+"""Share of the time that the best plan saves, below which a plan is passed over for all that its strategy does besides."""
+
+
+def recommend(plans: Mapping[str, Plan], max_error: float, *, trains: bool = False) -> tuple[str | None, str]:
+    """The plan to use, and why, in one sentence.
+
+    By the rank of its strategy, since one also trains; then speed, then error. trains: whether the user asked about that;
+    else a plan that saves next to nothing beside the fastest is passed over.
+    """
+    good = [plan for plan in plans.values() if _gains(plan)]
     if not good:
-        best = min(
-            (p for p in plans.values() if p.measured_error is not None),
-            key=lambda p: p.measured_error or 0,
-            default=None,
-        )
-        reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
-        if not any(runs(plan.format) for plan in plans.values()):
-            labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-            return None, f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-        return None, f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
-    chosen = min(good, key=_preference)
+        return None, _none(plans, max_error)
+    most = max(1 - 1 / plan.predicted_speedup for plan in good)
+    worth = [plan for plan in good if trains or 1 - 1 / plan.predicted_speedup >= NEGLIGIBLE * most]
+    chosen = min(worth or good, key=_preference)
     islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
     many = f"{islands} scopes stay" if islands > 1 else "1 scope stays"
     kept = f"{many} FP32" if islands else "nothing has to stay FP32"
     return chosen.name, (
         f"{label(chosen.format)} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
-        f"{max_error:.2g}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept}{_other(chosen, plans)}."
+        f"{max_error:.2g}, {_share(chosen)}, {kept}{_other(chosen, plans)}."
     )
+
+
+def _none(plans: Mapping[str, Plan], max_error: float) -> str:
+    """Why there is no plan to use."""
+    if not any(runs(plan.format) for plan in plans.values()):
+        labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+        return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
+    measured = [plan for plan in plans.values() if plan.measured_error is not None]
+    best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
+    if any(plan.verified and not _has_fp32(plan) for plan in plans.values()):
+        return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no time to gain by it."
+    reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+    return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+
+
+def _share(plan: Plan) -> str:
+    """How much of the model is low, of one that multiplies nothing how much faster it moves its data."""
+    if plan.low_precision_flops:
+        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
+    return f"no products to run low but {plan.predicted_speedup:.2g}x as fast by moving fewer bytes"
 
 
 def _preference(plan: Plan) -> tuple[int, float, float]:
@@ -280,6 +342,7 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     if not rivals:
         return ""
     rival = rivals[0]
-    if not rival.verified or not strategy_of(rival.strategy).gains(rival):
+    if not rival.verified or (_has_fp32(rival) and not _gains(rival)):
         return f"; {label(rival.format)} does not hold the budget"
-    return f"; {label(rival.format)} measures {rival.measured_error:.2g} with {rival.low_precision_flops:.0%} of the FLOPs low"
+    share = f" with {_share(rival)}" if rival.low_precision_flops else ""
+    return f"; {label(rival.format)} measures {rival.measured_error:.2g}{share}"

@@ -72,5 +72,5 @@ class Strategy:
         raise NotImplementedError
 
     def gains(self, plan: Plan) -> bool:
-        """Whether a plan is worth more than FP32 to whoever chose this strategy."""
-        return plan.low_precision_flops > 0
+        """Whether a plan is worth more than FP32 to whoever chose this strategy: products run low, or fewer bytes move."""
+        return plan.low_precision_flops > 0 or plan.predicted_speedup > 1

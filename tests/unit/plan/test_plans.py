@@ -40,7 +40,19 @@ def test_autocast_comes_before_cast_then_speed_then_error() -> None:
 
 def test_what_is_not_verified_or_not_low_is_not_recommended() -> None:
     assert recommend(plans(replace(BASE, verified=False), named("cast_fp16")), 0.01)[0] == "cast_fp16"
-    assert recommend(plans(replace(BASE, low_precision_flops=0.0), named("cast_bf16")), 0.01)[0] == "cast_bf16"
+    nothing = replace(BASE, low_precision_flops=0.0, predicted_speedup=1.0)
+    assert recommend(plans(nothing, named("cast_bf16")), 0.01)[0] == "cast_bf16"
+
+
+def test_what_saves_next_to_nothing_gives_way_unless_it_is_to_train() -> None:
+    # of the half that the cast saves, autocast saves 0.04 / 0.5 = 8 % at 1 / 0.96, and 12 % at 1 / 0.94
+    cast = named("cast_fp16", predicted_speedup=2.0)
+    little, more = (replace(BASE, predicted_speedup=1 / (1 - saved)) for saved in (0.04, 0.06))
+    assert recommend(plans(cast, little), 0.01)[0] == "cast_fp16"
+    assert recommend(plans(cast, little), 0.01, trains=True)[0] == "autocast_fp16"
+    assert recommend(plans(cast, more), 0.01)[0] == "autocast_fp16"
+    slower = replace(BASE, predicted_speedup=0.9)
+    assert recommend(plans(slower), 0.01)[0] == "autocast_fp16"
 
 
 def test_nothing_holds() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from auditor.plan.baselines import _ruled
+from auditor.plan.choose import ruled
 from auditor.records import Finding
 from tests.problems import captured, drawn, owners_of
 
@@ -32,5 +32,5 @@ def finding(declared: str, severity: str, agrees: bool | None, formats: tuple[st
 )
 def test_the_rules_alone_keep_what_they_declare(found: Finding, kept: bool) -> None:
     problem = drawn("chain", "autocast", random.Random(0))
-    labels = _ruled(problem, [found]).precision
+    labels = ruled(problem, [found]).precision
     assert {owner for owner in owners_of(problem.capture) if labels[owner] == "fp32"} == ({"2"} if kept else set())

@@ -1,0 +1,121 @@
+"""What is handed out: a plan wherever one holds, and not one that saves next to nothing beside another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from tests.any_model.holding import Call, held
+from tests.replaying import Model, linear
+from tests.subjects import normal
+
+X = normal(64, 16)
+
+
+class Blend(nn.Module):
+    """A lone output of a large elementwise part: as much is cast as autocast saves, or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = 1.1 * torch.sin(x)
+        result: Tensor = x + self.out(x)
+        return result
+
+
+class Scan(nn.Module):
+    """A selective state space, step by step in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.step, self.read = (linear(16, 16, seed=seed) for seed in range(4))
+        self.decay = nn.Parameter(-normal(16, 4, seed=5).abs())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        step, read = nn.functional.softplus(self.step(h)), self.read(h)[:, :, :4]
+        state, found = x.new_zeros(x.shape[0], 16, 4), []
+        for t in range(x.shape[1]):
+            state = torch.exp(step[:, t, :, None] * self.decay) * state + step[:, t, :, None] * h[:, t, :, None]
+            found.append((state * read[:, t, None, :]).sum(-1))
+        result: Tensor = self.leave(torch.stack(found, 1))
+        return result
+
+
+@pytest.mark.parametrize("module", [nn.Softmax(-1), nn.LayerNorm(16), nn.GELU()], ids=["softmax", "norm", "gelu"])
+def test_a_model_without_products_is_stored_low(module: nn.Module) -> None:
+    audit = held(lambda: (module.eval(), ((X.clone(),), {})))
+    assert audit.recommended == "cast_fp16"
+    assert "no products to run low but 2x as fast" in audit.recommendation
+
+
+def test_what_holds_but_gains_nothing_is_not_said_to_fail() -> None:
+    audit = held(lambda: (nn.Softmax(-1).eval(), ((X.clone(),), {})), strategies=("autocast",))
+    assert audit.recommended is None
+    assert "holds an error of 0.01, but there is no time to gain" in audit.recommendation
+
+
+def test_a_plan_that_holds_is_handed_out_where_it_saves_no_time() -> None:
+    audit = held(lambda: (Blend().eval(), ((X.clone(),), {})), strategies=("autocast",))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+    assert audit.recommended in ("autocast_fp16", "autocast_bf16")
+
+
+def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -> None:
+    """One layer is low or FP32, and low takes up nearly all of the budget, where plans leave some room."""
+    plain = held(lambda: (linear(16, 16), ((X.clone(),), {}))).baselines["autocast_bf16"].measured_error
+    assert plain is not None
+    audit = held(lambda: (linear(16, 16), ((X.clone(),), {})), max_error=1.1 * plain, formats=("bf16",))
+    plan = audit.plans["autocast_bf16"]
+    assert (plan.verified, plan.low_precision_flops, plan.measured_error) == (True, 1.0, pytest.approx(plain))
+    assert "no plan holds" not in audit.recommendation
+
+
+def test_below_what_is_reached_without_a_plan_nothing_is_handed_out() -> None:
+    audit = auditor.audit(linear(16, 16), (X,), device="cpu", max_error=1e-5)
+    assert audit.recommended is None
+    assert audit.recommendation.startswith("Run it in FP32: no plan holds an error of 1e-05 with anything low")
+
+
+def test_what_is_unsafe_is_not_handed_out_because_one_run_holds() -> None:
+    """Two layers of the same weights whose errors cancel each other in plain autocast, and are unsafe each by itself."""
+
+    def build() -> tuple[nn.Module, Call]:
+        first, second = linear(16, 16), linear(16, 16)
+        model = Model(lambda m, x: m.first(x) - m.second(x) + 1e-3 * x, first=first, second=second)
+        return model.eval(), ((X.clone(),), {})
+
+    audit = held(build, strategies=("autocast",), formats=("bf16",))
+    assert audit.baselines["autocast_bf16"].measured_error == 0
+    assert audit.plans["autocast_bf16"].low_precision_flops == 0
+    assert "no plan holds" in audit.recommendation
+
+
+def test_everything_low_where_an_island_would_save_next_to_nothing() -> None:
+    audit = held(lambda: (Scan().eval(), ((normal(2, 12, 16),), {})))
+    assert {plan.low_precision_flops for plan in audit.plans.values()} == {1.0}
+
+
+def test_a_plan_that_saves_next_to_nothing_gives_way_to_one_that_does() -> None:
+    audit = held(lambda: (Blend().eval(), ((X.clone(),), {})), formats=("fp16",))
+    autocast, cast = (audit.plans[f"{strategy}_fp16"].predicted_speedup for strategy in ("autocast", "cast"))
+    assert 1 - 1 / autocast < 0.1 * (1 - 1 / cast)
+    assert audit.recommended == "cast_fp16"
+
+
+def differences(m: Model, x: Tensor) -> Tensor:
+    h = m.first(x)
+    result: Tensor = (h[:, None] - h[None]).square().sum(-1).neg().softmax(-1) @ h
+    return result
+
+
+def test_two_views_of_one_value_are_rounded_together() -> None:
+    """A value differs from itself by nothing, rounded once, and by its rounding, if one view of it alone were rounded."""
+    audit = held(lambda: (Model(differences, first=linear(16, 16)).eval(), ((1e3 * X[:8],), {})), max_error=0.02)
+    assert audit.plans["cast_bf16"].low_precision_flops == 1
+    assert "unsafe" not in {report.verdicts["bf16"].verdict for report in audit.nodes}
