@@ -22,7 +22,7 @@ _OPEN = _Open()
 
 
 @contextmanager
-def imitated(device: str = "cuda") -> Iterator[None]:
+def imitated(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
     """Run what the body runs on a CPU as it would run on `device`, forwards and backwards.
 
     Example:
@@ -39,6 +39,7 @@ def imitated(device: str = "cuda") -> Iterator[None]:
     `torch.autocast("cuda")` and `GradScaler("cuda")` must be made inside: made outside, without CUDA, torch switches
     them off. `backward()` must be called inside as well. Threads that the body starts are not imitated. Nested in the
     same thread, the inner one changes nothing. Tensors on a GPU run natively.
+    most: operations after which the body ends with a RuntimeError, for loops that need not end in half.
     Raises: MeasureError(slug="unknown-device"); MeasureError(slug="imitation-busy") where another run, in this thread
     or another, is being recorded or imitated; MeasureError(slug="imitation-ended") where the body traced a model.
     """
@@ -47,17 +48,17 @@ def imitated(device: str = "cuda") -> Iterator[None]:
         raise MeasureError(f"there is no imitation of {str(device)!r}: known are {known}.", slug="unknown-device")
     with ExitStack() as stack:
         if _OPEN.depth == 0:
-            stack.enter_context(_run())
+            stack.enter_context(_run(most))
         _OPEN.depth += 1
         stack.callback(_leave)
         yield
 
 
 @contextmanager
-def _run() -> Iterator[None]:
+def _run(most: int | None) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(intercepted(Imitation()))
+            stack.enter_context(intercepted(Imitation(most=most)))
         except Busy as error:
             raise MeasureError(
                 "another run is being recorded or imitated, and torch allows one at a time in a process: "

@@ -17,14 +17,20 @@ from ..state.draws import in_float32, may_draw
 from ..trees import over_tensors
 
 
+class Endless(RuntimeError):
+    """A run takes far more operations than it should."""
+
+
 class Imitation:
     """Runs operations as CUDA does; see dispatch.Handler.
 
     lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
+    most: operations after which the run is ended: a loop until two numbers agree may never end in half.
     """
 
-    def __init__(self, lenient: bool = False) -> None:
-        self.lenient = lenient
+    def __init__(self, lenient: bool = False, most: int | None = None) -> None:
+        self.lenient, self.most = lenient, most
+        self._seen = 0
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
@@ -50,7 +56,12 @@ class Imitation:
         return over_tensors(cast, args), over_tensors(cast, kwargs)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """The operation in the dtypes that its arguments have."""
+        """The operation in the dtypes that its arguments have. Raises: Endless, UnsupportedInFormat."""
+        self._seen += 1
+        if self.most is not None and self._seen > self.most:
+            raise Endless(
+                f"ended after {self.most} operations, many times what FP32 takes: a loop does not end in this format"
+            )
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **kwargs)
         if _draws(op):

@@ -202,7 +202,7 @@ def _materialise(model: nn.Module, batch: Batch) -> None:
 def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
     try:
         return answer(subject.model, batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"

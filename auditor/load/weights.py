@@ -142,7 +142,7 @@ def _shards(index: Path) -> list[str]:
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not files or not all(isinstance(file, str) for file in files):
             raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
             f"{index.name} has no weight_map of files: take the index that was saved", "bad-weights"
         ) from error

@@ -61,7 +61,7 @@ def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> list[torch
 
     @contextmanager
     def around() -> Iterator[None]:
-        with as_on(bench.device), plain.calling():
+        with as_on(bench.device, bench.most), plain.calling():
             yield
 
     with plain.storing():

@@ -192,6 +192,7 @@ def _in_fresh_process(
                 seed=bench.seed,
                 device=bench.device,
                 gradients=gradients,
+                most=bench.most,
                 timeout=bench.timeout,
                 waiting=waiting,
             )
@@ -207,7 +208,8 @@ def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, A
 def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
     try:
         with patched(bench.subject.model, plan_table(plan)) as model:
-            return answers_of(model, bench.checks, bench.device, bench.seed, bench.graded is not None)
+            gradients = bench.graded is not None
+            return answers_of(model, bench.checks, bench.device, bench.seed, gradients, bench.most)
     except Exception as error:
         let_through(error, memory=False)
         return failure_of(error)

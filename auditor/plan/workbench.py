@@ -49,6 +49,11 @@ class Workbench:
         return "cuda" if self.native else "cpu"
 
     @property
+    def most(self) -> int:
+        """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
+        return 1_000 + 10 * len(self.capture.nodes)
+
+    @property
     def checks(self) -> tuple[Batch, ...]:
         """What patched models are run on: held-out inputs where there are any."""
         return self.subject.held_out or self.subject.batches

@@ -68,9 +68,9 @@ def copied(batch: Batch) -> Batch:
 
 
 @contextmanager
-def as_on(device: str) -> Iterator[None]:
-    """Runs as on CUDA: natively on a GPU, imitated elsewhere."""
-    with nullcontext() if device == "cuda" else imitated("cuda"):
+def as_on(device: str, most: int | None = None) -> Iterator[None]:
+    """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
+    with nullcontext() if device == "cuda" else imitated("cuda", most=most):
         yield
 
 

@@ -39,6 +39,7 @@ def verify_emitted(
     seed: int = 0,
     device: str = "cpu",
     gradients: bool = True,
+    most: int | None = None,
     timeout: float | None = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> dict[str, Answers | str]:
@@ -46,7 +47,7 @@ def verify_emitted(
 
     One process imports the file by its path, as a user's script would, and runs the plans one after the other. Where it
     dies or hangs, the plan that it was at has failed, and another process goes on with the rest.
-    scratch: a folder that may go with this process, should it be killed. gradients: see `answers_of`. timeout: seconds for
+    scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`. timeout: seconds for
     a plan to answer, TIMEOUT unless given. waiting: called every second.
     Raises: NotHandedOver where the inputs cannot be pickled, or read again.
     """
@@ -57,6 +58,7 @@ def verify_emitted(
         "seed": seed,
         "device": device,
         "gradients": gradients,
+        "most": most,
     }
     try:
         torch.save(list(batches), job["batches"])

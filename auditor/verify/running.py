@@ -28,25 +28,32 @@ class Answers:
     graded: list[torch.Tensor] | None = None
 
 
-def run_patched(model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0) -> Outputs:
+def run_patched(
+    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
+) -> Outputs:
     """Output tensors, on the CPU, of a model that carries its own scopes; one list per batch.
 
     The model is called as its user calls it. Raises: whatever it raises, or a GPU would raise.
     """
-    around = partial(as_on, device)
+    around = partial(as_on, device, most)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
 
 
 def answers_of(
-    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, gradients: bool = True
+    model: nn.Module,
+    batches: Sequence[Batch],
+    device: str,
+    seed: int = 0,
+    gradients: bool = True,
+    most: int | None = None,
 ) -> Answers | str:
     """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
 
-    gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
+    most: operations that a forward may take, see `imitated`. gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
     transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs.
     """
     try:
-        outputs = run_patched(model, batches, device, seed)
+        outputs = run_patched(model, batches, device, seed, most)
         if device == "cuda":
             answer(model, batches[0], seed=seed, fused=True)
     except Exception as error:
@@ -55,7 +62,7 @@ def answers_of(
     if not gradients:
         return Answers(outputs)
     try:
-        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device), gradients=True)
+        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
         return f"with gradients enabled, {failure_of(error)}"

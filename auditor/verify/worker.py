@@ -68,7 +68,7 @@ def run_plan(
             patched.apply(model, plan)
         except Exception as error:
             return failure_of(error)
-        return answers_of(model, batches, job["device"], job["seed"], job["gradients"])
+        return answers_of(model, batches, job["device"], job["seed"], job["gradients"], job["most"])
 
 
 def write(folder: Path, index: int, answer: Answers | str) -> None:

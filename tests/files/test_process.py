@@ -1,0 +1,171 @@
+"""Whatever a model does to its process: the answer on stdout stays clean, and the command ends in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is watched where it can be copied")
+
+MODEL = """
+import atexit, ctypes, logging, os, signal, subprocess, sys, threading, time
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        act()
+        return self.lin(x)
+
+def get_model(): return Net()
+def get_inputs(): return torch.ones(2, 4)
+"""
+LOUD = """
+logging.basicConfig(stream=sys.stdout)
+atexit.register(lambda: print("at-exit"))
+atexit.register(lambda: os.write(1, b"raw-at-exit\\n"))
+def beat():
+    while True:
+        print("from-a-thread")
+        time.sleep(0.001)
+threading.Thread(target=beat, daemon=True).start()
+def act():
+    os.write(1, b"raw\\xff\\n")
+    ctypes.CDLL(None).puts(b"from-c")
+    subprocess.run([sys.executable, "-c", "print('from-a-child')"])
+    sys.__stdout__.write("dunder\\n")
+    print("printed")
+    logging.warning("logged")
+Net.__del__ = lambda self: print("deleted")
+"""
+
+
+def command(folder: Path, root: Path, act: str, *words: str, **options: object) -> subprocess.Popen[bytes]:
+    (folder / "model.py").write_text(MODEL + act)
+    (folder / "tmp").mkdir(exist_ok=True)
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "auditor", "model.py", "--formats", "bf16", "--strategies", "cast", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder / "tmp"), "CI": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def ended(folder: Path, root: Path, act: str, *words: str) -> tuple[int, str, str]:
+    process = command(folder, root, act, *words)
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output.decode(), errors.decode(errors="replace")
+
+
+def test_stdout_is_the_answer_alone_and_stderr_has_the_rest(tmp_path: Path, root: Path) -> None:
+    code, output, errors = ended(tmp_path, root, LOUD, "--format", "json", "-q")
+    assert code == 0
+    assert json.loads(output)["format_version"] == 1
+    words = "raw from-c from-a-child dunder printed logged deleted at-exit raw-at-exit from-a-thread"
+    assert [word for word in words.split() if word not in errors] == []
+    assert list((tmp_path / "tmp").glob(".auditor-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("act", "words", "said"),
+    [
+        ("def act(): os.kill(os.getpid(), signal.SIGSEGV)", (), "ended by SIGSEGV (at: load)"),
+        ("def act(): os._exit(0)", (), "with exit code 0 (at: load)"),
+        pytest.param("def act(): sys.exit(0)", (), "raised SystemExit: 0", marks=pytest.mark.slow),
+        pytest.param("sys.exit()", (), "raised SystemExit", marks=pytest.mark.slow),
+        ("def act(): time.sleep(1000)", ("--timeout", "5"), "no progress within 5 seconds (at: load)"),
+    ],
+    ids=["crash", "exit", "sys.exit", "import", "hang"],
+)
+def test_a_model_that_ends_the_process_is_one_line(
+    act: str, words: tuple[str, ...], said: str, tmp_path: Path, root: Path
+) -> None:
+    code, output, errors = ended(tmp_path, root, act, *words)
+    assert (code, output) == (2, "")
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert said in line
+    assert "Traceback" not in errors
+    assert {path.name for path in tmp_path.iterdir()} == {"model.py", "tmp"}
+
+
+def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Path) -> None:
+    process = command(tmp_path, root, "def act(): pass", "--format", "json")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    assert process.stderr is not None
+    assert "error:" not in process.stderr.read().decode()
+    full = Path("/dev/full")
+    if full.exists():
+        shell = f'exec "{sys.executable}" -m auditor rules > {full}'
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: standard output cannot be written to (No space left on device)")
+        done = subprocess.run(["sh", "-c", shell.replace(f"> {full}", ">&-")], env=environment, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    shell = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m auditor /absent/model.py'
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "error: the working directory is not there any more" in done.stderr
+
+
+def mine(folder: Path) -> list[int]:
+    """Processes that have a folder for their temporary one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"TMPDIR={folder}".encode() in (process / "environ").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if ours and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize(
+    "kills", [pytest.param(range(3)), pytest.param(range(3, 43), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_kills_at_any_moment_leave_nothing(kills: range, tmp_path: Path, root: Path) -> None:
+    draw = random.Random(0)
+    expected = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
+    for index in kills:
+        number = list(expected)[index % 3]
+        process = command(tmp_path, root, "def act(): pass", "--out", "out")
+        time.sleep(draw.uniform(0.5, 6.0))
+        done = process.poll() is not None
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1].decode()
+        assert process.returncode in (expected[number], 0), (number, errors)
+        assert not (done and process.returncode)
+        assert "Traceback" not in errors
+        until = time.monotonic() + 30
+        while (mine(tmp_path / "tmp") or list((tmp_path / "tmp").iterdir())) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert mine(tmp_path / "tmp") == []
+        assert list((tmp_path / "tmp").iterdir()) == []
+        out = {path.name for path in (tmp_path / "out").iterdir()} if (tmp_path / "out").exists() else None
+        assert out in (None, {"plan.json", "report.html", "patched_model.py", "findings.sarif"})

@@ -1,0 +1,240 @@
+"""Plans, weights and inputs from strangers: a correct result or one clear line, and nothing in them is run."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import io
+import json
+import pickle
+import random
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import auditor
+from auditor import cli
+from auditor.errors import AuditorError
+from tests.unit.report.factory import make_audit
+
+MODEL = """
+import torch
+def get_model(): return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+def get_inputs(): return torch.ones(2, 3)
+"""
+CODE = "__import__('os').system('touch canary')"
+EVIL = (
+    CODE,
+    "'); open('canary', 'w'); ('",
+    '"""\nopen(\'canary\', \'w\')\n"""',
+    f"0\n{CODE}",
+    f"}}}} # \r{CODE}",
+    "{{ cycler.__init__.__globals__.os.system('touch canary') }}",
+    "<script>alert(1)</script>",
+    "\x1b]0;evil\x07\x1b[2J",
+    "../../canary",
+    "a\u202eb\u2028c",
+    "\ud800",
+    "x" * 20_000,
+    "\\",
+    "'",
+    '"',
+    "__class__",
+    "0",
+    "2.weight",
+)
+VALUES = (None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 0.5, "", [], {}, [[]], "fp16", "fp32", *EVIL)
+COMMANDS = (
+    ("apply", "plan.json", "model.py", "--out", "applied"),
+    ("apply", "plan.json", "model.py", "--plan", "cast_bf16", "--out", "applied"),
+    ("diff", "plan.json", "plan.json", "--html", "diff.html"),
+    ("diff", "plan.json", "plan.json", "--format", "json"),
+    ("snippet", "plan.json"),
+    ("snippet", "plan.json", "--for", "hf", "--plan", "autocast_bf16"),
+)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_json()))
+    found["subject"]["parameters"] = 26
+    for plan in found["plans"].values():
+        plan["scopes"] = {"": {"precision": plan["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
+    return found
+
+
+RUN: list[str] = []
+"""Programs that were started."""
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") or (
+        event == "open" and "canary" in str(args[0])
+    ):
+        RUN.append(f"{event} {args}")
+
+
+@pytest.fixture(scope="module")
+def hook() -> None:
+    """Hears of whatever is run from here on; such a hook cannot be taken off."""
+    sys.addaudithook(_hook)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: None) -> Iterator[Path]:
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    RUN.clear()
+    yield tmp_path
+    assert RUN == []
+    assert not (tmp_path / "canary").exists()
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if at:
+        yield at
+    if len(at) < 40:
+        for key, inner in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        ):
+            yield from places(inner, (*at, key))
+
+
+def tampered(document: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """A plan.json with one to five things in it changed, taken out, renamed, doubled or nested."""
+    found = copy.deepcopy(document)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        *way, last = draw.choice([at for at in places(found) if at[0] != "nodes" or draw.random() < 0.1])
+        at: Any = found
+        for key in way:
+            at = at[key]
+        how = draw.choice(("value", "value", "out", "name", "name", "double", "nest"))
+        if how == "value" or (isinstance(at, list) and how != "nest"):
+            at[last] = draw.choice(VALUES)
+        elif how == "nest":
+            for _ in range(draw.choice((3, 60))):
+                at[last] = [at[last]]
+        elif how == "double":
+            at[draw.choice(EVIL)] = copy.deepcopy(at[last])
+        else:
+            value = at.pop(last)
+            if how == "name":
+                at[draw.choice(EVIL)] = value
+    return found
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            code = cli.main(words)
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return code, output.getvalue(), errors.getvalue()
+
+
+def check(words: tuple[str, ...]) -> None:
+    """One command on what lies in this folder ends well or in one line, and what it writes is what it seems."""
+    code, output, errors = run(*words)
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert code in (0, 2), errors
+    assert len(lines) == (code == 2), errors
+    assert "internal error" not in errors, errors
+    assert "Traceback" not in errors
+    assert "\x1b" not in output + errors
+    assert len(errors) < 2000
+    if words[0] == "snippet" and not code:
+        ast.parse(output)
+    if words[0] == "apply" and not code:
+        text = Path("applied/patched_model.py").read_text()
+        names: dict[str, Any] = {"__name__": "patched", "__file__": str(Path("applied/patched_model.py").resolve())}
+        exec(compile(text, "patched_model.py", "exec"), names)
+        names["build"]()
+    if "--html" in words and not code:
+        assert "<script>alert" not in Path("diff.html").read_text()
+
+
+def check_calls(document: dict[str, Any]) -> None:
+    for call in (
+        lambda: auditor.load_plan("plan.json"),
+        lambda: auditor.apply(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), document),
+        lambda: auditor.snippet(document, "onnx"),
+    ):
+        said = refusal(call)
+        assert len(said) < 2000
+        assert "\n" not in said
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What a call is refused with; nothing where it is not."""
+    try:
+        call()
+    except AuditorError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 300), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_plans(seeds: range, folder: Path, document: dict[str, Any]) -> None:
+    for seed in seeds:
+        spoilt = tampered(document, random.Random(seed))
+        (folder / "plan.json").write_text(json.dumps(spoilt))
+        for words in COMMANDS:
+            check(words)
+        check_calls(spoilt)
+
+
+class Runs:
+    """What runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.system, ("touch canary",)
+
+
+def weights() -> dict[str, bytes]:
+    """Files that are no weights, by name."""
+    saved, array, bomb = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    torch.save({"0.weight": Runs()}, saved)
+    np.savez(array, x=np.array([Runs()], dtype=object))
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(20_000_000))
+        archive.writestr("archive/data.pkl", bytes(20_000_000))
+    header = json.dumps({"0.weight": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    return {
+        "code.pt": saved.getvalue(),
+        "legacy.pth": pickle.dumps({"0.weight": Runs()}),
+        "code.npz": array.getvalue(),
+        "bomb.npz": bomb.getvalue(),
+        "bomb.pt": bomb.getvalue(),
+        "cut.pt": saved.getvalue()[:200],
+        "empty.pt": b"",
+        "empty.safetensors": b"",
+        "header.safetensors": (2**62).to_bytes(8, "little") + b"{}",
+        "huge.safetensors": len(header).to_bytes(8, "little") + header,
+        "deep.safetensors": (10**5).to_bytes(8, "little") + b"[" * 10**5,
+        "path.safetensors.index.json": json.dumps({"weight_map": {"0.weight": "../../../etc/passwd"}}).encode(),
+        "type.safetensors.index.json": b'{"weight_map": [1]}',
+        "deep.safetensors.index.json": b"[" * 10**5,
+    }
+
+
+@pytest.mark.parametrize("name", list(weights()))
+@pytest.mark.parametrize("option", ["--weights", "--inputs"])
+def test_weights_and_inputs(name: str, option: str, folder: Path) -> None:
+    (folder / name).write_bytes(weights()[name])
+    code, output, errors = run("model.py", option, name, "--dry-run", "-q")
+    assert (code, output) == (2, "")
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "internal error" not in line
+    assert name.split(".")[0] in line or option in line
