@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,16 @@ from tests.subjects import FORMATS, normal, seeded, subject_of
 STRATEGIES = ("autocast", "cast")
 
 
-SEEN: list[tuple[int, torch.dtype, torch.dtype]] = []
-"""What Noting was asked: no attribute of it, since every run leaves those as they were."""
+Seen = tuple[int, torch.dtype, torch.dtype]
+
+
+def logbook() -> tuple[list[Seen], Callable[[Seen], None]]:
+    seen: list[Seen] = []
+    return seen, lambda entry: seen.append(entry)
+
+
+SEEN, note = logbook()
+"""What Noting was asked. No attribute of it and no global that it names, since every run leaves those as they were."""
 
 
 class Noting(nn.Module):
@@ -36,7 +45,7 @@ class Noting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.lin(x)
-        SEEN.append((len(x), x.dtype, y.dtype))
+        note((len(x), x.dtype, y.dtype))
         return y
 
 
