@@ -17,7 +17,8 @@ from torch import nn
 # Lets libraries import a torchvision without compiled operators.
 runpy.run_path(str(Path(__file__).resolve().parents[2] / "tests" / "stubs" / "sitecustomize.py"))
 
-LIBRARIES = ("timm", "transformers", "torchvision", "diffusers")
+LIBRARIES = ("timm", "transformers", "torchvision", "diffusers", "packages")
+"""`packages` is many: its models are called `PACKAGE/MODEL`."""
 
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..harness import RESULTS, machine
@@ -19,7 +19,7 @@ COLUMNS = (
 )
 HEAD = """# Models
 
-One small model of every family that a library ships, with random weights and made-up inputs, audited as
+One small model of every family that four libraries ship, and models of further packages that people use, with random weights and made-up inputs, audited as
 `auditor.audit(model, args)` does it by default: FP16 and BF16, autocast and cast, a budget of 0.01. Nothing was tuned for any of
 them, and none is left out because it fails. Written by [`python -m benchmarks.families`](../benchmarks/README.md), which gives each
 model a process of its own, 240 seconds of processor time and 8 GiB; all that was measured is in
@@ -36,7 +36,7 @@ the FLOPs low.
 def write(rows: list[Row]) -> None:
     """Both files. rows: the last of every model."""
     rows = sorted(rows, key=lambda row: (LIBRARIES.index(row["library"]), row["model"]))
-    versions = {name: version(name) for name in dict.fromkeys(row["library"] for row in rows)}
+    versions = _versions(rows)
     lines = [json.dumps([row.get(column) for column in COLUMNS]) for row in rows]
     head = json.dumps(
         {
@@ -49,6 +49,18 @@ def write(rows: list[Row]) -> None:
     body = ",\n".join(lines)
     (RESULTS / "families.json").write_text(f'{head[:-1]}, "rows": [\n{body}\n]}}\n', encoding="utf-8")
     PAGE.write_text("\n".join(_page(rows, versions)) + "\n", encoding="utf-8")
+
+
+def _versions(rows: list[Row]) -> dict[str, str]:
+    """The version of every package that a model with a row comes from, where it is installed."""
+    names = [row["library"] if row["library"] != "packages" else row["model"].partition("/")[0] for row in rows]
+    return {name: version(name) for name in dict.fromkeys(names) if _installed(name)}
+
+
+def _installed(name: str) -> bool:
+    with suppress(PackageNotFoundError):
+        return bool(version(name))
+    return False
 
 
 def ran(row: Row) -> bool:
@@ -84,11 +96,12 @@ def _page(rows: list[Row], versions: dict[str, str]) -> Iterator[str]:
     libraries = ", ".join(f"{name} {number}" for name, number in versions.items())
     facts = machine()
     yield f"Measured on a {facts['cores']}-core CPU with torch {facts['torch']}; {libraries}.\n"
-    if left := _left(rows, versions):
+    libraries_there = list(dict.fromkeys(row["library"] for row in rows))
+    if left := _left(rows, libraries_there):
         yield f"Not tried yet: {left}.\n"
     yield "| library | models | run | captured | measured | verified | holds | low |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
-    for name in versions:
+    for name in libraries_there:
         yield _counts(name, [row for row in rows if row["library"] == name])
     yield _counts("**all**", rows)
     yield from _list("Not captured, not measured or not verified", rows, failed, _why)
