@@ -154,8 +154,8 @@ def _() -> Built:
 
 @subject("nflows/rational quadratic spline")
 def _() -> Built:
-    from nflows.nn.nets import ResidualNet
     from nflows import transforms
+    from nflows.nn.nets import ResidualNet
 
     t = transforms.PiecewiseRationalQuadraticCouplingTransform(
         torch.tensor([1, 0, 1, 0]), lambda i, o: ResidualNet(i, o, 16), tails="linear", tail_bound=3.0

@@ -156,7 +156,6 @@ def _() -> Built:
 @subject("chronos-forecasting/ChronosBolt")
 def _() -> Built:
     from chronos.chronos_bolt import ChronosBoltModelForForecasting
-
     from transformers import T5Config
 
     c = T5Config(
