@@ -167,11 +167,13 @@ def rewritten(dtype: torch.dtype) -> None:
 
 
 def raised(dtype: torch.dtype) -> None:
-    together = normal(8).to(dtype)
-    parts = [together[:3], together[3:]]
-    with unchanged(together):
-        raise_in_place(parts)
-        assert dtype not in LOW_DTYPES or parts[0].untyped_storage().data_ptr() != together.untyped_storage().data_ptr()
+    for held in (*LOW_DTYPES, dtype):
+        together = normal(8).to(held)
+        parts = [together[:3], together[3:]]
+        with unchanged(together):
+            raise_in_place(parts)
+            own = parts[0].untyped_storage().data_ptr() == together.untyped_storage().data_ptr()
+            assert own is (held not in LOW_DTYPES)
 
 
 Case = Callable[[torch.dtype], None]
