@@ -33,13 +33,13 @@ def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
     for which, candidate in _candidates(subject):
         try:
             with raised(candidate):
-                check(candidate)
+                checked = check(candidate)
         except LoadError as error:
             if error.slug != "forward-raises":
                 raise
             refused = refused or error
             continue
-        return _noted(candidate, which, refused)
+        return _noted(checked, which, refused)
     assert refused is not None
     raise refused
 

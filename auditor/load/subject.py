@@ -30,6 +30,11 @@ from .stored import in_fp32, settled
 from .target import Target, import_target, parse
 from .wrappers import unwrap
 
+ZEROS = (
+    "The outputs are all zeros in FP32, as those of a zero-initialised head: the errors stated here say nothing. Audit "
+    "trained weights."
+)
+
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 """Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
 
@@ -94,6 +99,9 @@ def check(subject: Subject) -> Subject:
             raise LoadError(
                 f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
             )
+    numbers = [entries(leaf) for leaf in leaves if is_number(leaf)]
+    if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
+        return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
 
 

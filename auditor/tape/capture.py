@@ -56,7 +56,8 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     if not any(node.floating for node in recorded.nodes.values()):
         raise CaptureError(
             f"{subject.name} has no floating-point operation, so there is no precision to audit. "
-            "Pass a model that computes on floating-point tensors.",
+            "Pass a model that computes on floating-point tensors and returns tensors: a number, an array or a text made "
+            "of one cannot be followed back, nor can entries that choose a shape.",
             slug="nothing-to-audit",
         )
     if all(node.dtype in DOUBLE for node in recorded.nodes.values() if node.floating):
