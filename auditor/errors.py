@@ -30,6 +30,9 @@ class PlanError(AuditorError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; its type where it says nothing."""
-    lines = str(error).strip().splitlines()
+    """Of what an error says; its type where it says nothing, or cannot."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = []
     return lines[0] if lines else type(error).__name__

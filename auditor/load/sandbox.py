@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..dispatch.regions import written_as_meant
-from ..errors import LoadError
+from ..errors import LoadError, first_line
 from ..state.process import untouched
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 def blame(error: BaseException) -> str:
     """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    name, line = type(error).__name__, first_line(error).strip()
+    text = name if line == name else f"{name}: {line}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import first_line
 from ..formats.entries import entries
 from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
 from ..raised import let_through
@@ -31,7 +32,7 @@ def differentiated(
             break
         except Exception as error:
             let_through(error)
-            refused = _REFUSED.search(str(error))
+            refused = _REFUSED.search(first_line(error))
             found = _named(target, args, kwargs, refused[1]) if refused is not None else None
             if found is None:
                 return _apart(target, args, kwargs, lost)

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..errors import first_line
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
 from ..ops.nodes import op_of, tensors_of, viewed
+from ..raised import let_through
 from ..records import Capture, NodeError
 from .causes import cause_of
 from .lowrun import LowRun, same_shapes
@@ -46,10 +48,27 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> None:
-        """The node alone, and in the run that is low from the start."""
-        if any(leaf.device.type == "meta" for leaf in tensors_of(self._values[n.name])):
+        """The node alone, and in the run that is low from the start; what cannot be compared has a reason instead."""
+        try:
+            self._measure(n)
+        except Exception as error:  # an operation of the user's own may give anything
+            let_through(error)
+            reason = f"{op_of(n)} cannot be compared with FP32: {first_line(error)[:160]}"
+            self._untold(n, NodeError(unsupported=reason, cause="unsupported"))
+
+    def _untold(self, n: fx.Node, error: NodeError) -> None:
+        """A node whose errors nobody can tell."""
+        if n not in self.low.env:
             self.low.advance(n)
-            self.errors[n.name], self.traces[n.name] = NodeError(), Trace([], [])
+        self.errors[n.name], self.traces[n.name] = error, Trace([], [])
+
+    def _measure(self, n: fx.Node) -> None:
+        if any(leaf.is_quantized for leaf in tensors_of((self._given(n), self._values[n.name]))):
+            reason = f"{op_of(n)} computes with quantised integers"
+            self._untold(n, NodeError(unsupported=reason, cause="unsupported"))
+            return
+        if any(leaf.device.type == "meta" for leaf in tensors_of(self._values[n.name])):
+            self._untold(n, NodeError())
             return
         inputs = self.low.rounded_inputs(n)
         alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
@@ -60,6 +79,9 @@ class InFormat:
             error = replace(error, born=not inherited)
         self.errors[n.name] = error
         self.traces[n.name] = self._trace(n, alone, error, gap)
+
+    def _given(self, n: fx.Node) -> list[Any]:
+        return [self._values.get(source.name) for source in n.all_input_nodes]
 
     def keep_low_result(self, n: fx.Node) -> None:
         """Of a node before an operation without a derivative: only a run can tell what its error does there."""

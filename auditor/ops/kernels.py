@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MeasureError
+from ..errors import MeasureError, first_line
 from ..formats.carried import carried_in
 from ..formats.table import Format, format_of, is_low
 from ..raised import let_through
@@ -56,9 +56,9 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     try:
         return settled(target, target(*args, **kwargs))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
-        if on_cpu and not known.half_on_cpu and _NO_KERNEL.search(str(error)):
+        if on_cpu and not known.half_on_cpu and _NO_KERNEL.search(first_line(error)):
             return in_float32(target, args, kwargs, row)
         raise UnsupportedInFormat(_reason(name, row, error)) from error
 
@@ -75,8 +75,8 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         raise UnsupportedInFormat(f"{name} got {together} together")
 
 
-def _reason(name: str, row: Format, error: Exception) -> str:
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _reason(name: str, row: Format, error: BaseException) -> str:
+    text = first_line(error)
     if "without overflow" in text:
         return f"{name} has a literal that does not fit {row.storage}"
     if _NO_KERNEL.search(text):

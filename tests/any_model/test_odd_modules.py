@@ -1,0 +1,316 @@
+"""Modules of every make: that refuse attributes, copies and modes, link to their parents, or say little of themselves."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import auditor
+from auditor.errors import LoadError
+from tests.any_model.holding import Call, held
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.norm(torch.relu(self.first(x))))
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x)))
+
+
+class Sealed(Net):
+    """Takes no attribute once it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["sealed"] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("sealed"):
+            raise AttributeError("sealed")
+        super().__setattr__(name, value)
+
+
+class Deaf(Net):
+    """Ignores what is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["deaf"] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not self.__dict__.get("deaf"):
+            super().__setattr__(name, value)
+
+
+class Undeletable(Net):
+    def __delattr__(self, name: str) -> None:
+        raise TypeError("nothing is deleted")
+
+
+class AnswersAll(Net):
+    """Has every attribute that it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return None
+
+
+class AnswersOtherwise(Net):
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+class Child(nn.Module):
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+        self.parent = parent
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x) * self.parent.scale
+
+
+class Linked(nn.Module):
+    """Its child is a module that registers it as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.child = Child(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.child(x)
+
+
+class Uncopied(Net):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("no copies")
+
+    def __getstate__(self) -> Any:
+        raise TypeError("no pickles")
+
+
+class Moody(Net):
+    """Refuses to change its mode, its dtype and its place."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("stays as it is")
+
+    train = eval = to = half = float = bfloat16 = _apply = _refuse
+
+
+class Forgetful(Net):
+    """Modes and dtypes return nothing."""
+
+    def train(self, mode: bool = True) -> Any:
+        return "of no use"
+
+    def half(self) -> Any:
+        return None
+
+
+class Trainable(Net):
+    """Says that only its head has parameters, as fine-tuning code likes to."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.last.parameters(recurse)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.last.named_parameters(*args, **kwargs)
+
+    def modules(self) -> Iterator[nn.Module]:
+        yield self
+
+
+class Called(Net):
+    def __call__(self, x: Tensor) -> Any:
+        return 2 * super().__call__(x)
+
+
+class Empty(Net):
+    """Counts as nothing, and cannot be shown."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither true nor false")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("cannot be shown")
+
+
+class Alike(nn.Linear):
+    """Equal to every other one of its kind."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class AllAlike(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = Alike(), Alike(), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(self.b(self.a(x).relu()))
+
+
+class Slotted:
+    __slots__ = ("layer", "scale")
+
+    def __init__(self) -> None:
+        self.layer, self.scale = nn.Linear(16, 8), torch.ones(8)
+
+
+class Unregistered(nn.Module):
+    """Layers in a list, in a dict and in slots; one is called by another method, one's weight is used by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = [nn.Linear(16, 16) for _ in range(2)]
+        self.slotted = Slotted()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.listed:
+            x = layer(x).relu()
+        self.slotted.scale = self.slotted.scale + 1
+        x = x + self.net.forward(x) @ self.net.last.weight @ self.net.first.weight
+        return F.linear(x, self.slotted.layer.weight) * self.slotted.scale
+
+
+def replaced_forward() -> nn.Module:
+    model = Net()
+    model.forward = types.MethodType(lambda self, x: self.last(torch.relu(self.first(x))), model)  # type: ignore[method-assign]
+    return model
+
+
+def partial_forward() -> nn.Module:
+    model = Net()
+    model.forward = functools.partial(Net.forward, model)  # type: ignore[method-assign]
+    return model
+
+
+def hooked() -> nn.Module:
+    model = Net()
+    model.first.register_forward_pre_hook(lambda module, args, kwargs: ((2 * args[0],), kwargs), with_kwargs=True)
+    model.norm.register_forward_hook(lambda module, args, output: output * 2)
+    model.last.register_full_backward_hook(lambda *args: None)
+    model._register_state_dict_hook(lambda module, state, prefix, local: state.clear())
+    return model
+
+
+def under_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return Net()
+
+
+def local() -> nn.Module:
+    class Local(Net):
+        pass
+
+    Local.__module__ = "__main__"
+    return Local()
+
+
+ODD: list[Callable[[], nn.Module]] = [
+    *(Sealed, Deaf, Undeletable, AnswersAll, AnswersOtherwise, Linked, Uncopied, Moody, Forgetful, Trainable, Called),
+    *(Empty, AllAlike, replaced_forward, partial_forward, hooked, under_inference_mode, local),
+]
+
+
+def of(make: Callable[[], nn.Module], *args: Tensor, **kwargs: Any) -> Callable[[], tuple[nn.Module, Call]]:
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(4, 16)
+        given = {key: x if value is None else value for key, value in kwargs.items()}
+        return model, ((x,) if not kwargs else args, given)
+
+    return build
+
+
+@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("around", [lambda model: model, Around], ids=["whole", "as a part"])
+def test_odd_modules_are_audited(make: Callable[[], nn.Module], around: Any) -> None:
+    audit = held(of(lambda: around(make())))
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1
+
+
+def test_weights_come_back_whatever_the_model_says_of_them() -> None:
+    """`held` asks the model for its parameters, which names the head's alone."""
+    model, (args, _) = of(Trainable)()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    auditor.audit(model, args, device="cpu")
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_layers_that_nobody_registered() -> None:
+    audit = held(of(Unregistered))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+
+
+class Keywords(Net):
+    def forward(self, *args: Any, x: Any = None, scale: int = 1, **rest: Any) -> Any:
+        return super().forward(x) * scale + sum(rest.values())
+
+
+def test_arguments_of_every_kind() -> None:
+    held(of(Keywords, x=None, scale=3, other=torch.ones(8)))
+
+
+def test_a_forward_that_cannot_be_replaced_is_named() -> None:
+    class Fixed(Net):
+        @property
+        def forward(self) -> Any:
+            return lambda x: self.last(torch.relu(self.first(x)))
+
+    audit = held(of(Fixed), some_plan_verified=False)
+    for plan in audit.plans.values():
+        assert plan.verification is not None
+        assert "property for a forward" in str(plan.verification.failure)
+
+
+def test_without_a_hash_there_is_one_line() -> None:
+    class Unhashable(Net):
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    model, (args, _) = of(Unhashable)()
+    with pytest.raises(LoadError, match="needs a __hash__ as well") as caught:
+        auditor.audit(model, args, device="cpu")
+    assert caught.value.slug == "unhashable-module"

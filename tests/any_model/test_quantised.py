@@ -1,0 +1,152 @@
+"""Quantised models and those on the way there: their float part is audited, what computes with integers stays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.quantization as quantization
+from torch import Tensor, nn
+from torch.nn import utils
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from tests.any_model.holding import Call, held
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def engine() -> Iterator[None]:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = next(e for e in torch.backends.quantized.supported_engines if e != "none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.backends.quantized.engine = before
+
+
+class Stubs(nn.Module):
+    """A quantised layer between two stubs, and one in FP32 after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = quantization.QuantStub()
+        self.first = nn.Linear(16, 32)
+        self.act = nn.ReLU()
+        self.leave = quantization.DeQuantStub()
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.leave(self.act(self.first(self.enter(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x)))
+
+
+def static(convert: bool = True, aware: bool = False) -> nn.Module:
+    model = Stubs().train(aware)
+    config = quantization.get_default_qat_qconfig if aware else quantization.get_default_qconfig
+    model.qconfig = config(torch.backends.quantized.engine)  # type: ignore[assignment]
+    model.last.qconfig = None  # type: ignore[assignment]
+    model = (quantization.prepare_qat if aware else quantization.prepare)(model)
+    model(torch.randn(8, 16))
+    model.eval()
+    return quantization.convert(model) if convert else model
+
+
+def of(make: Callable[[], nn.Module]) -> Callable[[], tuple[nn.Module, Call]]:
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        return make(), ((torch.randn(4, 16),), {})
+
+    return build
+
+
+@pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
+@pytest.mark.parametrize("around", [lambda model: model, Around], ids=["whole", "as a part"])
+def test_the_float_part_of_a_quantised_model(aware: bool, around: Any) -> None:
+    audit = held(of(lambda: around(static(aware=aware))))
+    reports = {report.node.owner.removeprefix("inner."): report for report in audit.nodes}
+    words = {error.unsupported for error in reports["leave"].errors.values()}
+    assert words == {"aten.dequantize.self computes with quantised integers"}
+    assert all(error.local_error is not None for error in reports["last"].errors.values())
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1
+
+
+@pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
+def test_on_the_way_to_a_quantised_model(aware: bool) -> None:
+    held(of(lambda: static(convert=False, aware=aware)))
+
+
+def test_layers_quantised_as_they_run() -> None:
+    audit = held(
+        of(lambda: nn.Sequential(Net(), quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), {nn.Linear})))
+    )
+    (node,) = [report for report in audit.nodes if "dynamic" in report.node.op]
+    assert all(error.unsupported for error in node.errors.values())
+    assert audit.plans["autocast_bf16"].low_precision_flops > 0.5
+
+
+class Bounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+def pruned(model: Net) -> None:
+    prune.l1_unstructured(model.first, "weight", 0.3)
+    prune.random_structured(model.last, "weight", 0.3, dim=0)
+
+
+def pruned_for_good(model: Net) -> None:
+    pruned(model)
+    prune.remove(model.first, "weight")
+
+
+def normalised(model: Net) -> None:
+    """With vectors that some training steps have turned."""
+    utils.spectral_norm(model.first)
+    for _ in range(5):
+        model.train()(torch.randn(4, 16))
+
+
+CHANGED: dict[str, Callable[[Net], Any]] = {
+    "weight norm, old": lambda model: utils.weight_norm(model.first),
+    "weight norm": lambda model: parametrizations.weight_norm(model.first),
+    "spectral norm, old": normalised,
+    "spectral norm": lambda model: parametrizations.spectral_norm(model.first),
+    "orthogonal": lambda model: parametrizations.orthogonal(model.last),
+    "own": lambda model: parametrize.register_parametrization(model.first, "weight", Bounded()),
+    "pruned": pruned,
+    "pruned for good": pruned_for_good,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_weights_that_are_computed(name: str) -> None:
+    def make() -> nn.Module:
+        model = Net()
+        CHANGED[name](model)
+        return model
+
+    audit = held(of(make))
+    assert any(plan.verified and plan.low_precision_flops > 0.5 for plan in audit.plans.values())

@@ -1,0 +1,177 @@
+"""TorchScript, traced, scripted, frozen and loaded, whole or as a part: audited operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import auditor
+from tests.any_model.holding import Call, held
+
+Make = Callable[[], Any]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(torch.relu(self.first(x))))
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Loops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu() if bool(x.sum() > 0) else layer(x)
+        return x
+
+
+class Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(x), 0.3, True)
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x)))
+
+
+@torch.jit.script  # type: ignore[untyped-decorator]
+def activation(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+class CallsAScript(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return activation(self.layer(x))
+
+
+def traced(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.trace(model.eval(), x, check_trace=False)
+
+
+def scripted(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.script(model.eval())
+
+
+def frozen(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.freeze(scripted(model, x))
+
+
+def frozen_trace(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.freeze(traced(model, x))
+
+
+def in_training_mode(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.script(model.train())
+
+
+def row() -> Tensor:
+    return torch.randn(4, 16)
+
+
+def picture() -> Tensor:
+    return torch.randn(2, 3, 8, 8)
+
+
+def build(make: Callable[[Tensor], Any], example: Callable[[], Tensor] = row) -> tuple[Any, Call]:
+    torch.manual_seed(0)
+    x = example()
+    return make(x), ((x.clone(),), {})
+
+
+@pytest.mark.parametrize("how", [traced, scripted, frozen, frozen_trace], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("around", [lambda model: model, Around], ids=["whole", "as a part"])
+def test_operations_of_a_script_are_audited(how: Any, around: Any) -> None:
+    audit = held(lambda: build(lambda x: around(how(Net(), x))))
+    ops = [report.node.op.split(".")[1] for report in audit.nodes]
+    assert ops[:4] == ["linear", "relu", "layer_norm", "linear"]
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1
+
+
+@pytest.mark.parametrize("how", [traced, frozen, in_training_mode], ids=lambda how: how.__name__)
+def test_buffers_of_a_script_come_back(how: Any) -> None:
+    held(lambda: build(lambda x: how(Images(), x), picture))
+
+
+@pytest.mark.parametrize("make", [Loops, Draws], ids=lambda make: make.__name__)
+def test_control_flow_and_random_numbers_in_a_script(make: Make) -> None:
+    audit = held(lambda: build(lambda x: scripted(make(), x)))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+
+
+def test_a_function_that_is_a_script() -> None:
+    audit = held(lambda: build(lambda x: CallsAScript()))
+    assert [report.node.op.split(".")[1] for report in audit.nodes] == ["linear", "mul", "sigmoid", "mul"]
+
+
+def test_loaded_from_a_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "script.pt")
+    torch.manual_seed(0)
+    torch.jit.save(torch.jit.script(Net().eval()), file)
+    held(lambda: build(lambda x: torch.jit.load(file)))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_one_that_ran_before_and_runs_after(gradients: bool) -> None:
+    """TorchScript specialises what it runs; an audit sees the operations as they were written, and leaves no trace."""
+    model, (args, _) = build(lambda x: scripted(Net(), x))
+    with torch.set_grad_enabled(gradients):
+        before = [model(*args) for _ in range(4)][-1]
+        audit = auditor.audit(model, args, device="cpu")
+        after = [model(*args) for _ in range(4)]
+    assert [report.node.op.split(".")[1] for report in audit.nodes] == ["linear", "relu", "layer_norm", "linear"]
+    assert all(torch.equal(before, x) for x in after)
+
+
+def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
+    """FP16 overflows here and BF16 does not, whichever came first."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).eval())
+    with torch.no_grad(), auditor.imitated("cuda"):
+        for dtype in (torch.float16, torch.bfloat16):
+            with torch.autocast("cuda", dtype=dtype):
+                found = [model(1e6 * torch.ones(2, 16)) for _ in range(3)]
+    assert all(x.dtype is torch.bfloat16 and bool(x.isfinite().all()) for x in found)
+
+
+def test_inside_no_grad() -> None:
+    with torch.no_grad():
+        held(lambda: build(lambda x: Net()))
+        assert not torch.is_grad_enabled()
