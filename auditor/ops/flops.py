@@ -50,6 +50,13 @@ def _summed_product(out: torch.Tensor, _bias: torch.Tensor, a: torch.Tensor, *_:
     return int(2 * out.numel() * a.shape[0] * a.shape[-1])  # the sum over b of [b, m, k] @ [b, k, n]
 
 
+@_formula("grouped_product")
+def _grouped_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
+    # Groups split the rows, the columns, or, where two matrices give [g, m, n], what is summed over.
+    groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
+    return int(2 * out.numel() * a.shape[-1] // groups)
+
+
 @_formula("convolution")
 def _convolution(out: torch.Tensor, _x: torch.Tensor, weight: torch.Tensor, *_: Any) -> int:
     return int(2 * out.numel() * math.prod(weight.shape[1:]))  # weight: [c_out, c_in / groups, *kernel]

@@ -23,6 +23,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = {
     "vdot": (torch.vdot, (normal(9), normal(9)), 2 * 9),
     "addmm": (torch.addmm, (normal(7), A, B), 2 * 3 * 7 * 5),
     "addbmm": (torch.addbmm, (normal(3, 7), BATCH, OTHER), 2 * 2 * 3 * 7 * 5),
+    "_grouped_mm": (  # 16 rows, each with the matrix of one of two groups
+        torch._grouped_mm,
+        (normal(16, 8), normal(2, 8, 16), torch.tensor([4, 16], dtype=torch.int32)),
+        2 * 16 * 8 * 16,
+    ),
     "conv2d": (  # 2 samples, 8 channels out, 4x4 positions; each sums over 4 channels of 3x3
         torch.conv2d,
         (MAP, normal(8, 4, 3, 3)),
@@ -47,6 +52,13 @@ def test_by_hand(packet: str) -> None:
     function, args, expected = CASES[packet]
     graph = capture_of(Function(function), *args).graph_module.graph
     assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [expected]
+
+
+def test_groups_of_what_is_summed_over() -> None:
+    """[8, 4 + 12] @ [4 + 12, 16] -> [2, 8, 16]: 8 * 16 entries, each of which sums 4 products, then 12."""
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    graph = capture_of(Function(torch._grouped_mm), normal(8, 16), normal(16, 16), ends).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * 8 * 16 * (4 + 12)]
 
 
 def test_a_recurrent_layer_by_hand() -> None:

@@ -1,0 +1,268 @@
+"""Models that keep what they made: tables, key-value caches, buffers and parameters of the first forward."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import auditor
+from auditor.runs.answer import answer
+from tests.any_model.holding import held
+from tests.subjects import normal, seeded
+
+X = normal(2, 6, 8)
+TABLE: tuple[Tensor, Tensor] | None = None
+TABLES: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+
+
+def table(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """A rotary table for six places; the product in it runs low where autocast is on."""
+    angles = torch.arange(6.0)[:, None] @ (10000 ** (torch.arange(0, 8, 2) / -8))[None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+cached_table = functools.lru_cache(maxsize=4)(table)
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        cos, sin = (part.to(x.dtype) for part in self.table(x))
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return self.second(torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2))
+
+
+class InAttribute(Rotary):
+    kept: Any = None
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kept is None:
+            self.kept = table()
+        return self.kept
+
+
+class InEmptyBuffer(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cos", None)
+        self.register_buffer("sin", None, persistent=False)
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.cos is None or self.cos.dtype != x.dtype:
+            self.cos, self.sin = table(x.dtype)
+        return self.cos, self.sin
+
+
+class InBufferOfForward(Rotary):
+    places = 0
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.shape[1] > self.places:
+            for name, value in zip(("cos", "sin"), table(x.dtype), strict=True):
+                self.register_buffer(name, value, persistent=False)
+            self.places = x.shape[1]
+        return self.cos, self.sin
+
+
+class ByDtype(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[torch.dtype, Any] = {}
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.dtype not in self.tables:
+            self.tables[x.dtype] = table(x.dtype)
+        return self.tables[x.dtype]
+
+
+class InLruCache(Rotary):
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return cached_table(x.dtype)
+
+
+class InLruCacheOfAMethod(Rotary):
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def made(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return table(dtype)
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.made(x.dtype)
+
+
+class InProperty(Rotary):
+    @functools.cached_property
+    def kept(self) -> tuple[Tensor, Tensor]:
+        return table()
+
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kept
+
+
+class InGlobal(Rotary):
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        global TABLE
+        if TABLE is None:
+            TABLE = table(x.dtype)
+        return TABLE
+
+
+class InGlobalByDtype(Rotary):
+    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.dtype not in TABLES:
+            TABLES[x.dtype] = table(x.dtype)
+        return TABLES[x.dtype]
+
+
+ROTARY = [
+    InAttribute,
+    InEmptyBuffer,
+    InBufferOfForward,
+    ByDtype,
+    InLruCache,
+    InLruCacheOfAMethod,
+    InProperty,
+    InGlobal,
+    InGlobalByDtype,
+]
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_tables_of_the_first_forward(kind: type[nn.Module]) -> None:
+    audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("bf16",))
+    assert not any("keeps state" in warning for warning in audit.warnings)
+    assert TABLE is None and TABLES == {}
+    for made in (cached_table, InLruCacheOfAMethod.made):
+        assert made.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("kind", [InLruCache, InGlobalByDtype])
+def test_later_runs_in_half_find_no_table_of_the_audit_s(kind: type[nn.Module]) -> None:
+    model, fresh = seeded(kind).eval(), seeded(kind).eval()
+    auditor.audit(model, (X,), device="cpu", formats=("bf16",))
+    after = answer(model.bfloat16(), ((X.bfloat16(),), {}))
+    cached_table.cache_clear()
+    assert torch.equal(after[0], answer(fresh.bfloat16(), ((X.bfloat16(),), {}))[0])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.q(x), k, v)
+
+
+class Preallocated(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(2, 12, 16))
+        self.filled = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept[:, self.filled : self.filled + x.shape[1]] = self.kv(x)
+        self.filled += x.shape[1]
+        return self.attend(x, *self.kept[:, : self.filled].chunk(2, -1))
+
+
+class Listed(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.past: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.past.append(self.kv(x))
+        return self.attend(x, *torch.cat(self.past, 1).chunk(2, -1))
+
+
+class Cache:
+    """Keys and values of earlier calls."""
+
+    def __init__(self, *past: Tensor) -> None:
+        self.past = list(past)
+
+    def update(self, kv: Tensor) -> tuple[Tensor, ...]:
+        self.past.append(kv.to(self.past[0].dtype) if self.past else kv)
+        return torch.cat(self.past, 1).chunk(2, -1)
+
+
+class Held(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, *self.cache.update(self.kv(x)))
+
+
+@pytest.mark.parametrize("kind", [Preallocated, Listed, Held])
+def test_key_value_caches_of_the_model(kind: type[nn.Module]) -> None:
+    audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("fp16",))
+    assert any("keeps state between calls" in warning for warning in audit.warnings)
+
+
+class Given(Attention):
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        return self.attend(x, *(part.to(self.q.weight.dtype) for part in cache.update(self.kv(x))))
+
+
+@pytest.mark.parametrize("past", [(), (normal(2, 3, 16, seed=5),)])
+def test_key_value_caches_of_the_caller(past: tuple[Tensor, ...]) -> None:
+    cache = Cache(*(x.clone() for x in past))
+    model = seeded(Given).eval()
+    audit = auditor.audit(model, (X, cache), device="cpu", formats=("fp16",))
+    assert [x.shape for x in cache.past] == [x.shape for x in past]
+    assert not any("keeps state" in warning for warning in audit.warnings)
+    held(lambda: (seeded(Given).eval(), ((X.clone(), Cache(*(x.clone() for x in past))), {})), formats=("fp16",))
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(4)
+        with torch.no_grad():
+            self(normal(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+
+class ParameterInForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if not hasattr(self, "weight"):
+            self.weight = nn.Parameter(torch.randn(8, 8, dtype=x.dtype))
+        return x @ self.weight.to(x.dtype)
+
+
+class ModuleInForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.head is None:
+            self.head = nn.Linear(x.shape[-1], 4).to(x.dtype)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", [Lazy, ParameterInForward, ModuleInForward])
+def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
+    held(lambda: (seeded(kind).eval(), ((normal(4, 8),), {})), formats=("fp16",))
