@@ -1,0 +1,263 @@
+"""Models that write to themselves, to what holds them and to what they are given: all of it comes back after an audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import auditor
+from auditor.runs.answer import answer
+from tests.any_model.holding import held
+from tests.subjects import normal, seeded
+
+X = normal(4, 8)
+CALLS = 0
+STORE: list[Tensor] = []
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+class WritesAParameter(Two):
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.second.weight.mul_(0.5)
+        return super().forward(x)
+
+
+class WritesPastAutograd(Two):
+    def forward(self, x: Tensor) -> Any:
+        self.second.weight.data = torch.renorm(self.second.weight.data * 0.9, 2, 0, 0.3)
+        return super().forward(x)
+
+
+class CarriesATensor(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Any:
+        self.hidden = self.hidden * 0.5 + self.first(x).mean(0)
+        return self.second(x + self.hidden)
+
+
+class Counts(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.log = 0, []
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        self.log.append(x.shape)
+        return super().forward(x) / self.calls
+
+
+class CountsInAGlobal(Two):
+    def forward(self, x: Tensor) -> Any:
+        global CALLS
+        CALLS += 1
+        return super().forward(x) / CALLS
+
+
+class LearnsInForward(Two):
+    def forward(self, x: Tensor) -> Any:
+        with torch.enable_grad():
+            self.first(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter in self.first.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        return super().forward(x)
+
+
+class StartsFromItsData(Two):
+    ready = False
+
+    def forward(self, x: Tensor) -> Any:
+        if not self.ready:
+            with torch.no_grad():
+                self.first.bias.sub_(self.first(x).mean(0))
+            self.ready = True
+        return super().forward(x)
+
+
+class Remembers(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("code", torch.randn(6, 8))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        self.code[int(self.place)] = x[0].float()
+        self.place.add_(1).remainder_(6)
+        return x @ self.code.to(x.dtype).t()
+
+
+class Recurrent(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.hidden = nn.GRU(8, 8, batch_first=True), None
+
+    def forward(self, x: Tensor) -> Any:
+        self.cell.flatten_parameters()
+        x, self.hidden = self.cell(x[None], self.hidden)
+        return self.second(x)
+
+
+class Spikes(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.voltage = torch.zeros(4, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        self.voltage = self.voltage + 0.5 * (self.first(x) - self.voltage)
+        spikes = (self.voltage > 0.3).to(x.dtype)
+        self.voltage = self.voltage * (1 - spikes)
+        return self.second(spikes)
+
+
+HISTORY = [
+    WritesAParameter,
+    WritesPastAutograd,
+    CarriesATensor,
+    Counts,
+    CountsInAGlobal,
+    LearnsInForward,
+    Remembers,
+    Recurrent,
+    Spikes,
+]
+
+
+class Freezes(Two):
+    def forward(self, x: Tensor) -> Any:
+        self.first.weight.requires_grad_(False)
+        return super().forward(x)
+
+
+class Differentiates(Two):
+    def forward(self, x: Tensor) -> Any:
+        with torch.enable_grad():
+            self.first(x).square().sum().backward()
+        return super().forward(x)
+
+
+class Switches(Two):
+    def forward(self, x: Tensor) -> Any:
+        self.train(not self.training)
+        return super().forward(x)
+
+
+class Hooks(Two):
+    def forward(self, x: Tensor) -> Any:
+        kept: list[Tensor] = []
+        handle = self.first.register_forward_hook(lambda module, args, out: kept.append(out))
+        x = super().forward(x)
+        handle.remove()
+        return x, kept
+
+
+class Stores(Two):
+    def forward(self, x: Tensor) -> Any:
+        STORE.append(x)
+        return super().forward(x)
+
+
+BENIGN = [StartsFromItsData, Freezes, Differentiates, Switches, Hooks, Stores]
+
+
+@pytest.mark.parametrize("kind", [*HISTORY, *BENIGN])
+def test_state_comes_back_and_history_is_said(kind: type[nn.Module]) -> None:
+    audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("bf16",))
+    assert any("keeps state between calls" in warning for warning in audit.warnings) is (kind in HISTORY)
+    assert CALLS == 0 and STORE == []
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_max_norm_rewrites_no_weights(kind: Any) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = kind(10, 8, max_norm=0.5), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.words(x))
+
+    held(lambda: (seeded(Words).eval(), ((torch.arange(6).view(2, 3),), {})), formats=("fp16",))
+
+
+def test_stores_of_hooks_come_back() -> None:
+    model = seeded(Two).eval()
+    listed: list[Tensor] = []
+    named: dict[str, Tensor] = {"old": X}
+    model.first.register_forward_hook(lambda module, args, out: listed.append(out))
+    model.second.register_forward_pre_hook(lambda module, args: named.update(new=args[0]))
+    before = answer(model, ((X,), {}))
+    audit = auditor.audit(model, (X,), device="cpu", formats=("bf16",))
+    assert all(plan.verified for plan in audit.plans.values())
+    assert listed == [] and list(named) == ["old"] and named["old"] is X
+    assert torch.equal(answer(model, ((X,), {}))[0], before[0])
+
+
+class Extractor(nn.Module):
+    """Answers with what its hooks stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.features = Two(), {}
+        for name in ("first", "second"):
+            self.body.get_submodule(name).register_forward_hook(self.store(name))
+
+    def store(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any, out: Tensor) -> None:
+            self.features[name] = out
+
+        return hook
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.body(x)
+        return self.features
+
+
+class Takes(Two):
+    def forward(self, given: Any) -> Any:
+        given["x"].mul_(2)
+        given["list"].append(self.first(given.pop("x")))
+        return self.second(given["list"][-1]), given
+
+
+def test_features_of_hooks() -> None:
+    held(lambda: (seeded(Extractor).eval(), ((X.clone(),), {})), formats=("fp16",))
+
+
+def test_containers_of_the_caller_come_back() -> None:
+    given: dict[str, Any] = {"x": X.clone(), "list": [normal(4, 8, seed=1)]}
+    x, kept = given["x"], given["list"]
+    auditor.audit(seeded(Takes).eval(), (given,), device="cpu", formats=("fp16",))
+    assert list(given) == ["x", "list"] and given["x"] is x and given["list"] is kept and len(kept) == 1
+    assert torch.equal(x, X) and torch.equal(kept[0], normal(4, 8, seed=1))
+    held(lambda: (seeded(Takes).eval(), (({"x": X.clone(), "list": [X.clone()]},), {})), formats=("fp16",))
+
+
+def test_the_norm_of_a_batch_moves_no_statistics() -> None:
+    class Training(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.norm.train()
+            return F.relu(self.norm(self.first(x)))
+
+    held(lambda: (seeded(Training).eval(), ((X.clone(),), {})), formats=("fp16",))
