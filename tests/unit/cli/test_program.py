@@ -180,6 +180,23 @@ def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_reporter_that_raises_is_named(stages, capsys, monkeypatch):
+    from auditor.report.reporters import reporter
+
+    def broken(audit):
+        raise KeyError("missing")
+
+    monkeypatch.setattr(reporter("md"), "render", broken)
+    assert cli.main(["model.py", "--format", "md"]) == 2
+    assert "error: internal error in the reporter 'md', KeyError: 'missing'" in capsys.readouterr().err
+
+
+def test_a_time_limit_is_no_internal_error(stages, capsys):
+    stages.error = TimeoutError("60 s")
+    assert cli.main(["model.py"]) == 2
+    assert "error: a time limit ended it, TimeoutError: 60 s" in capsys.readouterr().err
+
+
 def test_the_verb_may_be_written_out(stages, tmp_path):
     assert cli.main(["audit", "model.py", "-q"]) == 0
     assert (tmp_path / "audits" / "model" / "plan.json").exists()

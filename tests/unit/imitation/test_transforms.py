@@ -121,6 +121,18 @@ def test_cond(x: Tensor, expected: int) -> None:
     assert result.dtype is BF16
 
 
+@pytest.mark.parametrize("condition", [lambda row: row.sum() > 0, lambda row: X.sum() > 0])
+def test_cond_of_every_row(condition: Callable[[Tensor], Tensor]) -> None:
+    def rows(x: Tensor) -> Tensor:
+        mapped: Tensor = vmap(lambda row: torch.cond(condition(row), torch.sin, torch.cos, (row,)))(x)
+        return mapped
+
+    with auditor.imitated("cuda"):
+        found = rows(X)
+    chosen = torch.stack([torch.where(condition(row), row.sin(), row.cos()) for row in X])
+    assert torch.equal(found, chosen)
+
+
 def test_flex_attention() -> None:
     q = normal(1, 2, 16, 8)
     with torch.no_grad():
