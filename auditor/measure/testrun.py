@@ -95,7 +95,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
         isolated = _gaps(reference, local)
     else:
         isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
-    if alone.exact is not None:
+    if alone.exact is not None and not any(x.is_quantized for x in tensors_of(local)):  # integers, with a scale
         own, rounding = _sampled_errors(alone.exact.sample(local), tensors_of(local))
         if own > _ONE_ROUNDING * rounding:
             return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.any_model.drawn import EXAMPLES, audited, mostly_audited
+from tests.any_model.drawn import EXAMPLES, Program, Step, audited, mostly_audited, outcome
 
 
 def test_dtypes() -> None:
@@ -15,3 +15,13 @@ def test_scales() -> None:
 
 def test_writes_in_place() -> None:
     mostly_audited(audited(("writes",), EXAMPLES))
+
+
+def test_quantised_under_vmap() -> None:
+    steps = (Step("vmapped", 0, (Step("discrete", 4),)),)
+    assert outcome(Program(steps, options={"formats": ("bf16",), "strategies": ("cast",)})) == "audited"
+
+
+def test_conjugated() -> None:
+    steps = (Step("complexes", 0),)
+    assert outcome(Program(steps, options={"formats": ("bf16",), "strategies": ("cast",)})) == "audited"
