@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import timm
 import torch
 
@@ -19,7 +21,7 @@ def names() -> list[str]:
 
 def build(name: str) -> Built:
     """The smallest model of the module; the first side that its forward takes."""
-    chosen, last = min(timm.list_models(module=name), key=_parameters), Exception()
+    chosen, last = _smallest(name), Exception()
     parameters = _parameters(chosen)
     shallow = {"depth": 2} if parameters > LARGE else {}
     for side in SIDES:
@@ -43,6 +45,12 @@ def _run(name: str, side: int, options: dict[str, int]) -> Built:
     return model, (image,), {}
 
 
+@cache
+def _smallest(module: str) -> str:
+    return min(timm.list_models(module=module), key=_parameters)
+
+
+@cache
 def _parameters(name: str) -> float:
     """How many parameters a model has, without making them; infinite where its constructor computes with them."""
     try:
