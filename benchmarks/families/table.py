@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -95,7 +96,7 @@ def _page(rows: list[Row], versions: dict[str, str]) -> Iterator[str]:
     yield HEAD
     libraries = ", ".join(f"{name} {number}" for name, number in versions.items())
     facts = machine()
-    yield f"Measured on a {facts['cores']}-core CPU with torch {facts['torch']}; {libraries}.\n"
+    yield f"Measured on a {facts['cores']}-core CPU with torch {facts['torch']}; {libraries}; written at commit {_commit()}.\n"
     libraries_there = list(dict.fromkeys(row["library"] for row in rows))
     if left := _left(rows, libraries_there):
         yield f"Not tried yet: {left}.\n"
@@ -112,6 +113,11 @@ def _page(rows: list[Row], versions: dict[str, str]) -> Iterator[str]:
     yield "| model | class | operations | verified | low | autocast | s |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     yield from (_line(row) for row in rows if captured(row))
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=PAGE.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _left(rows: list[Row], libraries: Iterable[str]) -> str:
