@@ -56,7 +56,8 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
 
 def _rolled(x: torch.Tensor) -> torch.Tensor:
     """Floating values in other places; indices and masks as they are."""
-    return x.detach().roll(1, -1) if x.is_floating_point() and x.layout is torch.strided and x.dim() else x
+    moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
+    return x.detach().roll(1, -1) if moved else x
 
 
 def _called(model: nn.Module, batch: Batch, holder: Batch, seed: int) -> list[torch.Tensor]:
