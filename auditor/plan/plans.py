@@ -218,22 +218,26 @@ def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
 def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     if isinstance(answer, str):
         return _failed(bench, plan, answer)
-    pairs = _pairs(expected, answer)
+    pairs, graded = _pairs(expected, answer)
     try:
         found = worst_of([bench.distance(r, c) for r, c in pairs])
         worst = worst_of([worst_output_error(r, c) for r, c in pairs])
+        enabled = bench.distance(*graded) if graded else None
     except MeasureError as error:
         return _failed(bench, plan, str(error))
-    if answer.graded is not None and (otherwise := _mode_matters(plan, pairs[0], pairs[-1])):
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded)):
         return _failed(bench, plan, otherwise)
-    finite = math.isfinite(found)
+    finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
     result = replace(
         _unrun(bench),
         error=found if finite else None,
         finite=finite,
-        worst_output=worst if math.isfinite(worst) else None,
+        worst_output=worst if finite and math.isfinite(worst) else None,
+        with_gradients=enabled if finite else None,
+        noise=bench.noise,
     )
-    return replace(plan, measured_error=result.error, verified=found <= bench.max_error, verification=result)
+    verified = finite and max(found, enabled or 0.0) <= bench.max_error
+    return replace(plan, measured_error=result.error, verified=verified, verification=result)
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
@@ -249,12 +253,12 @@ def _unrun(bench: Workbench) -> Verification:
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
-def _pairs(expected: Answers, answer: Answers) -> list[Pair]:
-    """FP32 and patched outputs, on the CPU, of every run; last the one with gradients, where there is one."""
-    pairs = list(zip(expected.outputs, answer.outputs, strict=True))
-    if expected.graded is not None and answer.graded is not None:
-        pairs.append((expected.graded, answer.graded))
-    return [([x.cpu() for x in r], c) for r, c in pairs]
+def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:
+    """FP32 and patched outputs, on the CPU, of every run without gradients, and of the one with them where there is one."""
+    pairs = [([x.cpu() for x in r], c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    if expected.graded is None or answer.graded is None:
+        return pairs, None
+    return pairs, ([x.cpu() for x in expected.graded], answer.graded)
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair) -> str | None:

@@ -20,6 +20,9 @@ from .choose import Trial
 from .costs import Cost
 from .problem import Problem
 
+REPEATED = (37, 211, 101)
+"""Numbers that are allocated before the FP32 model is run once more, a run each, so that its memory lies elsewhere."""
+
 
 @dataclass(frozen=True)
 class Workbench:
@@ -72,6 +75,16 @@ class Workbench:
         except Exception as error:
             let_through(error)
             return None
+
+    @cached_property
+    def noise(self) -> float:
+        """How far apart runs of the FP32 model are that differ only in where their memory lies."""
+        batch, moved, found = self.checks[0], [], 0.0
+        for size in REPEATED:
+            moved.append(torch.empty(size))
+            again = reference(self.subject, batch, self.seed)
+            found = max(found, self.distance(self.reference(batch), again))
+        return found
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""

@@ -178,6 +178,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if not plan.measured_error <= budget:
         return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
+    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= budget:
+        return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
 

@@ -75,7 +75,7 @@ def test_the_sentence_holds_the_evidence() -> None:
 
 def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
     subject = Subject(nn.Module(), (((), {}),), "toy", "toy.py", "toy", "toy")
-    return Workbench(
+    bench = Workbench(
         subject=subject,
         capture=None,  # type: ignore[arg-type]
         costs={},
@@ -88,6 +88,8 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
         gpu="A100",
         native=False,
     )
+    vars(bench)["noise"] = 2.0**-30  # there is no model to run
+    return bench
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,15 @@ def judged_with_gradients(without: float, enabled: float) -> Plan:
     return _judged(bench_of(output_error), BASE, expected, answer)
 
 
-def test_the_run_with_gradients_counts_like_a_batch() -> None:
-    assert judged_with_gradients(0.004, 0.006).measured_error == pytest.approx(0.006, rel=1e-3)
-    assert not judged_with_gradients(0.009, 0.011).verified
+def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
+    plan = judged_with_gradients(0.004, 0.006)
+    assert plan.verified and plan.verification is not None
+    assert plan.measured_error == pytest.approx(0.004, rel=1e-3)
+    assert plan.verification.with_gradients == pytest.approx(0.006, rel=1e-3)
+    assert plan.verification.noise == 2.0**-30
+    over = judged_with_gradients(0.009, 0.011)
+    assert not over.verified
+    assert over.measured_error == pytest.approx(0.009, rel=1e-3)
 
 
 def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -71,6 +72,15 @@ def test_answers_with_gradients_or_none() -> None:
 
     found = bench()
     assert replace(found, subject=subject_of(Refusing(), ONE)).graded is None
+
+
+def test_noise_is_how_far_runs_of_the_model_are_apart() -> None:
+    assert bench().noise == 0.0
+
+    found = bench()
+    earlier = found.reference(found.checks[0])
+    found.known[id(found.checks[0])] = [x * (1 + 2.0**-20) for x in earlier]
+    assert found.noise == pytest.approx(2.0**-20, rel=1e-4)
 
 
 def test_a_problem_is_of_its_own_format() -> None:
