@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .branches import eager_branches
 from .regions import Region
 
 
@@ -73,6 +74,7 @@ def uncompiled() -> Iterator[None]:
             stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
             if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(eager_branches())
             yield
     finally:
         torch._C._jit_set_autocast_mode(cast)

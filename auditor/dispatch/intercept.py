@@ -16,10 +16,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, _higher_order_ops, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..trees import tensors_in
+from .branches import cond, while_loop
 from .handler import Handler, Traced, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
 
@@ -166,25 +166,8 @@ def _teach(operator: HigherOrderOperator) -> None:
     operator.py_impl(_Whole)(run)
 
 
-def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-    if _is_batched(pred):  # vmap takes both branches, and of each row the one that is meant
-        both = true_fn(*operands), false_fn(*operands)
-        return pytree.tree_map(lambda a, b: torch.where(pred, a, b), *both)
-    return true_fn(*operands) if pred else false_fn(*operands)
-
-
-def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any = ()) -> Any:
-    while cond_fn(*carried, *more):
-        carried = body_fn(*carried, *more)
-    return carried
-
-
-_BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
+_BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop}
 """Operators whose own kernels refuse to run while a mode is active."""
-
-
-def _is_batched(condition: Any) -> bool:
-    return isinstance(condition, torch.Tensor) and torch._C._functorch.is_batchedtensor(condition)
 
 
 def _transformed(args: Any, kwargs: Any) -> bool:

@@ -133,6 +133,7 @@ def marked(m: Any, x: Tensor) -> Tensor:
 
 CASES: dict[str, Callable[[Any, Tensor], Any]] = {
     "vmap": lambda m, x: vmap(lambda row: m.second(m.first(row).softmax(-1)))(x),
+    "cond by row": lambda m, x: vmap(lambda r: torch.cond(r.sum() > 0, m.second, torch.tanh, (r,)))(m.first(x)),
     "grad": lambda m, x: m.second(grad(lambda y: energy(m, y))(x)),
     "jacrev": lambda m, x: vmap(jacrev(lambda row: torch.tanh(m.first(row))))(x),
     "jacfwd": lambda m, x: vmap(jacfwd(lambda row: torch.tanh(m.first(row))))(x),
