@@ -19,7 +19,7 @@ from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
 from ..raised import let_through
 from ..records import NodeError
-from ..replay.execute import with_literals
+from ..replay.execute import low_literals, with_literals
 from ..replay.step import Step
 
 Leaves = list[torch.Tensor | None]
@@ -177,7 +177,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:
-                literals = step.capture.nodes[node.name].literals.get(fmt)
+                literals = low_literals(step.capture.nodes[node.name], fmt)
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             found = _backward(results, gradients, list(wanted.values()))

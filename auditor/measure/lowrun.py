@@ -14,7 +14,7 @@ from ..ops.kernels import run_op
 from ..ops.nodes import target_of, tensors_of
 from ..raised import let_through
 from ..records import Capture, Literals
-from ..replay.execute import with_literals
+from ..replay.execute import low_literals, with_literals
 from .rounded import rounder
 
 
@@ -33,7 +33,7 @@ class LowRun:
 
     def literals(self, n: fx.Node) -> Literals | None:
         """What Python writes at the node in this format."""
-        return self._nodes[n.name].literals.get(self.name)
+        return low_literals(self._nodes[n.name], self.name)
 
     def rounded_inputs(self, n: fx.Node) -> tuple[Any, Any]:
         """The node's arguments, with reference values rounded to the format."""

@@ -13,6 +13,7 @@ from ..formats.carried import in_format
 from ..formats.table import FORMATS, Format
 from ..ops.casting import lowered
 from ..records import Capture
+from ..replay.execute import low_literals
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def rounder(capture: Capture, fmt: str) -> Rounder:
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     found = {}
     for name, node in capture.nodes.items():
-        for key, value in node.literals[fmt].arguments.items() if fmt in node.literals else ():
+        literals = low_literals(node, fmt)
+        for key, value in literals.arguments.items() if literals else ():
             ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
             if isinstance(value, float) and isinstance(ours, float):
                 found[ours] = value

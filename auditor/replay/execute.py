@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -17,7 +18,7 @@ from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import settled, target_of, tensors_of
-from ..records import Capture, Literals
+from ..records import Capture, Literals, Node
 from .running import Running
 
 Observe = Callable[[fx.Node, Any], None]
@@ -123,7 +124,7 @@ class PartlyLow(Replay):
             return args[0]
         if not low:
             return settled(n.target, target_of(n)(*args, **kwargs))
-        literals = self.capture.nodes[n.name].literals.get(self._format)
+        literals = low_literals(self.capture.nodes[n.name], self._format)
         result = run_op(target_of(n), *with_literals(args, kwargs, literals))
         if any(user.name not in self._inside for user in n.users):
             self._left[n] = raised(result)
@@ -173,6 +174,19 @@ def apart(result: Any, inputs: Sequence[Any]) -> Any:
 def _another(x: torch.Tensor) -> torch.Tensor:
     """The same value as another tensor; sparse and nested ones know no views."""
     return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()
+
+
+def low_literals(node: Node, format: str) -> Literals | None:
+    """What Python writes at an operation that runs in the format, in whichever run of the model that is.
+
+    A model that is stored low may compute it in FP32 all the same, tables in FP32 being among what it reads: then the
+    number that it writes there says nothing, and the one that it writes under autocast does.
+    """
+    stored, regional = node.literals.get(format), node.autocast_literals.get(format)
+    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, float)} if regional else {}
+    if not numbers:
+        return stored
+    return replace(stored or Literals(), arguments=numbers | dict(stored.arguments if stored else {}))
 
 
 def with_literals(
