@@ -24,10 +24,14 @@ _NO_KERNEL = re.compile(
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
-    """The operation refuses the format; the message is the reason, in one clause. A RuntimeError, as CUDA's refusal is."""
+    """The operation refuses the format; the message is the reason, in one clause. A RuntimeError, as CUDA's refusal is.
 
-    def __init__(self, reason: str) -> None:
+    owner: path of the module that it is in, where that is known.
+    """
+
+    def __init__(self, reason: str, owner: str | None = None) -> None:
         super().__init__(reason, slug="unsupported-op")
+        self.owner = owner
 
 
 def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..formats.table import FORMATS
+from ..ops.kernels import UnsupportedInFormat
 from ..raised import let_through
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.execute import PolicyInterpreter
@@ -106,6 +107,26 @@ def ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
     kept = {other for owner in fired for other in (owner, *energy.tied_to(owner))}
     labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
     return evaluate(problem, energy.settled(labels))
+
+
+def accepted(problem: Problem, trial: Trial) -> Candidate | None:
+    """Everything low but the scopes with an unsafe operation or one that refuses to run; None where that does not run."""
+    nodes, energy = problem.capture.nodes, problem.energy
+    kept = {node.owner for name, node in nodes.items() if problem.verdicts[name].verdict == "unsafe"}
+    while True:
+        kept |= {other for owner in kept & energy.scopes.keys() for other in energy.tied_to(owner)}
+        labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
+        found = evaluate(problem, energy.settled(labels))
+        try:
+            trial.error(running(problem.capture, problem.strategy, _precision_in(found), problem.format))
+            return found
+        except UnsupportedInFormat as refused:
+            if refused.owner is None or found.precision.get(refused.owner, "fp32") == "fp32":
+                return None
+            kept.add(refused.owner)
+        except Exception as error:
+            let_through(error)
+            return None
 
 
 def lowers_unsafe(problem: Problem, plan: Plan) -> bool:

@@ -24,7 +24,7 @@ from ..replay.strategies import running, scoped
 from ..state.members import size_of
 from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
-from .choose import MARGIN, as_plan, fp32_plan, lowers_unsafe, make_plan, plain_plan, ruled
+from .choose import MARGIN, accepted, as_plan, fp32_plan, lowers_unsafe, make_plan, plain_plan, ruled
 from .problem import Problem
 from .workbench import Workbench
 
@@ -107,12 +107,13 @@ def _undone(
 def _instead(
     bench: Workbench, problems: Mapping[str, Problem], baselines: Mapping[str, Baseline], tick: Tick
 ) -> dict[str, Plan]:
-    """What holds without a plan, for plans that do not, or leave everything FP32: all low, else what the rules keep.
+    """What holds without a plan, for plans that do not, or leave everything FP32: all low, else all that runs so, else
+    what the rules keep.
 
     The curve may have nothing between a point that fails and FP32, and the solver sees no use in what saves no time.
     """
     found: dict[str, Plan] = {}
-    for attempt in (_plainly, _by_the_rules):
+    for attempt in (_plainly, _where_it_runs, _by_the_rules):
         pending = {name: problem for name, problem in problems.items() if name not in found}
         made = {name: attempt(bench, problem, baselines[name]) for name, problem in pending.items()}
         plans = {n: p for n, p in made.items() if p is not None and not lowers_unsafe(problems[n], p)}
@@ -123,6 +124,13 @@ def _instead(
 
 def _plainly(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
     return plain_plan(problem) if _holds(bench, baseline.measured_error) else None
+
+
+def _where_it_runs(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
+    if baseline.failure is None:
+        return None
+    found = accepted(problem, bench.trial(bench.usable(bench.subject.batches)))
+    return None if found is None else as_plan(problem, found, bench.findings)
 
 
 def _by_the_rules(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:

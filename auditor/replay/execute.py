@@ -69,7 +69,7 @@ class PolicyInterpreter(Replay):
         except UnsupportedInFormat as error:
             node = self.capture.nodes[n.name]
             where = f"{node.owner or 'the model'} ({node.source or node.op})"
-            raise UnsupportedInFormat(f"{error} in {where}") from error
+            raise UnsupportedInFormat(f"{error} in {where}", node.owner) from error
 
     def _called(self, n: fx.Node) -> Any:
         node = self.capture.nodes[n.name]

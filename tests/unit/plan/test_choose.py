@@ -16,7 +16,7 @@ from torch import nn
 from auditor.formats.metrics import output_error
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import choose
-from auditor.plan.choose import Trial, _bisect, make_plan, scopes_of, simulated_error
+from auditor.plan.choose import Trial, _bisect, accepted, make_plan, scopes_of, simulated_error
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
@@ -188,6 +188,33 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert simulated_error(problem, evaluate(problem, {"": "fp32"}), trial) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
         trial.error(running(capture, "cast", plain("fp16"), "fp16"))
+
+
+def test_scopes_that_refuse_or_are_unsafe_stay_fp32_and_all_else_is_low() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Function(factored), nn.Linear(3, 3), nn.Tanh()).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3)), model[0].bias.zero_()
+    capture = capture_of(model, torch.eye(3))
+    verdicts = {name: Verdict("unsafe" if node.owner == "3" else "safe", "") for name, node in capture.nodes.items()}
+    nothing = dict.fromkeys(capture.nodes, NOTHING)
+    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
+    found = accepted(problem, trial_of(model, capture, (torch.eye(3),)))
+    assert found is not None
+    kept = {owner for owner, precision in found.precision.items() if precision == "fp32"}
+    assert kept == {"1", "3"}
+
+
+def test_nothing_is_accepted_where_a_scope_in_fp32_refuses_what_it_is_given() -> None:
+    capture = capture_of(Function(factored), torch.eye(3))
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    nothing = dict.fromkeys(capture.nodes, NOTHING)
+    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
+
+    def refuses(*_: object) -> float:
+        raise UnsupportedInFormat("matmul got float16 and float32 together", "")
+
+    trial = Trial(capture, Function(factored), (((torch.eye(3),), {}),), ((torch.eye(3),),), refuses)
+    assert accepted(problem, trial) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from auditor.replay.execute import PolicyInterpreter, with_literals
+from auditor.replay.execute import PolicyInterpreter, low_literals, with_literals
 from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import running
 from tests.capturing import Function
@@ -25,6 +26,18 @@ def test_literals_are_replaced_by_place_and_by_name() -> None:
         {"dtype": torch.float16},
     )
     assert with_literals((1,), {}, None) == ((1,), {})
+
+
+def test_a_number_is_that_of_the_run_in_which_the_operation_is_low() -> None:
+    node = next(iter(capture_of(Function(torch.sin), FLOAT).nodes.values()))
+    stored, regional = Literals({1: -1.0, 2: torch.float16}), Literals({1: -2.0, 2: torch.float16, "value": -3.0})
+    assert low_literals(node, "fp16") is None
+    assert low_literals(replace(node, literals={"fp16": stored}), "fp16") is stored
+    assert low_literals(replace(node, autocast_literals={"fp16": regional}), "bf16") is None
+    under_autocast = replace(node, autocast_literals={"fp16": regional})
+    assert low_literals(under_autocast, "fp16") == Literals({1: -2.0, "value": -3.0})
+    both = replace(under_autocast, literals={"fp16": stored})
+    assert low_literals(both, "fp16") == Literals({1: -1.0, 2: torch.float16, "value": -3.0})
 
 
 def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> dict[str, Any]:
@@ -94,4 +107,5 @@ def test_a_refusal_names_the_place() -> None:
     with pytest.raises(UnsupportedInFormat) as caught:
         run(capture, how, model, torch.eye(3))
     node = only(capture, "linalg_cholesky")
+    assert caught.value.owner == "0"
     assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"
