@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
 from ..records import Batch
@@ -38,15 +38,18 @@ class Inputs:
     synthetic: bool = False
 
 
-def as_batches(value: Any, source: str) -> tuple[Batch, ...]:
+def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
     """Reads example inputs in any of their forms.
 
     One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair
     (tuple, dict). Several calls: a list of tuples or dicts, or an iterable that yields any form of one call. So a list
     of tensors is one call that takes several tensors; several calls of one tensor each are written [(a,), (b,)].
-    Raises: LoadError(slug="bad-inputs").
+    arrays: those of NumPy stay what they are, instead of becoming tensors. Raises: LoadError(slug="bad-inputs").
     """
-    value = tree_map_only(np.ndarray, torch.from_numpy, value)
+    if not arrays:
+        value = tree_map_only(np.ndarray, torch.from_numpy, value)
+    elif isinstance(value, np.ndarray):
+        value = (value,)
     if isinstance(value, list) and value and all(isinstance(item, tuple | Mapping) for item in value):
         return tuple(_one_call(item, source) for item in value)
     if isinstance(value, Tensor | tuple | list | Mapping):
@@ -126,6 +129,7 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _one_call(value: Any, source: str) -> Batch:
+    reject_iterators(value, source)
     if isinstance(value, Mapping):
         return (), {str(name): item for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -135,6 +139,15 @@ def _one_call(value: Any, source: str) -> Batch:
     if isinstance(value, tuple | list):
         return tuple(value), {}
     raise LoadError(f"{source} gave {_described(value)}: {FORMS}", slug="bad-inputs")
+
+
+def reject_iterators(arguments: Any, source: str) -> None:
+    """A model is called many times. Raises: LoadError(slug="bad-inputs") where an argument is used up by the first call."""
+    if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
+        raise LoadError(
+            f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
+            slug="bad-inputs",
+        )
 
 
 def _dummy_inputs(model: nn.Module) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -70,8 +71,7 @@ def from_object(
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
-    batches = inputs.as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
-    batches = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+    batches = _calls(example_inputs, kwargs)
     model, *notes = unwrap(model)
     kind = type(model)
     target = f"{kind.__module__}:{kind.__qualname__}"
@@ -80,7 +80,26 @@ def from_object(
     )
     _reject_unfit(model)
     _reject_lazy(model)
-    return settled(subject, check)
+    try:
+        return settled(subject, check)
+    except LoadError as error:
+        if error.slug != "forward-raises" or not _holds_arrays((example_inputs, kwargs)):
+            raise
+        try:  # it may make tensors of its arrays itself
+            return settled(replace(subject, batches=_calls(example_inputs, kwargs, arrays=True)), check)
+        except LoadError:
+            raise error from None
+
+
+def _calls(example_inputs: Any, kwargs: dict[str, Any] | None, *, arrays: bool = False) -> tuple[Batch, ...]:
+    given = () if example_inputs is None and kwargs else example_inputs
+    inputs.reject_iterators(kwargs, "kwargs")
+    batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
+    return tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+
+
+def _holds_arrays(tree: Any) -> bool:
+    return any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(tree))
 
 
 def check(subject: Subject) -> Subject:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.errors import LoadError
 from tests.any_model.holding import held
 from tests.replaying import Model, linear
 from tests.subjects import normal
@@ -98,6 +99,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "numbers": (lambda m, x, a, b, c: m.first(x) * a / b if c is None else x, lambda: (normal(4, 8), 2.5, 3, None)),
     "text": (lambda m, x, how: getattr(m, how)(x), lambda: (normal(4, 8), "first")),
     "array beside": (lambda m, x, rows: m.first(x)[torch.as_tensor(rows)], lambda: (normal(4, 8), np.array([1, 2]))),
+    "array": (lambda m, x: m.first(torch.from_numpy(x)), lambda: (normal(4, 8).numpy().copy(),)),
     "no rows": (lambda m, x: m.first(x), lambda: (normal(0, 8),)),
     "subclass": (lambda m, x: m.first(x).relu(), lambda: (normal(4, 8).as_subclass(Tagged),)),
     "module": (lambda m, x, layer: layer(m.first(x)), lambda: (normal(4, 8), linear(8, 8, seed=5))),
@@ -120,6 +122,28 @@ def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
 def test_inputs(name: str) -> None:
     function, call = CALLS[name]
     held(lambda: (model_of(function), (call(), {})))
+
+
+def doubled(m: Any, x: Any, by: Any = 2.0) -> Tensor:
+    x *= by
+    result: Tensor = m.first(torch.from_numpy(x))
+    return result
+
+
+def test_an_array_that_is_written_comes_back() -> None:
+    given = normal(4, 8).numpy().copy()
+    audit = auditor.audit(model_of(doubled), (given,), kwargs={"by": np.float32(3)}, device="cpu")
+    assert audit.plans["autocast_fp16"].verified
+    assert np.array_equal(given, normal(4, 8).numpy())
+
+
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_an_iterator_is_refused_in_one_line(as_keyword: bool) -> None:
+    model, given = model_of(lambda m, xs: sum(m.first(x) for x in xs)), iter([normal(4, 8)])
+    with pytest.raises(LoadError, match=r"iterator.*list") as caught:
+        auditor.audit(model, None if as_keyword else (given,), kwargs={"xs": given} if as_keyword else None)
+    assert caught.value.slug == "bad-inputs"
+    assert len(list(given)) == 1
 
 
 STATE: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
