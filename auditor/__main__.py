@@ -10,3 +10,10 @@ if __name__ == "__main__":
     except KeyboardInterrupt:  # before there was a command to interrupt
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        from .raised import hiding
+
+        if (known := hiding(error)) is None:
+            raise
+        print(f"error: {known}\nhint: docs/errors.md#{known.slug} explains this", file=sys.stderr)
+        sys.exit(2)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 from types import CodeType
+
+from .errors import AuditorError, first_line
+
+PACKAGES = ("torch", "networkx", "jinja2", "rich", "safetensors", "numpy", "shtab", "pydantic")
+"""What the auditor imports beside Python's own modules."""
 
 _NO_MEMORY = re.compile(
     r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment", re.IGNORECASE
@@ -42,6 +48,26 @@ def from_outside(error: BaseException) -> bool:
         innermost = innermost.tb_next
     ours = Path(__file__).resolve().parent
     return innermost is not None and ours not in Path(innermost.tb_frame.f_code.co_filename).resolve().parents
+
+
+def hiding(error: BaseException) -> AuditorError | None:
+    """What to say of an error that a file brought about which was imported in place of a package; None of any other.
+
+    `python -m` looks into the working directory first: a `json.py` there is what everybody imports as `json`.
+    """
+    took_part, seen = {getattr(error, "path", None)}, set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        took_part |= {code.co_filename for code in _codes(cause)}
+        cause = cause.__cause__ or cause.__context__
+    for name in sorted({*sys.stdlib_module_names, *PACKAGES}):
+        files = [str(path) for path in (Path.cwd() / f"{name}.py", Path.cwd() / name / "__init__.py")]
+        if getattr(sys.modules.get(name), "__file__", None) in files or not took_part.isdisjoint(files):
+            where = f"{name!r} in the working directory was imported in place of the package of that name"
+            said = f"{type(error).__name__}: {first_line(error)}"
+            return AuditorError(f"{where} ({said}): rename it, or run python -P", slug="hidden-package")
+    return None
 
 
 def _codes(error: BaseException) -> set[CodeType]:

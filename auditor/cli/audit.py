@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import config
 from ..errors import LoadError
+from ..report.words import printable
 from . import answer, guard, publish, streams, verbs
 from .progress import reporter
 
@@ -120,7 +121,7 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     publish.check(directory, args.model_explorer)
     guard.writes_into(directory)
     for warning in cautions(subject):
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     return subject, directory
 
 

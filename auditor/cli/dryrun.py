@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..options import Options
 from ..records import Batch, Subject
+from ..report.words import printable
 from .publish import FILES
 
 KINDS = {
@@ -35,7 +36,7 @@ def described(subject: Subject, directory: Path, options: Options) -> str:
         ("Device", device),
         ("Files", f"{directory}/: {', '.join(FILES)}"),
     )
-    lines = [f"{name:<9}{text}" for name, text in rows]
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import AuditorError, first_line
-from ..raised import out_of_memory, time_is_up
+from ..raised import hiding, out_of_memory, time_is_up
 from ..report.words import printable
 from . import audit, completion, diff, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
@@ -73,7 +73,9 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
         streams.abandon()
         return 0
     except Exception as error:
-        known = error if isinstance(error, AuditorError) else _short_of_memory(error)
+        known = (
+            error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error) or hiding(error)
+        )
         if known is not None:
             return _failed(str(known), f"docs/errors.md#{known.slug} explains this", debug)
         said = f"{type(error).__name__}: {first_line(error)}"
@@ -92,6 +94,13 @@ def _short_of_memory(error: Exception) -> AuditorError | None:
     return AuditorError(
         f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs", slug="out-of-memory"
     )
+
+
+def _nowhere(error: Exception) -> AuditorError | None:
+    """What to say where no folder takes files that vanish again; None where that is not why."""
+    if not isinstance(error, FileNotFoundError) or "No usable temporary directory" not in str(error):
+        return None
+    return AuditorError("no temporary directory can be written to: name one with TMPDIR", slug="bad-output")
 
 
 def _failed(message: str, hint: str, debug: bool) -> int:

@@ -7,6 +7,8 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, Self
 
+from ..report.words import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -43,7 +45,7 @@ class Lines:
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         if self._shown and stage != self._stage:
-            print(f"{stage}: {detail}" if detail else stage, file=self._stream, flush=True)
+            print(printable(f"{stage}: {detail}" if detail else stage), file=self._stream, flush=True)
         self._stage = stage
 
 
@@ -80,5 +82,10 @@ class Bar:
         if self._task is None:
             self._task = self._progress.add_task("", stage=stage)
         self._progress.update(
-            self._task, stage=stage, description=escape(detail), completed=done, total=total or None, refresh=done == 0
+            self._task,
+            stage=stage,
+            description=escape(printable(detail)),
+            completed=done,
+            total=total or None,
+            refresh=done == 0,
         )

@@ -107,7 +107,10 @@ def _not_there(plans: Mapping[str, Any], name: str | None) -> PlanError:
 
 def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:
     expected = plan.get("parameters")
-    found = size_of(model)
+    try:
+        found = size_of(model)
+    except ValueError as error:
+        raise PlanError(str(error), slug="lazy-weights") from error
     if expected is not None and expected != found:
         raise PlanError(
             f"the plan was made for a model of {expected} parameters, this one has {found}: audit it again.",

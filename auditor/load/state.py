@@ -1,13 +1,18 @@
-"""Runs a model in eval mode and leaves its modules in the modes that they were in."""
+"""What a model is switched to or given before it is run: the mode of its modules, the weights of lazy ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
-from ..state.members import modules_of
+from ..records import Batch
+from ..state.draws import reseed
+from ..state.members import modules_of, named_tensors
 
 
 @contextmanager
@@ -38,6 +43,15 @@ def switch(model: nn.Module, training: bool) -> None:
         except Exception:
             _set(module, training)
             waiting.extend(child for child in module._modules.values() if child is not None)
+
+
+def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
+    """Lazy layers take their shape, and their first weights, from a first call: the same ones in every process."""
+    if any(is_lazy(x) for _, x in named_tensors(model)):
+        reseed(seed)
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, batch)
+        with torch.no_grad():
+            model(*args, **kwargs)
 
 
 def _set(module: nn.Module, flag: bool) -> None:

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +25,7 @@ from ..state.draws import reseed
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, user_code
-from .state import in_eval, switch
+from .state import in_eval, materialise, switch
 from .stored import in_fp32, settled
 from .target import Target, import_target, parse
 from .wrappers import unwrap
@@ -150,7 +149,7 @@ def _load(
     switch(model, training=False)
     with in_fp32(model):
         given, held_out = _find_inputs(module, target, found, inputs_text, seed)
-    _materialise(model, given.batches[0])
+    materialise(model, given.batches[0], seed)
     kind = found.origin.kind if found.origin else ""
     restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
     subject = Subject(
@@ -217,13 +216,6 @@ def _reject_lazy(model: nn.Module) -> None:
                 f"{name} has no shape yet: call the model once, or load its weights, before the audit",
                 slug="lazy-weights",
             )
-
-
-def _materialise(model: nn.Module, batch: Batch) -> None:
-    """Lazy layers take their shape, and their first weights, from the first call."""
-    if any(is_lazy(p) for p in model.parameters()):
-        with torch.no_grad():
-            model(*batch[0], **batch[1])
 
 
 def _forward(subject: Subject, batch: Batch) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable
 from typing import Any
@@ -27,4 +28,6 @@ class _Filler(string.Formatter):
         return self._value(field_name), field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if re.search(r"\d{3}", format_spec):
+            raise ValueError(f"{format_spec!r} asks for a hundred characters or more")
         return "unknown" if value is None else str(super().format_field(value, format_spec))

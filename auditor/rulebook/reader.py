@@ -19,6 +19,7 @@ class Reader:
     def fail(self, key: str, problem: str, slug: str) -> NoReturn:
         """Raise a RuleError that points at `key` of this table."""
         full = f"{self.key}.{key}".strip(".")
+        full = full if full.isprintable() else ascii(full)
         raise RuleError(f"{self.path}:{self._line(key)}: {full or 'file'}: {problem}", slug=slug)
 
     def allow(self, names: Collection[str]) -> None:

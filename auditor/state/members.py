@@ -51,5 +51,8 @@ def parameters_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def size_of(model: nn.Module) -> int:
-    """Number of parameters, shared ones counted once."""
+    """Number of parameters, shared ones counted once. Raises: ValueError where a lazy layer has none so far."""
+    for name, parameter in named_parameters(model):
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before it is patched")
     return sum(parameter.numel() for parameter in parameters_of(model))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..load.state import switch
+from ..load.state import materialise, switch
 from ..records import Batch
 from ..recursion import deep
 from ..state.draws import reseed
@@ -43,6 +43,7 @@ def main(folder: Path) -> None:
         (folder / UNREAD).touch()
         return
     batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(job["device"]), batches)
+    materialise(model, batches[0], job["seed"])
     (folder / READY).touch()
     for index, plan in enumerate(job["plans"]):
         write(folder, index, run_plan(patched, model, plan, batches, job))

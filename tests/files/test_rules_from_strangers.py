@@ -1,0 +1,133 @@
+"""Rules from strangers: read, or refused in one line; no text of theirs is run, whatever it is called."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import auditor
+from auditor.errors import AuditorError
+
+FILE = Path(auditor.__file__).parents[1] / "rules/boundary/BND001-low-precision-first-layer.toml"
+CODE = "__import__('os').system('touch canary')"
+EVIL = (
+    CODE,
+    "{op.__class__.__init__.__globals__}",
+    "{0.__class__}",
+    "{op!r:>9999999999}",
+    "{op:{op:{op}}}",
+    "{",
+    f"{{{CODE}}}",
+    "(?R)(a+)+$",
+    "*" * 2000 + "!",
+    "[" * 3000,
+    "$(touch canary)",
+    "\x1b[2J",
+    "\n\n[when]\nx = 1",
+    "../../canary",
+    "",
+)
+VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), [], {}, [[]], {"all": []}, {"not": {"not": {}}}, *EVIL)
+RUN: list[str] = []
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
+    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") or canary:
+        RUN.append(f"{event} {args}")
+
+
+@pytest.fixture(scope="module")
+def hook() -> None:
+    """Hears of whatever is run from here on; such a hook cannot be taken off."""
+    sys.addaudithook(_hook)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float) or value is None:
+        return str(value).lower().replace("none", '""')
+    return json.dumps(value)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if at:
+        yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from places(below, (*at, key))
+
+
+def tampered(rule: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    found = copy.deepcopy(rule)
+    for _ in range(draw.choice((1, 1, 2))):
+        *way, last = draw.choice(list(places(found)))
+        at: Any = found
+        for key in way:
+            at = at[key]
+        if draw.random() < 0.2 and isinstance(at, dict):
+            at[draw.choice(EVIL)] = at.pop(last)
+        else:
+            at[last] = draw.choice(VALUES)
+    return found
+
+
+def written(rule: dict[str, Any], folder: Path) -> Path:
+    """The rule under another code, so that it stands beside the one that ships, which all of it comes from."""
+    file = folder / "own" / "evil" / "EVL001-low-precision-first-layer.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{json.dumps(key)} = {toml(value)}\n" for key, value in rule.items()))
+    return folder / "own"
+
+
+@pytest.fixture(scope="module")
+def rule() -> dict[str, Any]:
+    return {**tomllib.loads(FILE.read_text()), "code": "EVL001"}
+
+
+def audited(rules: Path) -> str:
+    """What an audit with these rules is refused with; their findings where it is not."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), torch.ones(1, 2)
+    try:
+        found = auditor.audit(model, x, formats=("fp16",), strategies=("cast",), device="cpu", rules=rules)
+    except AuditorError as error:
+        return f"{error.slug}: {error}"
+    return " ".join(finding.message for finding in found.findings if finding.rule == "EVL001")
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(24), pytest.param(range(24, 300), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_tampered_rules(
+    seeds: range, rule: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert audited(written(rule, tmp_path)).startswith("the first layer with weights")
+    ends = []
+    for seed in seeds:
+        RUN.clear()
+        spoilt = tampered(rule, random.Random(seed))
+        ends.append(audited(written(spoilt, tmp_path)))
+        assert RUN == [], spoilt
+        assert not ends[-1].startswith("rule-") or "\n" not in ends[-1]
+        assert len(ends[-1]) < 10_000, spoilt
+    assert not Path("canary").exists()
+    assert {end.partition(":")[0] for end in ends} > {"rule-bad-type", "rule-bad-value"}
+
+
+@pytest.mark.parametrize("field", ["{dtype:>9999999999}", "{dtype!r:>100}", "{input_max_abs:.99999999f}"])
+def test_a_message_of_any_width_is_refused(field: str, rule: dict[str, Any], tmp_path: Path) -> None:
+    assert audited(written({**rule, "message": field}, tmp_path)).endswith("asks for a hundred characters or more")
