@@ -17,12 +17,19 @@ FORMULAS: dict[str, Callable[..., int]] = {}
 
 def flops_of(node: fx.Node) -> int:
     """FLOPs of a node; 0 for what is no product, and where nothing was recorded of its result."""
-    function = FORMULAS.get(row_of(node).flops)
-    out = tensors_of(node.meta.get("val"))
+    name = row_of(node).flops
+    function = FORMULAS.get(name)
+    # Rows of a jagged tensor are rows of a matrix, wherever one sequence ends; its attention isn't counted.
+    shape = "rows" if name in ("product", "added_product") else "val"
+    out = tensors_of(_outline(node, shape))
     if function is None or not out:
         return 0
-    args = fx.node.map_arg(node.args, lambda source: source.meta.get("val"))
+    args = fx.node.map_arg(node.args, lambda source: _outline(source, shape))
     return int(function(out[0], *args))
+
+
+def _outline(node: fx.Node, shape: str) -> Any:
+    return node.meta.get(shape, node.meta.get("val"))
 
 
 def _formula(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -85,3 +92,10 @@ def _einsum(out: torch.Tensor, equation: str, operands: Any, *_: Any) -> int:
 def _recurrent(_out: torch.Tensor, x: torch.Tensor, _state: Any, weights: Any, *_: Any) -> int:
     steps = x.numel() // x.shape[-1]  # sequence length times batch
     return int(2 * steps * sum(w.numel() for w in weights if w.dim() == 2))
+
+
+@_formula("cell")
+def _cell(
+    _out: torch.Tensor, x: torch.Tensor, _state: Any, of_input: torch.Tensor, of_state: torch.Tensor, *_: Any
+) -> int:
+    return int(2 * (x.numel() // x.shape[-1]) * (of_input.numel() + of_state.numel()))

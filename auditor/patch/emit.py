@@ -44,6 +44,9 @@ import importlib
 import importlib.util
 import json
 import sys
+import types
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -101,6 +102,24 @@ def _write_deque(owner: deque[Any], held: list[Any]) -> None:
     deque.extend(owner, held)
 
 
+def _read_weak(owner: Any) -> list[Any]:
+    """What a dictionary that holds its keys or its values weakly has of both."""
+    pairs = list(owner.items())
+    return [*(key for key, _ in pairs), *(value for _, value in pairs)]
+
+
+def _write_weak(owner: Any, held: list[Any]) -> None:
+    owner.clear()
+    for key, value in _pairs(held):
+        owner[key] = value
+
+
+def _write_weak_set(owner: weakref.WeakSet[Any], held: list[Any]) -> None:
+    owner.clear()
+    for value in held:
+        owner.add(value)
+
+
 def _write_array(owner: array[Any], held: list[Any]) -> None:
     owner[:] = array(owner.typecode, held)
 
@@ -138,6 +157,9 @@ _CONTAINERS: dict[type, Kind] = {
     frozenset: Kind(lambda owner: list(frozenset.__iter__(owner)), lambda owner, held: None),
     set: Kind(lambda owner: list(set.__iter__(owner)), _write_set),
     deque: Kind(lambda owner: list(deque.__iter__(owner)), _write_deque),
+    weakref.WeakKeyDictionary: Kind(_read_weak, _write_weak),
+    weakref.WeakValueDictionary: Kind(_read_weak, _write_weak),
+    weakref.WeakSet: Kind(list, _write_weak_set),
     array: Kind(list, _write_array, leads_nowhere),
     bytearray: Kind(list, _write_bytes, leads_nowhere),
     np.ndarray: Kind(_read_numbers, _write_numbers, leads_nowhere),

@@ -1,7 +1,8 @@
-"""An audit leaves no trace in the process: generators, dtype, thread count and gradient mode come back as they were."""
+"""An audit leaves no trace in the process: generators, dtype, threads, gradient mode, environment come back as they were."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from .draws import reseed
 def untouched(seed: int) -> Iterator[None]:
     """Run the body from `seed`; every generator and global setting of torch, NumPy and random is restored after it."""
     dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+    precision, environment = torch.get_float32_matmul_precision(), dict(os.environ)
     with _generators():
         reseed(seed)
         try:
@@ -25,6 +27,15 @@ def untouched(seed: int) -> Iterator[None]:
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
             torch.set_grad_enabled(grad)
+            torch.set_float32_matmul_precision(precision)
+            _set_environment(environment)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    """Only what differs: torch's compiler names its cache there once it is imported."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
 @contextmanager

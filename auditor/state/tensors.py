@@ -57,7 +57,8 @@ class TensorState:
             return
         if not base.is_leaf:
             base.detach_()
-        torch.utils.swap_tensors(self.tensor, self._viewed(base))  # type: ignore[no-untyped-call]
+        # Not torch.utils.swap_tensors, which refuses a tensor that anything refers to weakly: such references stay true.
+        torch._C._swap_tensor_impl(self.tensor, self._viewed(base))
 
     def _viewed(self, base: torch.Tensor) -> torch.Tensor:
         assert self._place is not None and self._alias is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from ..records import Batch, Literals, Node
 from .base import PlainRun, Strategy
-from .runtime import DTYPES, Runtime, call, convert, device_type
+from .runtime import DTYPES, Runtime, call, convert, device_type, in_region
 
 
 class AutocastRuntime(Runtime):
@@ -26,10 +26,10 @@ class AutocastRuntime(Runtime):
         device = device_type(module, (args, kwargs))
         if precision == "fp32":
             args, kwargs = convert((args, kwargs), torch.float32)
-            with torch.autocast(device, enabled=False):
-                return call(module, inner, args, kwargs)
-        with torch.autocast(device, dtype=DTYPES[precision]):
-            result = call(module, inner, args, kwargs)
+            outside = functools.partial(torch.autocast, device, enabled=False)
+            return in_region(outside, functools.partial(call, module, inner, args, kwargs))
+        inside = functools.partial(torch.autocast, device, dtype=DTYPES[precision])
+        result = in_region(inside, functools.partial(call, module, inner, args, kwargs))
         return convert(result, torch.float32) if output == "fp32" else result
 
 
@@ -55,7 +55,7 @@ class Autocast(Strategy):
 
     def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
         """Inside one `torch.autocast`."""
-        return PlainRun(batch, calling=partial(torch.autocast, "cuda", dtype=dtype))
+        return PlainRun(batch, calling=functools.partial(torch.autocast, "cuda", dtype=dtype))
 
 
 STRATEGY = Autocast()

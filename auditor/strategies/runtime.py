@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
+LAZY = (types.GeneratorType, map, filter, zip)
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
@@ -32,6 +36,25 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(module, torch.jit.ScriptModule):  # whose class has none
         return module.__getattr__("forward")(*args, **kwargs)
     return type(module).forward(module, *args, **kwargs)
+
+
+def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[], Any]) -> Any:
+    """What `run()` gives inside a region; what it computes only while it is read, each step of it inside one too."""
+    with region():
+        result = run()
+    return stepped(region, result) if isinstance(result, LAZY) else result
+
+
+def stepped(region: Callable[[], AbstractContextManager[Any]], lazy: Any) -> Generator[Any, Any, Any]:
+    """What an iterator gives, computed inside the region; nobody is inside it between two steps."""
+    sent = None
+    while True:
+        with region():
+            try:
+                item = next(lazy) if sent is None else lazy.send(sent)
+            except StopIteration as end:
+                return end.value
+        sent = yield item
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:

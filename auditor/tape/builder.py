@@ -38,7 +38,7 @@ class Tape:
     """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
-    holds for these inputs only.
+    holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -49,6 +49,7 @@ class Tape:
     outputs: tuple[str, ...] = ()
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
+    elsewhere: bool = False
 
 
 class Builder:
@@ -124,6 +125,8 @@ class Builder:
 
     def _known(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = over_tensors(_outline, value)
+        if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged:
+            node.meta["rows"] = _outline(value.values())
         carry(node, value)
 
 

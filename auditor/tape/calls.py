@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,19 +15,27 @@ from ..state.members import named_modules
 
 
 class Calls:
-    """The open calls of a model's modules, the root's first. A module that the model does not list counts as its caller."""
+    """The open calls of a model's modules, the root's first. A module that the model does not list counts as its caller.
+
+    elsewhere: whether modules were called in another thread, where no operation is seen.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.open: tuple[Call, ...] = (Call("", 0, ""),)
         self._paths = first_paths(model)
         self._stack: list[tuple[Call, ...]] = []
         self._count = 0
+        self._thread = threading.get_ident()
+        self.elsewhere = False
 
     def depth(self) -> int:
         """How many are open, the root's among them."""
         return len(self.open)
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            self.elsewhere = True
+            return
         self._stack.append(self.open)
         path = self._paths.get(id(module), "")
         if path:
@@ -34,7 +43,7 @@ class Calls:
             self.open = (*self.open, Call(path, len(self.open), f"{path}#{self._count}"))
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._stack:
+        if self._stack and threading.get_ident() == self._thread:
             self.open = self._stack.pop()
 
     @contextmanager

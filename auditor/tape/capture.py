@@ -33,6 +33,10 @@ DOUBLE = ("float64", "complex128")
 """Dtypes that no plan touches, by their names on a node."""
 
 _PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
+_THREADS = (
+    "The model calls modules in threads of its own: what they compute is not audited, and autocast does not reach it. "
+    "Call them in the thread that runs the model to have them audited."
+)
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
@@ -94,7 +98,7 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
         bind=Binder(order, tape.names, tape.constants, keywords_of(batch)),
         method="path" if tape.reads else "run",
         aliases=aliases_of(model),
-        warnings=(_PATH,) if tape.reads else (),
+        warnings=(*([_PATH] if tape.reads else []), *([_THREADS] if tape.elsewhere else [])),
     )
 
 

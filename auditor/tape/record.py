@@ -88,6 +88,7 @@ def record(
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = [x.detach().clone() for x in outputs]
     recorder.end(outputs)
+    tape.elsewhere = calls.elsewhere
     return tape, answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,24 @@ def test_by_hand(packet: str) -> None:
     assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [expected]
 
 
+@pytest.mark.parametrize(("cell", "gates"), [(nn.RNNCell, 1), (nn.GRUCell, 3), (nn.LSTMCell, 4)])
+def test_recurrent_cells(cell: Any, gates: int) -> None:
+    """2 rows; each gate is 6 numbers made of 5 inputs and of 6 of the state."""
+    graph = capture_of(cell(5, 6), normal(2, 5)).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * 2 * gates * 6 * (5 + 6)]
+
+
+def test_rows_of_jagged_tensors() -> None:
+    """3 rows and 4 rows, each of 7 numbers made of 5."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        ragged = torch.nested.nested_tensor([x, y], layout=torch.jagged)
+        return nn.functional.linear(ragged, torch.ones(7, 5)).values()
+
+    graph = capture_of(Function(function), normal(3, 5), normal(4, 5)).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * (3 + 4) * 7 * 5]
+
+
 def test_groups_of_what_is_summed_over() -> None:
     """[8, 4 + 12] @ [4 + 12, 16] -> [2, 8, 16]: 8 * 16 entries, each of which sums 4 products, then 12."""
     ends = torch.tensor([4, 16], dtype=torch.int32)
@@ -73,4 +92,4 @@ def test_what_is_no_product_counts_nothing() -> None:
 
 
 def test_every_formula_is_worked_out_here() -> None:
-    assert {operation(packet).flops for packet in [*CASES, "lstm"]} == FORMULAS.keys()
+    assert {operation(packet).flops for packet in [*CASES, "lstm", "lstm_cell"]} == FORMULAS.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from array import array
 from collections import OrderedDict, UserList, defaultdict, deque
 from collections.abc import Callable
@@ -59,6 +60,26 @@ def test_containers(name: str) -> None:
     assert list(owner) == list(expected)
     if isinstance(owner, dict):
         assert [*owner.items()] == [*expected.items()]
+
+
+class Key:
+    """Can be referred to weakly."""
+
+
+def test_containers_that_hold_weakly() -> None:
+    kept, other = Key(), Key()
+    by_key: weakref.WeakKeyDictionary[Key, int] = weakref.WeakKeyDictionary({kept: 1})
+    by_value: weakref.WeakValueDictionary[int, Key] = weakref.WeakValueDictionary({1: kept})
+    members = weakref.WeakSet([kept])
+    held = [content(owner, kind) for owner in (by_key, by_value, members) for kind in kinds_of(type(owner))]
+    by_key[other], by_key[kept], by_value[2] = 2, 3, other
+    members.remove(kept)
+    members.add(other)
+    for one in held:
+        one.restore()
+    assert [*by_key.items()] == [(kept, 1)]
+    assert [*by_value.items()] == [(1, kept)]
+    assert [*members] == [kept]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -79,3 +80,15 @@ def test_what_a_class_inherits_is_not_swapped_in_it() -> None:
     with pytest.raises(KeyError), swapped(Heir, "value", 2):
         pass
     assert vars(Heir).get("value") is None
+
+
+def test_the_environment_and_the_precision_of_products_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDITOR_TEST_KEPT", "a")
+    monkeypatch.setenv("AUDITOR_TEST_GONE", "b")
+    before, precision = dict(os.environ), torch.get_float32_matmul_precision()
+    with untouched(0):
+        os.environ |= {"AUDITOR_TEST_KEPT": "c", "AUDITOR_TEST_ADDED": "d"}
+        del os.environ["AUDITOR_TEST_GONE"]
+        torch.set_float32_matmul_precision("medium")
+    assert dict(os.environ) == before
+    assert torch.get_float32_matmul_precision() == precision

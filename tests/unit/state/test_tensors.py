@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_leaf_is_a_leaf_again() -> None:
     assert view.is_leaf
     view.fill_(3.0)
     assert base.tolist() == [0, 3, 3, 0]  # still a view of its base
+
+
+def test_a_view_that_is_referred_to_weakly_is_a_leaf_again() -> None:
+    base = torch.zeros(4)
+    view = base[1:3]
+    reference, state = weakref.ref(view), TensorState(view)
+    view.add_(torch.ones(2, requires_grad=True))
+    put_back(state)
+    assert view.is_leaf
+    assert not view.requires_grad
+    assert reference() is view
 
 
 def test_gradients_by_identity() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from auditor.strategies.runtime import (
     device_type,
     floating_dtype,
     holds_fp32,
+    in_region,
     precision_of,
 )
 
@@ -101,3 +103,20 @@ def test_dtype_and_device_of_what_comes_in() -> None:
     assert floating_dtype(((3,), {})) is None
     assert device_type(nn.Identity(), ((3,), {"x": x})) == "cpu"
     assert device_type(nn.Linear(1, 1, device="meta"), ((), {})) == "cpu"  # autocast has none for meta
+
+
+def test_what_is_computed_while_it_is_read_is_computed_in_the_region() -> None:
+    inside: list[bool] = []
+
+    def talks() -> Iterator[int]:
+        answer = yield 1
+        inside.append(torch.is_autocast_enabled("cpu"))
+        yield answer
+
+    lazy = in_region(lambda: torch.autocast("cpu"), talks)
+    assert next(lazy) == 1
+    assert not torch.is_autocast_enabled("cpu")
+    assert lazy.send(5) == 5
+    assert list(lazy) == []
+    assert inside == [True]
+    assert in_region(lambda: torch.autocast("cpu"), lambda: [1]) == [1]
