@@ -29,6 +29,8 @@ if torch.cuda.is_available():
     _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
+_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
+"""Included in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
 
 
 @contextmanager
@@ -171,8 +173,10 @@ _BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop
 
 
 def _transformed(args: Any, kwargs: Any) -> bool:
-    """Whether a transform of functorch, or forward-mode differentiation, makes other operations of this one."""
+    """Whether a transform of functorch, forward-mode differentiation or batched gradients make others of this operation."""
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return True
+    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return any(wrapped(x) for x in tensors_in((args, kwargs)))

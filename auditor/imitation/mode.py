@@ -60,7 +60,7 @@ class Imitation:
         self._seen += 1
         if self.most is not None and self._seen > self.most:
             raise Endless(
-                f"ended after {self.most} operations, many times what FP32 takes: a loop does not end in this format"
+                f"ended after {self.most} operations, many more than FP32 takes: a loop does not end in this format"
             )
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **kwargs)

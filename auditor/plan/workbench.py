@@ -54,7 +54,7 @@ class Workbench:
     @property
     def most(self) -> int:
         """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
-        return 1_000 + 10 * len(self.capture.nodes)
+        return 1_000 + 3 * len(self.capture.nodes)
 
     @property
     def checks(self) -> tuple[Batch, ...]:

@@ -28,6 +28,8 @@ ByNode = dict[str, Literals]
 T = TypeVar("T")
 
 _INFO = torch.finfo(torch.float32)
+_LEAST, _TIMES = 1_000, 2
+"""A low run that takes more operations, for each of the FP32 run, is on a path of its own: solvers halve their steps."""
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _INFO.resolution)
 
 
@@ -42,16 +44,17 @@ def compared(
     """
     if not _suspicious(tape.graph):
         return captured
+    most = _LEAST + _TIMES * len(captured.nodes)
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
     made_in: dict[str, dict[str, torch.dtype]] = {}
     for name in formats:
         row = FORMATS[name]
         dtype = dtype_of(stand_in(row).name)
-        stored = _in_dtype(model, batch, dtype, seed)
+        stored = _in_dtype(model, batch, dtype, seed, most)
         if stored is not None:
             literals[name], made_in[name] = _in_format(_differences(tape, stored), row), _constants_in(tape, stored)
-        regional = _in_region(model, batch, dtype, seed)
+        regional = _in_region(model, batch, dtype, seed, most)
         if regional is not None:
             under_autocast[name] = _in_format(_differences(tape, regional), row)
     return replace(
@@ -83,34 +86,34 @@ def _is_telltale(value: float) -> bool:
     return value == 1 - _INFO.eps or any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
 
 
-def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) -> Tape | None:
+def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:
     """The tape of the model stored in the format."""
     low = lowered_batch(batch, dtype)
     try:
         with stored_in(model, dtype):
-            return _recorded(model, low, None, seed)
+            return _recorded(model, low, None, seed, most)
     except Exception as error:
         let_through(error)
         return None
 
 
-def _in_region(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int) -> Tape | None:
+def _in_region(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:
     """The tape of the model under autocast."""
     try:
-        return _recorded(model, batch, Region(True, str(dtype).removeprefix("torch.")), seed)
+        return _recorded(model, batch, Region(True, str(dtype).removeprefix("torch.")), seed, most)
     except Exception as error:
         let_through(error)
         return None
 
 
-def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
+def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int, most: int) -> Tape:
     """The tape of a low run, at a fraction of its cost where no value is read on the way."""
     try:
-        tape = _run(Outlines(lenient=True), model, batch, around, seed)
+        tape = _run(Outlines(lenient=True, most=most), model, batch, around, seed)
     except Exception as error:  # zeros may be singular, or have no gradient
         let_through(error)
-        return _run(Imitation(lenient=True), model, batch, around, seed)
-    return _run(Imitation(lenient=True), model, batch, around, seed) if tape.reads else tape
+        return _run(Imitation(lenient=True, most=most), model, batch, around, seed)
+    return _run(Imitation(lenient=True, most=most), model, batch, around, seed) if tape.reads else tape
 
 
 def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:

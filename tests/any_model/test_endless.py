@@ -49,3 +49,28 @@ def test_an_imitated_run_ends_after_as_many_operations_as_it_may_take() -> None:
     assert counted(3) == [4.0, 4.0]
     with pytest.raises(RuntimeError, match="ended after 3 operations"):
         counted(4)
+
+
+class Adaptive(nn.Module):
+    """Halves its step until two estimates agree to what FP32 can tell, as adaptive solvers do; a dtype makes it low."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = torch.tensor(1e-6, dtype=x.dtype)
+        while True:
+            after = x + torch.tanh(self.lin(x)) * 0.5
+            if (after - x).norm() < small or self.steps > 3:
+                return after
+            self.steps += after.dtype is torch.float32
+            x = after
+
+
+def test_a_recording_in_half_ends_too() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = auditor.audit(Adaptive(), torch.randn(2, 8), formats=("bf16",), strategies=("cast",), device="cpu")
+    assert found.plans["cast_bf16"].verified

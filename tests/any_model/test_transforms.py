@@ -68,6 +68,21 @@ def curvature(m: Any, x: Tensor) -> Any:
         return value, slope, torch.autograd.grad(slope.sum(), x)[0]
 
 
+def batched_gradients(m: Any, x: Tensor) -> Tensor:
+    """The gradients of every entry at once, by the vmap that is older than functorch."""
+    x = x.requires_grad_()
+    y = m.first(x).tanh()
+    rows = torch.eye(8)[:, None].expand(8, 4, 8)
+    result: Tensor = m.second(torch.autograd.grad(y, x, rows, is_grads_batched=True)[0])
+    return result
+
+
+def vectorised_jacobian(m: Any, x: Tensor) -> Tensor:
+    jacobian = torch.autograd.functional.jacobian(lambda z: m.first(z).tanh().sum(0), x, vectorize=True)
+    result: Tensor = m.second(jacobian)
+    return result
+
+
 def learns_in_forward(m: Any, x: Tensor) -> Tensor:
     with torch.enable_grad():
         weight = m.second.weight.detach().clone().requires_grad_()
@@ -146,6 +161,8 @@ CASES: dict[str, Callable[[Any, Tensor], Any]] = {
     "forward mode": dual,
     "forces": forces,
     "curvature": curvature,
+    "batched gradients": batched_gradients,
+    "vectorised jacobian": vectorised_jacobian,
     "learns in forward": learns_in_forward,
     "reentrant checkpoint": checkpointed(True),
     "checkpoint": checkpointed(False),
