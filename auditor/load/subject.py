@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..errors import LoadError
+from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
 from ..raised import let_through
 from ..records import Batch, Origin, Subject
@@ -104,12 +104,14 @@ def _holds_arrays(tree: Any) -> bool:
 def check(subject: Subject) -> Subject:
     """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
 
-    Raises: LoadError(slug="nan-weights" | "forward-raises" | "nan-output" | "no-floating-point").
+    Raises: LoadError(slug="nan-weights" | "forward-raises" | "tensor-class" | "nan-output" | "no-floating-point").
     """
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
         leaves = [leaf for output in outputs for leaf in output]
+        _reject_closed(subject, leaves, "returns", "return")
+        _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
@@ -121,6 +123,22 @@ def check(subject: Subject) -> Subject:
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
+
+
+def _reject_closed(subject: Subject, tensors: Iterable[Tensor], met: str, advice: str) -> None:
+    """Classes of tensors that choose which operations they take: what compares values may not be among them."""
+    for leaf in tensors:
+        if type(leaf) in (Tensor, nn.Parameter):
+            continue
+        try:
+            bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
+        except Exception as error:
+            let_through(error)
+            raise LoadError(
+                f"{subject.name} {met} a {type(leaf).__name__}, which refuses operations that comparing it takes "
+                f"({type(error).__name__}: {first_line(error)[:160]}): {advice} its values as plain tensors",
+                slug="tensor-class",
+            ) from error
 
 
 class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,0 +1,55 @@
+"""Tensors of a class of their own that takes few operations: inside of a model they are audited, returned they are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.masked import masked_tensor
+
+import auditor
+from auditor.errors import LoadError
+from tests.any_model.holding import Call, held
+from tests.replaying import Model, linear
+from tests.subjects import normal
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def inside(m: Model, x: Tensor) -> Tensor:
+    hidden = m.first(x)
+    result: Tensor = masked_tensor(hidden, x > 0).sum(-1).to_tensor(0.0)
+    return result
+
+
+def test_a_masked_tensor_inside_of_a_model() -> None:
+    def build() -> tuple[nn.Module, Call]:
+        return Model(inside, first=linear(8, 8)).eval(), ((normal(4, 8),), {})
+
+    held(build)
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_masked_tensor_that_is_taken_or_returned_is_refused_in_one_line(returned: bool) -> None:
+    def forward(m: Model, x: Tensor) -> Tensor:
+        result: Tensor = masked_tensor(m.first(x), x > 0) if returned else m.first((x * 2).to_tensor(0.0))
+        return result
+
+    x = normal(4, 8)
+    with pytest.raises(LoadError, match=r"MaskedTensor.*plain tensors") as caught:
+        given = x if returned else masked_tensor(x, x > 0)
+        auditor.audit(Model(forward, first=linear(8, 8)).eval(), (given,), device="cpu")
+    assert caught.value.slug == "tensor-class"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loop_that_never_ends_on_zeros_is_audited() -> None:
+    def solved(m: Model, x: Tensor) -> Tensor:
+        hidden = m.first(x)
+        values: Tensor = torch.lobpcg(hidden.T @ hidden + torch.eye(8), k=2, niter=200)[0]
+        return values
+
+    def build() -> tuple[nn.Module, Call]:
+        return Model(solved, first=linear(8, 8)).eval(), ((normal(4, 8),), {})
+
+    held(build, formats=("fp16",), strategies=("autocast",))
