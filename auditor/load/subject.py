@@ -243,6 +243,10 @@ def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = "check their number, shapes and dtypes"
+        if "get_fastpath_enabled" in str(error):
+            hint = (
+                "PyTorch's fused transformer path is off in an audit, and nested tensors need it: pad them, with a mask"
+            )
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",

@@ -36,8 +36,8 @@ def test_a_masked_tensor_that_is_taken_or_returned_is_refused_in_one_line(return
         return result
 
     x = normal(4, 8)
+    given = x if returned else masked_tensor(x, x > 0)
     with pytest.raises(LoadError, match=r"MaskedTensor.*plain tensors") as caught:
-        given = x if returned else masked_tensor(x, x > 0)
         auditor.audit(Model(forward, first=linear(8, 8)).eval(), (given,), device="cpu")
     assert caught.value.slug == "tensor-class"
     assert "\n" not in str(caught.value)
