@@ -46,7 +46,6 @@ def compared(
         return captured
     most = _LEAST + _TIMES * len(captured.nodes)
     literals: dict[str, ByNode] = {}
-    most = 1_000 + 10 * len(captured.nodes)  # a loop until two numbers agree may never end, of zeros least of all
     under_autocast: dict[str, ByNode] = {}
     made_in: dict[str, dict[str, torch.dtype]] = {}
     for name in formats:
