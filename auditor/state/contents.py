@@ -35,10 +35,15 @@ class Content:
         """The objects held."""
         return self.kind.leads(self.held)
 
+    @property
+    def changed(self) -> bool:
+        """Whether it holds other objects now, or in another order."""
+        now = self.kind.read(self.owner)
+        return len(now) != len(self.held) or any(a is not b for a, b in zip(now, self.held, strict=True))
+
     def restore(self) -> None:
         """The same objects in the same order, in the same container; one that was left alone isn't touched."""
-        now = self.kind.read(self.owner)
-        if len(now) != len(self.held) or any(a is not b for a, b in zip(now, self.held, strict=True)):
+        if self.changed:
             self.kind.write(self.owner, self.held)
 
 

@@ -42,6 +42,11 @@ class Reachable:
         steps += [state.restore_gradient for state in self._tensors]
         return [problem for step in [*steps, self.storages.restore] for problem in _problems(step)]
 
+    def rebound(self) -> bool:
+        """Whether something holds other objects than at the start, or a tensor other memory or another gradient."""
+        moved = any(state.moved or state.regraded for state in self._tensors)
+        return moved or any(content.changed for content in self._contents)
+
     def _collect(self, roots: list[Any]) -> None:
         waiting = roots[::-1]
         while waiting:

@@ -73,6 +73,12 @@ class Storages:
         self._starts, self._at = [start for start, _ in starts], [key for _, key in starts]
         return SaveBeforeWrite(self._before_write)
 
+    def written(self) -> bool:
+        """Whether other bytes are there than at the start, in what was copied since or then."""
+        return any(not _equal(self._known[key], copy) for key, copy in self._copies.items()) or any(
+            storage.nbytes() != self._sizes[key] for key, storage in self._known.items()
+        )
+
     def restore(self) -> Iterator[str]:
         """Put the bytes back and yield what could not be.
 
@@ -159,9 +165,14 @@ def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
     """Equal bytes are left alone: the memory may be mapped from a file, or not writable at all."""
     if storage.nbytes() != copy.nbytes():
         storage.resize_(copy.nbytes())
-    elif all(torch.equal(a, b) for a, b in zip(_words(storage), _words(copy), strict=True)):
+    elif _equal(storage, copy):
         return
     storage.copy_(copy)
+
+
+def _equal(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> bool:
+    same = storage.nbytes() == copy.nbytes()
+    return same and all(torch.equal(a, b) for a, b in zip(_words(storage), _words(copy), strict=True))
 
 
 def _words(storage: torch.UntypedStorage) -> list[torch.Tensor]:

@@ -32,7 +32,7 @@ class TensorState:
 
     def restore(self) -> None:
         """The old entries in the old shape, a leaf again, with the old flag and hooks."""
-        if self._alias is not None and (self._place is None or _place(self.tensor) != self._place):
+        if self._alias is not None and self.moved:
             self.tensor.data = self._alias
         if self._copy is not None:
             self.tensor.copy_(self._copy)
@@ -44,9 +44,19 @@ class TensorState:
             if _hooks_of(self.tensor, name) != hooks:
                 self._put_hooks(name, hooks)
 
+    @property
+    def moved(self) -> bool:
+        """Whether its entries lie elsewhere now, by an assignment to `data`; True where torch cannot say."""
+        return not self._wraps and (self._place is None or _place(self.tensor) != self._place)
+
+    @property
+    def regraded(self) -> bool:
+        """Whether it has another gradient now, or one where it had none."""
+        return self._leaf and self.tensor.grad is not self.grad
+
     def restore_gradient(self) -> None:
         """The same gradient, or none."""
-        if self._leaf and self.tensor.grad is not self.grad:
+        if self.regraded:
             self.tensor.grad = self.grad
 
     def _cut_off(self) -> None:

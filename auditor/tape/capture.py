@@ -17,6 +17,7 @@ from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
 from ..runs.outputs import tensor_outputs
 from ..state import unchanged
+from ..state.traces import traces
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of
@@ -81,9 +82,12 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
 
 
 def _recorded(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, list[torch.Tensor], str | None]:
-    with unchanged(nn.Module(), batch):  # what the run does to its inputs is no state of the model
+    with (
+        traces(model) as left,
+        unchanged(nn.Module(), batch),
+    ):  # what the run does to its inputs is no state of the model
         tape, answer = record(model, batch)
-    return tape, answer, history_matters(model, batch, answer, seed)
+    return tape, answer, history_matters(model, batch, answer, seed) if left() else None
 
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:

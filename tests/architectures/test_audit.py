@@ -59,11 +59,15 @@ def test_recommended_plan_holds_the_budget_and_lowers_something(audited: Audited
 
 
 def test_nothing_stays_fp32_where_plain_low_precision_holds(audited: Audited) -> None:
-    """Random weights of ordinary size: where the whole model run low is well inside the budget, so is its plan."""
+    """Random weights of ordinary size: where the whole model run low is well inside the budget, so is its plan.
+
+    Products that autocast itself leaves alone, as Mixtral's grouped ones, are FP32 in a scope that is low.
+    """
     for name, baseline in audited.audit.baselines.items():
         if baseline.measured_error is not None and baseline.measured_error < audited.audit.max_error / 2:
             plan = audited.audit.plans[name]
-            assert plan.low_precision_flops == pytest.approx(1.0), name
+            low = {choice.precision for choice in plan.scopes.values()} == {plan.format}
+            assert low or plan.low_precision_flops == pytest.approx(1.0), name
 
 
 def test_a_near_miss_is_repaired_by_islands_not_by_giving_up(audited: Audited) -> None:

@@ -27,7 +27,6 @@ X, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1
         (aten.index_put_.default, (X, [MASK], torch.ones(1, 2)), MASK),
         (aten.one_hot.default, (COUNTS,), COUNTS),
         (aten.one_hot.default, (COUNTS, -1), COUNTS),
-        (aten.to_sparse.default, (X,), X),
     ],
 )
 def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torch.Tensor) -> None:
