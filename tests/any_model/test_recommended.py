@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,7 +51,7 @@ class Scan(nn.Module):
 
 @pytest.mark.parametrize("module", [nn.Softmax(-1), nn.LayerNorm(16), nn.GELU()], ids=["softmax", "norm", "gelu"])
 def test_a_model_without_products_is_stored_low(module: nn.Module) -> None:
-    audit = held(lambda: (module.eval(), ((X.clone(),), {})))
+    audit = held(lambda: (copy.deepcopy(module).eval(), ((X.clone(),), {})))
     assert audit.recommended == "cast_fp16"
     assert "no products to run low but 2x as fast" in audit.recommendation
 
