@@ -11,7 +11,7 @@ from torch import nn
 from .errors import AuditorError
 from .flow import run
 from .formats.table import DEFAULT
-from .load import from_object
+from .loading import from_object
 from .options import Options
 from .records import Distance, Progress
 from .records.audit import Audit

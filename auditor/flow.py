@@ -10,9 +10,9 @@ from .judge.backward import with_backward
 from .judge.classify import classify
 from .judge.findings import confronted, silenced
 from .judge.verdicts import judge
-from .load import in_eval
-from .load.placement import placed
-from .load.stored import raised
+from .loading import in_eval
+from .loading.placement import placed
+from .loading.stored import raised
 from .measure.calibrate import calibrate
 from .measure.regions import run_regions
 from .options import Options

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 import auditor
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement, measure
 from auditor.records import Capture

@@ -72,7 +72,7 @@ def _timm(name: str) -> Any:
 
 
 def _example(file: Path) -> Any:
-    from auditor.load import load
+    from auditor.loading import load
 
     subject = load(str(file))
     args, kwargs = subject.batches[0]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.measure import estimates, informat, lowrun, measure, reference
 from auditor.measure.attribute import attribute
 from auditor.tape import capture

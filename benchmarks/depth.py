@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement, measure
 from auditor.tape import capture

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from auditor.imitation import imitated
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.runs.answer import answer
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds

@@ -15,7 +15,7 @@ from torch import nn
 from auditor import imitated
 from auditor.dispatch import Region
 from auditor.imitation import Imitation
-from auditor.load import load
+from auditor.loading import load
 from auditor.records import Batch
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds

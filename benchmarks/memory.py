@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from auditor.flow import run
-from auditor.load import load
+from auditor.loading import load
 from auditor.options import Options
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules

@@ -6,7 +6,7 @@ import argparse
 import json
 import random
 
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from auditor.flow import run
-from auditor.load import from_object
+from auditor.loading import from_object
 from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.replay.strategies import scoped

@@ -114,7 +114,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
 
 def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     """The model, and where the files go."""
-    from ..load import cautions
+    from ..loading import cautions
 
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
@@ -132,7 +132,7 @@ def _run(subject: Subject, options: Options) -> Audit:
 
 
 def _subject(args: argparse.Namespace) -> Subject:
-    from ..load import load
+    from ..loading import load
     from ..training.discovery import load_training
 
     if args.mode == "training":

@@ -144,7 +144,7 @@ def apply_parser() -> argparse.ArgumentParser:
 def apply(args: argparse.Namespace) -> int:
     """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model."""
     from ..document.stored import patched_source, read_plans
-    from ..load import load
+    from ..loading import load
 
     document, plans, chosen = read_plans(args.plan_file, args.plan)
     if args.out:

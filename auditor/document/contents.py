@@ -82,7 +82,7 @@ class Document:
     @classmethod
     def of(cls, audit: Audit) -> Document:
         """What plan.json holds of an audit."""
-        from ..load.caveats import cautions
+        from ..loading.caveats import cautions
 
         warnings = (*cautions(audit.subject), *audit.warnings)
         return cls(FORMAT_VERSION, AuditedModel.of(audit), Budget(audit.max_error, audit.metric), warnings, audit)

@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import LoadError
-from ..load import load
-from ..load.inputs import named_inputs
-from ..load.sandbox import call, user_code
-from ..load.target import import_target, parse
+from ..loading import load
+from ..loading.inputs import named_inputs
+from ..loading.sandbox import call, user_code
+from ..loading.target import import_target, parse
 from ..records import Batch, Objective, Subject
 from .objective import OWN_LOSS, checked, split
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
-from ..load.inputs import as_batches, forward_parameters
-from ..load.sandbox import blame
-from ..load.state import in_eval, switch
-from ..load.stored import raised
-from ..load.subject import from_object
+from ..loading.inputs import as_batches, forward_parameters
+from ..loading.sandbox import blame
+from ..loading.state import in_eval, switch
+from ..loading.stored import raised
+from ..loading.subject import from_object
 from ..raised import let_through
 from ..records import Batch, Objective, Subject
 from ..runs.step import TrainingStep, step_batches

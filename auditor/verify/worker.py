@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..load.state import materialise, switch
+from ..loading.state import materialise, switch
 from ..records import Batch
 from ..recursion import deep
 from ..state.draws import reseed

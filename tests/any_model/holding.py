@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.formats.metrics import output_error
-from auditor.load.state import in_eval
+from auditor.loading.state import in_eval
 from auditor.records import Audit
 from auditor.runs.answer import answer, as_on
 from tests.replaying import assert_same

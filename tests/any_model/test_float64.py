@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import CaptureError
-from auditor.load import load
+from auditor.loading import load
 from tests.any_model.holding import Call, held, raised
 from tests.any_model.test_stored_low import Runs, mlp, normal, one, seeded
 

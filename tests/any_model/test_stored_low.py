@@ -280,7 +280,7 @@ def get_inputs():
 def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
     """On the command line the model is made by its source, in BF16, in a process of its own."""
     from auditor.flow import run
-    from auditor.load import load
+    from auditor.loading import load
     from auditor.options import Options
     from auditor.verify.worker import import_file
 
@@ -305,7 +305,7 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_stored_low_is_said_so(tmp_path: Path) -> None:
-    from auditor.load import load
+    from auditor.loading import load
 
     (tmp_path / "net.py").write_text(SOURCE.format(dtype="float32"), encoding="utf-8")
     state = load(f"{tmp_path / 'net.py'}:Net").model.bfloat16().state_dict()

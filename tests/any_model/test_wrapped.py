@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import auditor
 from auditor.cli.program import main
 from auditor.formats.metrics import output_error
-from auditor.load.caveats import cautions
+from auditor.loading.caveats import cautions
 from auditor.runs.answer import answer, as_on
 from tests.any_model.holding import Call, held
 

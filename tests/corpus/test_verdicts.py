@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from auditor.judge.verdicts import judge
-from auditor.load import from_object, in_eval
+from auditor.loading import from_object, in_eval
 from auditor.measure.calibrate import calibrate
 from auditor.records import Node
 from auditor.tape import capture

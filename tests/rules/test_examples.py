@@ -10,7 +10,7 @@ from torch import nn
 from auditor.config import selection
 from auditor.judge.classify import classify
 from auditor.judge.findings import silenced
-from auditor.load import from_object
+from auditor.loading import from_object
 from auditor.records import Finding
 from auditor.rulebook import Rule, load_rules
 from tests.capturing import captured

@@ -14,7 +14,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from auditor.load import from_object
+from auditor.loading import from_object
 from auditor.measure.measure import measure
 from auditor.records import Finding
 from auditor.rulebook import load_rules

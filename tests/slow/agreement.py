@@ -19,7 +19,7 @@ from auditor.facts import gather
 from auditor.judge.classify import classify
 from auditor.judge.findings import confronted
 from auditor.judge.verdicts import judge
-from auditor.load import from_object, in_eval, load
+from auditor.loading import from_object, in_eval, load
 from auditor.measure.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook import Rule, load_rules

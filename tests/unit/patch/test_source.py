@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from auditor.load.weights import load_into
+from auditor.loading.weights import load_into
 from auditor.patch.source import SAFETENSORS, load_weights, make_original, read_safetensors
 from tests.subjects import seeded
 

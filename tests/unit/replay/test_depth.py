@@ -8,7 +8,7 @@ from torch import nn
 
 import auditor
 from auditor.formats.metrics import relative_l2
-from auditor.load import from_object
+from auditor.loading import from_object
 from auditor.records import Plan, ScopeChoice
 from auditor.replay.depth import plan_errors
 from auditor.replay.execute import PolicyInterpreter

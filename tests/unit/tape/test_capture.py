@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
-from auditor.load import from_object
+from auditor.loading import from_object
 from auditor.records import Batch, Capture
 from auditor.runs.outputs import tensor_outputs
 from auditor.tape.capture import _check

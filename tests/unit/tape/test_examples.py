@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.load import in_eval, load
+from auditor.loading import in_eval, load
 from auditor.runs.answer import answer
 from auditor.tape import capture
 from tests.replaying import FORMATS, assert_same, replay

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import LoadError
-from auditor.load import from_object
-from auditor.load.stored import in_fp32, raised
+from auditor.loading import from_object
+from auditor.loading.stored import in_fp32, raised
 from auditor.records import Subject
 
 BF16 = torch.bfloat16

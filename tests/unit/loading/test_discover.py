@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import load
+from auditor.loading import load
 
 NET = """
 class Net(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import cautions, from_object, in_eval, load
+from auditor.loading import cautions, from_object, in_eval, load
 
 
 class Counter(nn.Module):

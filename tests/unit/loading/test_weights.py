@@ -10,8 +10,8 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import cautions, load
-from auditor.load.stored import raised
+from auditor.loading import cautions, load
+from auditor.loading.stored import raised
 
 NET = """
 class Net(nn.Module):

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.load import cautions, load
-from auditor.load.inputs import MOST_BATCHES, as_batches
+from auditor.loading import cautions, load
+from auditor.loading.inputs import MOST_BATCHES, as_batches
 
 NET = """
 class Net(nn.Module):

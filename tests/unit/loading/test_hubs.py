@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from auditor.errors import LoadError
-from auditor.load import cautions, load
+from auditor.loading import cautions, load
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.load.placement import copied, placed
+from auditor.loading.placement import copied, placed
 from tests.subjects import normal, subject_of
 
 
