@@ -62,6 +62,7 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str) -> Findi
         owner=node.owner,
         op=node.op,
         source=node.source,
+        called_from=node.called_from,
         severity=rule.severity,
         confidence=rule.confidence,
         formats=rule.formats,

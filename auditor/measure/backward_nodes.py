@@ -36,6 +36,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
                 contributions=moved.get(name, {}),
                 reaches={fmt: parameter for fmt, parameter in reaches.items() if parameter is not None},
                 reasons={},
+                called_from=node.called_from,
             )
         )
     return tuple(nodes), why

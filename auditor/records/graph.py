@@ -100,11 +100,22 @@ class Literals:
     result: Any = None
 
 
+CalledFrom = Annotated[
+    str | None,
+    Written(
+        "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
+        "of torch that it belongs to; left out where the line stands there itself",
+        later=True,
+        left_out=True,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Node:
     """One operation of the graph in the user's own terms.
 
-    owner: module path ("" is the root). source: the innermost line. inputs: names of the graph nodes it reads. calls: the
+    owner: module path ("" is the root). source: the line that wrote it; called_from: the call beside it, where another function's. inputs: names of the graph nodes it reads. calls: the
     module calls that enclose it, the root's first. region: the author's own, if it lies in one.
     in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
     what it writes to. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
@@ -114,7 +125,9 @@ class Node:
     op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`", needed="audit")]
     owner: Annotated[str, Written("module it belongs to", needed="audit")]
     owner_type: str
-    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
+    source: Annotated[
+        str | None, Written("line that wrote it, outside of torch; `null` where no file's line was on the way")
+    ]
     source_path: str | None
     code: str | None
     inputs: tuple[str, ...]
@@ -126,6 +139,8 @@ class Node:
     in_place: bool = False
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
+    called_from: CalledFrom = None
+    caller_path: str | None = None
 
 
 @dataclass(frozen=True)

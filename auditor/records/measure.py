@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+from .graph import CalledFrom
 from .written import Written
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class Finding:
     references: tuple[str, ...] = ()
     declared: str = ""
     measurable: bool = True
+    called_from: CalledFrom = None
 
 
 @dataclass(frozen=True)

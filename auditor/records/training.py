@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from .graph import CalledFrom
 from .measure import Contribution, Magnitudes, NodeError
 from .written import ByFormat, Written
 
@@ -86,6 +87,7 @@ class BackwardNode:
         ByFormat(),
         Written("why it must not run in the format when training; `null`: it may", key="unsafe"),
     ]
+    called_from: CalledFrom = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..formats.table import auditable
 from ..records import NodeReport
 from ..records.audit import Audit
 from .view import precision_of
-from .words import compact, label, magnitude, op, printable
+from .words import compact, label, line, magnitude, op, printable
 
 VERSION = 1
 """Raised when a field changes its meaning or goes; docs/model-explorer.schema.json describes this one."""
@@ -57,7 +57,7 @@ def _node(report: NodeReport, formats: tuple[str, ...], known: set[str]) -> dict
     node = report.node
     attributes = {
         "module": f"{node.owner} ({node.owner_type})",
-        "source": node.source or "",
+        "source": line(node.source, node.called_from),
         "shape": "x".join(map(str, node.shape)),
         "FLOPs": compact(report.flops),
         "max |x|": magnitude(report.range.max_abs) if report.range else "",

@@ -10,7 +10,7 @@ from ..records.audit import Audit
 from .findings import FindingGroup, ranked
 from .prose import sentence
 from .view import PlanView, view
-from .words import op, percent, printable, ratio, scope
+from .words import line, op, percent, printable, ratio, scope
 
 SHOWN = 8
 CELL = Markup('<td style="text-align:left">{}</td>')
@@ -43,7 +43,7 @@ def _plan(p: PlanView) -> tuple[str, ...]:
 
 def _finding(group: FindingGroup) -> tuple[str, ...]:
     worst, times = group.worst, f" ×{len(group.members)}" if len(group.members) > 1 else ""
-    where = (scope(group.pattern) + times, op(worst.op), worst.source or "")
+    where = (scope(group.pattern) + times, op(worst.op), line(worst.source, worst.called_from))
     return (worst.severity, worst.rule, *where, sentence(worst.message))
 
 

@@ -21,22 +21,42 @@ class Place:
 
 
 def places(audit: Audit) -> Mapping[str, Place]:
-    """The place of every node that has findings; findings in installed packages point at the audited file instead."""
+    """The place of every node that has findings.
+
+    Findings in installed packages point at the line that called the package instead, or at the audited file.
+    """
     nodes = {report.node.name: report.node for report in audit.nodes}
     return {finding.node: _place(audit, finding, nodes.get(finding.node)) for finding in audit.findings}
+
+
+def callers(audit: Audit) -> Mapping[str, Place]:
+    """The place of the call that led to a node, where that is in the user's code and not its place already."""
+    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not installed(r.node.source_path)}
+    found = {name: _caller(node) for name, node in own.items()}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
     name, line = _split(finding.source or (node.source if node else None))
     path = node.source_path if node else None
-    if line and path and "site-packages" not in Path(path).parts:
+    if line and path and not installed(path):
         return Place(_relative(Path(path)), line)
+    caller = _caller(node) if node else None
+    if caller is not None:
+        return caller
     if node is None and line:
         return Place(name, line)
     origin = audit.subject.origin
     if origin is not None and origin.path:
         return Place(_relative(Path(origin.path)), 1)
     return Place(name, line) if line else Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
+
+
+def _caller(node: Node) -> Place | None:
+    _, line = _split((node.called_from or "").partition(" in ")[0])
+    if not line or node.caller_path is None or installed(node.caller_path):
+        return None
+    return Place(_relative(Path(node.caller_path)), line)
 
 
 def _split(source: str | None) -> tuple[str, int]:
@@ -51,6 +71,11 @@ def _relative(path: Path) -> str:
         if base is not None and path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return path.name if path.is_absolute() else path.as_posix()
+
+
+def installed(path: str | None) -> bool:
+    """Whether a file belongs to an installed package, and so to no repository of the user's."""
+    return path is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
 
 
 @cache

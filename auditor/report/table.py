@@ -10,7 +10,7 @@ from ..formats.table import FORMATS
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from .view import precision_of
-from .words import VERDICTS, label
+from .words import VERDICTS, label, line
 
 TEXT_BUDGET = 150_000
 """Characters that reasons and source lines may take together; the rest is in plan.json."""
@@ -60,7 +60,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "op": [strings.add(r.node.op) for r in nodes],
         "owner": [strings.add(r.node.owner) for r in nodes],
         "type": [strings.add(r.node.owner_type) for r in nodes],
-        "source": [strings.add(r.node.source) for r in nodes],
+        "source": [strings.add(line(r.node.source, r.node.called_from)) for r in nodes],
         "code": [strings.add_prose(r.node.code) for r in nodes],
         "shape": [strings.add("×".join(map(str, r.node.shape))) for r in nodes],
         "max": [_number(r.range.max_abs if r.range else None, 3) for r in nodes],

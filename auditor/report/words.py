@@ -81,6 +81,13 @@ def compact(number: int) -> str:
     return str(number)
 
 
+def line(source: str | None, called_from: str | None) -> str:
+    """The line that wrote an operation, and the call that led there: `rope.py:10 (from model.py:26 in Attention.forward)`."""
+    if source and called_from:
+        return f"{source} (from {called_from})"
+    return source or called_from or ""
+
+
 def scope(path: str) -> str:
     """A module path, the root named in words."""
     return path or "(whole model)"

@@ -15,7 +15,7 @@ from ..ops.nodes import op_name, operation_of, tensors_of
 from ..records import Call
 from ..trees import over_tensors
 from .cuts import carry
-from .source import Place
+from .source import Written
 
 _aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ class Mark:
     """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for."""
 
     calls: tuple[Call, ...]
-    place: Place | None
+    written: Written | None
     region: Region | None
     depth: int
     in_place: str | None = None

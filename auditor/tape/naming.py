@@ -12,7 +12,7 @@ from ..records import AutocastRegion, Node
 from ..state.members import modules_of
 from .builder import Mark, Tape
 from .calls import first_paths
-from .source import code_at
+from .source import Place, code_at
 
 
 def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
@@ -32,15 +32,16 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
     if isinstance(value, (tuple, list)):
         value = next((item for item in value if isinstance(item, torch.Tensor)), None)
     tensor = value if isinstance(value, torch.Tensor) else None
-    path, line = mark.place or (None, 0)
+    written = mark.written
+    caller = written.caller if written else None
     return Node(
         name=node.name,
         op=node.meta["op"],
         owner=owner,
         owner_type=types.get(owner, ""),
-        source=f"{Path(path).name}:{line}" if path else None,
-        source_path=path,
-        code=code_at(mark.place) if mark.place else None,
+        source=_line(written.place) if written else None,
+        source_path=written.place[0] if written else None,
+        code=code_at(written.place) if written else None,
         inputs=tuple(source.name for source in node.all_input_nodes),
         shape=tuple(tensor.shape) if tensor is not None else (),
         dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
@@ -48,7 +49,13 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
         calls=mark.calls,
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         in_place=_stands_for_one(node, mark),
+        called_from=f"{_line(caller)} in {written.function}" if written and caller else None,
+        caller_path=caller[0] if caller else None,
     )
+
+
+def _line(place: Place) -> str:
+    return f"{Path(place[0]).name}:{place[1]}"
 
 
 def _stands_for_one(node: fx.Node, mark: Mark) -> bool:

@@ -26,7 +26,7 @@ from .casts import as_cast, cast_to
 from .choices import shape_from
 from .cuts import ends
 from .reads import noticed
-from .source import place_of_call
+from .source import written_at
 from .twins import (
     Drawn,
     Written,
@@ -163,7 +163,7 @@ class _Recorder:
         given = tensors_of((args, kwargs))
         self.builder.mark = Mark(
             self.calls.open,
-            place_of_call(record.__code__),
+            written_at(record.__code__),
             region if region != self.around else None,
             max(1, entered_at()),
             operation_of(op).name if mutates(op) else None,

@@ -1,22 +1,31 @@
-"""Where in the user's code an operation was called: the line that wrote it, and the `forward` around it."""
+"""Where an operation was written: the line outside of torch, and the call that led to it."""
 
 from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 import sysconfig
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
+from torch import nn
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
-_INSTALLED = tuple(
-    {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]}
-)
+_INSTALLED = tuple({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("purelib", "platlib")})
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_GENERATED = "<eval_with_key>"
+"""What torch.fx calls the code that it writes."""
+_MODULE = nn.Module.__call__.__code__.co_filename
+_PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
+"""Methods that hand on an operation which another line wrote."""
+_INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
 _DEPTH = 200
 """Frames that are looked at, from the operation outwards."""
 
@@ -24,23 +33,33 @@ Place = tuple[str, int]
 """File and line."""
 
 
-def place_of_call(outermost: CodeType) -> Place | None:
-    """Innermost frame of the user's own code; of an installed library where there is none; never of torch itself.
+@dataclass(frozen=True)
+class Written:
+    """The line that wrote an operation, and the call beside it: `function` is where that one stands."""
+
+    place: Place
+    caller: Place | None = None
+    function: str = ""
+
+
+def written_at(outermost: CodeType) -> Written | None:
+    """The innermost line that is not torch's, and beside it whose work it does.
+
+    A library's line stands beside the user's own that called the library; any other beside the `forward` that it was
+    called from, or, where none is, the outermost function. None beside it where that is the same function.
 
     outermost: the function in whose frame the search ends, since what called it is not the model's code.
     """
-    frame, library = sys._getframe(1), None
-    for _ in range(_DEPTH):
-        name = frame.f_code.co_filename
-        kind = _kind(name)
-        if kind == "own":
-            return name, frame.f_lineno
-        if kind == "library" and library is None:
-            library = name, frame.f_lineno
-        if frame.f_back is None or frame.f_code is outermost:
-            break
-        frame = frame.f_back
-    return library
+    frames = _frames(sys._getframe(1), outermost)
+    if not frames:
+        return None
+    frames = [frame for frame in frames if frame.f_code.co_name not in _PASSING_ON] or frames
+    first, others = frames[0], frames[1:]
+    place = _place(first)
+    beside = _beside(first, others)
+    if beside is None or _place(beside) == place:
+        return Written(place)
+    return Written(place, _place(beside), _function(beside.f_code))
 
 
 def code_at(place: Place) -> str | None:
@@ -48,10 +67,60 @@ def code_at(place: Place) -> str | None:
     return linecache.getline(*place).strip() or None
 
 
+def installed(path: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
+
+
+def _frames(frame: FrameType, outermost: CodeType) -> list[FrameType]:
+    """Those of the user's code and of libraries, from the innermost outwards."""
+    found: list[FrameType] = []
+    step: FrameType | None = frame
+    for _ in range(_DEPTH):
+        if step is None:
+            break
+        if _kind(step.f_code.co_filename) in ("own", "library"):
+            found.append(step)
+        if step.f_code is outermost:
+            break
+        step = step.f_back
+    return found
+
+
+def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
+    if _kind(first.f_code.co_filename) == "library":
+        own = next((frame for frame in others if _kind(frame.f_code.co_filename) == "own"), None)
+        if own is not None:
+            return own
+    if _is_forward(first):
+        return None
+    return next((frame for frame in others if _is_forward(frame)), others[-1] if others else None)
+
+
+def _is_forward(frame: FrameType) -> bool:
+    """Whether a module's call runs this: a function called so, or whatever stands in its place."""
+    if _function(frame.f_code).rpartition(".")[2] == "forward":
+        return True
+    return frame.f_back is not None and frame.f_back.f_code.co_filename == _MODULE
+
+
+def _place(frame: FrameType) -> Place:
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache
+def _function(code: CodeType) -> str:
+    """A function as people call it: a comprehension belongs to the function that it stands in."""
+    return _INLINE.sub("", code.co_qualname).rpartition("<locals>.")[2]
+
+
 @cache
 def _kind(filename: str) -> str:
-    if filename.startswith((_TORCH, _OURS, "<frozen")):
-        return "torch"
-    if filename.startswith("<"):
+    """own | library | none: torch's, this package's, the standard library's, and what stands in no file."""
+    if filename.startswith((_TORCH, _OURS)):
         return "none"
-    return "library" if filename.startswith(_INSTALLED) else "own"
+    if filename.startswith("<"):  # a cell of a notebook has lines
+        return "own" if not filename.startswith(_GENERATED) and linecache.getlines(filename) else "none"
+    if installed(filename):
+        return "library"
+    return "none" if filename.startswith(_STANDARD) else "own"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import CaptureError
@@ -28,7 +30,12 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
     if len(captured.outputs) != 1:
         raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
-    return replace(in_its_terms(captured), bind=_Bound(captured.bind, subject))
+    told = in_its_terms(captured)
+    name = _of_torch(subject.objective.loss_fn)
+    nodes = (
+        {n: replace(o, called_from=name) if _unplaced(o) else o for n, o in told.nodes.items()} if name else told.nodes
+    )
+    return replace(told, nodes=nodes, bind=_Bound(captured.bind, subject))
 
 
 def in_its_terms(captured: Capture) -> Capture:
@@ -56,6 +63,23 @@ def with_literals_of(captured: Capture, other: Capture) -> Capture:
 def in_the_model(name: str) -> str:
     """Name of a parameter of a TrainingStep in the model's own state dict."""
     return name.removeprefix(f"{_PREFIX}.")
+
+
+def _unplaced(node: Node) -> bool:
+    """An operation of the loss that no line of the user's wrote."""
+    return node.owner == LOSS and node.source is None
+
+
+def _of_torch(loss_fn: object) -> str | None:
+    """What a loss of torch is called: `torch.nn.CrossEntropyLoss`, `torch.nn.functional.cross_entropy`."""
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    named = type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    name, module = getattr(named, "__name__", None), getattr(named, "__module__", None) or ""
+    if name is None or module.partition(".")[0] != "torch":
+        return None
+    homes = {torch.nn: "torch.nn", torch.nn.functional: "torch.nn.functional", torch: "torch"}
+    return next((f"{path}.{name}" for home, path in homes.items() if getattr(home, name, None) is named), name)
 
 
 _ROOT = Call("", 0, "")

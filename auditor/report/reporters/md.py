@@ -9,7 +9,7 @@ from ...records.audit import Audit
 from ..findings import FindingGroup, ranked
 from ..prose import sentence
 from ..view import Island, PlanView, view
-from ..words import count, label, op, percent, printable, ratio, scope
+from ..words import count, label, line, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 10
 ISLANDS_SHOWN = 12
@@ -92,10 +92,16 @@ def _findings(groups: tuple[FindingGroup, ...]) -> Iterator[str]:
     for group in groups[:FINDINGS_SHOWN]:
         worst = group.worst
         times = f" x{len(group.members)}" if len(group.members) > 1 else ""
-        line = cell(worst.source) if worst.source else ""
+        written = line(worst.source, worst.called_from)
         where = cell(scope(group.pattern)) + times
         yield _row(
-            (f"{escape(worst.rule)} {worst.severity}", where, cell(op(worst.op)), line, escape(sentence(worst.message)))
+            (
+                f"{escape(worst.rule)} {worst.severity}",
+                where,
+                cell(op(worst.op)),
+                cell(written) if written else "",
+                escape(sentence(worst.message)),
+            )
         )
     if len(groups) > FINDINGS_SHOWN:
         yield f"\n{count(len(groups) - FINDINGS_SHOWN, 'more kind')} of findings are in the report."

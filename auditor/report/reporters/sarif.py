@@ -13,10 +13,10 @@ from urllib.parse import quote
 from ...records import Finding
 from ...records.audit import Audit
 from ..findings import FindingGroup, ranked
-from ..paths import Place, places
+from ..paths import Place, callers, places
 from ..prose import sentence, summary
 from ..view import pattern
-from ..words import count, label, op, scope
+from ..words import count, label, line, op, scope
 
 FILE = "findings.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -85,7 +85,7 @@ def _help_uri(finding: Finding) -> dict[str, str]:
 
 
 def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> list[dict[str, Any]]:
-    where = places(audit)
+    where, called = places(audit), callers(audit)
     return [
         {
             "ruleId": group.worst.rule,
@@ -94,6 +94,7 @@ def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> 
             "message": {"text": _message(group)},
             "occurrenceCount": len(group.members),
             "locations": [_location(group, where[group.worst.node])],
+            **_related(group, called.get(group.worst.node)),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
         for group, identity in zip(groups, _fingerprints(groups), strict=True)
@@ -103,7 +104,22 @@ def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> 
 def _message(group: FindingGroup) -> str:
     worst = group.worst
     more = f" and {count(len(group.members) - 1, 'more place')} like it" if len(group.members) > 1 else ""
-    return f"{sentence(worst.message)} In {scope(worst.owner)} ({op(worst.op)}){more}, {', '.join(map(label, worst.formats))}."
+    formats = ", ".join(map(label, worst.formats))
+    at = f" Written at {line(worst.source, worst.called_from)}." if worst.called_from else ""
+    return f"{sentence(worst.message)} In {scope(worst.owner)} ({op(worst.op)}){more}, {formats}.{at}"
+
+
+def _related(group: FindingGroup, caller: Place | None) -> dict[str, Any]:
+    """The call that led to the line of a finding, which a viewer links to."""
+    if caller is None:
+        return {}
+    physical = {
+        "artifactLocation": {"uri": quote(caller.file), "uriBaseId": "%SRCROOT%"},
+        "region": {"startLine": caller.line, "startColumn": 1, "endLine": caller.line},
+    }
+    function = (group.worst.called_from or "").partition(" in ")[2]
+    text = f"called from {function}"
+    return {"relatedLocations": [{"id": 1, "physicalLocation": physical, "message": {"text": text}}]}
 
 
 def _location(group: FindingGroup, place: Place) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from ..findings import FindingGroup, ranked
 from ..page import Page, columns, looks, shorten
 from ..prose import sentence
 from ..view import Island, PlanView, View, view
-from ..words import count, label, memory, op, percent, printable, ratio, scope
+from ..words import count, label, line, memory, op, percent, printable, ratio, scope
 
 FINDINGS_SHOWN = 8
 ISLANDS_SHOWN = 6
@@ -108,6 +108,8 @@ def _findings(page: Page, groups: tuple[FindingGroup, ...]) -> None:
         where = shorten(printable(scope(group.pattern)), room - len(times)) + times
         source = worst.source or op(worst.op)
         page.line("  " + columns([(worst.rule, 7), (worst.severity, 7), (where, room), (source, 18)]), worst.severity)
+        if worst.called_from:
+            page.line(f"    {printable(line(worst.source, worst.called_from))}", "muted")
         page.paragraph(sentence(worst.message), 4, MESSAGE_LINES, "muted")
     if len(groups) > FINDINGS_SHOWN:
         page.line(f"  and {len(groups) - FINDINGS_SHOWN} more kinds, in the report")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +82,34 @@ def test_literals_of_a_capture_that_was_compared(subject: Subject) -> None:
     assert list(literals) == ["clamp_min"]
     assert list(literals["clamp_min"]["fp16"].arguments.values()) == [2.0**-10]
     assert plain.nodes["clamp_min"].literals == {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (nn.MSELoss(), "torch.nn.MSELoss"),
+        (nn.functional.mse_loss, "torch.nn.functional.mse_loss"),
+        (partial(nn.functional.huber_loss, delta=2.0), "torch.nn.functional.huber_loss"),
+        (torch.dist, "torch.dist"),
+    ],
+)
+def test_a_loss_of_torch_is_named(loss: Any, name: str) -> None:
+    found = capture_step(training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
+    lost = [node for node in found.nodes.values() if node.owner == LOSS]
+    assert lost
+    assert {(node.source, node.called_from) for node in lost} == {(None, name)}
+
+
+def test_a_loss_of_ones_own_has_its_lines() -> None:
+    def helper(x: Tensor) -> Tensor:
+        return x.abs()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return helper(outputs - targets).mean() + nn.functional.mse_loss(outputs, targets)
+
+    found = capture_step(training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
+    here, line = Path(__file__).name, inspect.getsourcelines(loss)[1] + 1
+    lost = {n.op: (n.source, n.called_from) for n in found.nodes.values() if n.owner == LOSS}
+    assert lost.pop("aten.abs.default") == (f"{here}:{inspect.getsourcelines(helper)[1] + 1}", f"{here}:{line} in loss")
+    assert set(lost.values()) == {(f"{here}:{line}", None)}
+    assert "aten.mse_loss.default" in lost
