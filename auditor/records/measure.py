@@ -154,7 +154,7 @@ class Finding:
     node: Annotated[str, Written("the node it fired on, by its name in the captured graph")]
     owner: Annotated[str, Written("module of that node", needed="audit")]
     op: Annotated[str, Written("ATen overload of that node", needed="audit")]
-    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
+    source: Annotated[str | None, Written("line that wrote it, as for operations")]
     severity: Annotated[
         str,
         Written(

@@ -72,7 +72,7 @@ class BackwardNode:
     name: Annotated[str, Written("in the captured graph")]
     op: Annotated[str, Written("ATen overload")]
     owner: Annotated[str, Written("module it belongs to")]
-    source: Annotated[str | None, Written("line of your code, `null` where none of it was on the way")]
+    source: Annotated[str | None, Written("line that wrote it, as for operations")]
     errors: Annotated[Mapping[str, NodeError], ByFormat(), Written("what it hands to its inputs", form="BackwardPass")]
     contributions: Annotated[
         Mapping[str, Contribution], ByFormat(), Written("how far it moves the gradients", form="MovedGradients")
