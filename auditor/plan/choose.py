@@ -35,6 +35,10 @@ SHORTER = 0.05
 and no prediction is as good as that."""
 
 
+REFINED = 3
+"""Times the search around a plan is begun again for less error, where a run of what it found is beyond the budget."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
@@ -71,7 +75,7 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
     """
     curve = candidates(problem)
     chosen, low = _fastest_that_holds(problem, curve, trial, budget), _everything(problem, problem.format)
-    close = low.seconds <= (1 + SHORTER) * chosen.seconds and low.storage <= chosen.storage
+    close = low.seconds <= (1 + SHORTER) * chosen.seconds and low.cost <= (1 + SHORTER) * chosen.cost
     if chosen.precision != low.precision and close and _allowed(low):
         chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
     return _plan(problem, chosen, curve, findings)
@@ -161,9 +165,15 @@ def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Tri
         return curve[0]
     finer = between(problem, curve[found - 1], curve[found])
     chosen = finer[_bisect(problem, finer, trial, budget)]
-    better = refined(problem, chosen, max(budget, chosen.predicted_error))
-    if better.price < chosen.price and simulated_error(problem, better, trial, budget) <= budget:
-        return better
+    allowed = max(budget, chosen.predicted_error)
+    for _ in range(REFINED):
+        better = refined(problem, chosen, allowed)
+        if better.price >= chosen.price:
+            break
+        error = simulated_error(problem, better, trial, budget)
+        if error <= budget:
+            return better
+        allowed *= 0.95 * budget / error
     return chosen
 
 

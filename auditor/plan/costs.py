@@ -67,13 +67,14 @@ def seconds(cost: Cost, precision: str, device: str = DEFAULT_DEVICE) -> float:
     return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
 
 
+def traffic_seconds(bytes: int, device: str = DEFAULT_DEVICE) -> float:
+    """Time to move so many bytes once."""
+    return bytes / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
+
+
 def cast_seconds(elements: int, format: str, device: str = DEFAULT_DEVICE) -> float:
     """Time to read `elements` in FP32 and write them in a format, or the reverse."""
-    return (
-        elements
-        * (FORMATS["fp32"].bytes + FORMATS[format].bytes)
-        / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
-    )
+    return traffic_seconds(elements * (FORMATS["fp32"].bytes + FORMATS[format].bytes), device)
 
 
 def output_elements(capture: Capture) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from .terms import timed_in
 def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
     """{owner: share of the candidate's predicted time}; casts, which depend on the neighbours, are not counted."""
     now = problem.resolve(lambda owner: chosen.precision.get(owner, "fp32"))
-    low = problem.resolve(lambda owner: problem.format)
+    low = problem.lowest.resolution
     saved = dict.fromkeys(chosen.precision, 0.0)
     for name, node in problem.capture.nodes.items():
         cost = problem.costs[name]

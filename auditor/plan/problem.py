@@ -9,16 +9,21 @@ from functools import cached_property
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
 from ..replay.authors import kept_low
-from ..replay.resolve import Resolution, Resolver
+from ..replay.resolve import Resolution, Resolver, is_low
 from ..replay.strategies import running
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .costs import Cost, output_elements, seconds
+from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy
-from .terms import energy_of
+from .leaks import Lowest, lowest
+from .memory import memory_of
+from .terms import energy_of, timed_in
 
 ISLAND_SHARE = 0.003
-"""Share of the FP32 time that one more scope must be worth: of plans that cost alike, people want the short one."""
+"""Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
+
+TIE = 1e-3
+"""What a second counts for where the objective is not time: of plans that are as good, the faster one."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,9 @@ class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
     contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml; raised,
-    stored_low: see Subject; elsewhere: contributions in the other formats that were measured.
+    stored_low: see Subject; elsewhere: contributions in the other formats that were measured. objective: what a plan is
+    to have little of: `time`, `memory`, or `flops` in FP32. Prices are in seconds, those of bytes and FLOPs too: the
+    time they take at the device's peaks.
     """
 
     capture: Capture
@@ -39,6 +46,7 @@ class Problem:
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
     elsewhere: Mapping[str, Mapping[str, Contribution]] = field(default_factory=dict)
+    objective: str = "time"
 
     @property
     def name(self) -> str:
@@ -65,13 +73,52 @@ class Problem:
         return energy_of(self)
 
     @cached_property
+    def lowest(self) -> Lowest:
+        """Everything low that can be together."""
+        return lowest(self)
+
+    @cached_property
     def island(self) -> float:
-        """Seconds that one more scope in the plan must save."""
-        return ISLAND_SHARE * sum(seconds(cost, "fp32", self.device) for cost in self.costs.values())
+        """What one more scope in the plan must save."""
+        raised = self.resolve(lambda owner: "fp32")
+        return ISLAND_SHARE * sum(self.node_price(name, raised) for name in self.capture.nodes)
+
+    def node_price(self, name: str, resolution: Resolution) -> float:
+        """What one node counts for, as the objective has it."""
+        cost, dtype = self.costs[name], timed_in(resolution, name)
+        elapsed = seconds(cost, dtype, self.device)
+        if self.objective == "time":
+            return elapsed
+        if self.objective == "flops":
+            own = 0.0 if is_low(dtype) else seconds(Cost(cost.flops, 0, False), "fp32", self.device)
+        else:
+            size = FORMATS[dtype].bytes if dtype in FORMATS else FORMATS["fp32"].bytes
+            own = 0.0 if cost.free else traffic_seconds(size * self.elements[name], self.device)
+        return own + TIE * elapsed
+
+    def cast_price(self, name: str) -> float:
+        """What converting one value counts for."""
+        share = 1.0 if self.objective == "time" else TIE
+        return share * cast_seconds(self.elements[name], self.format, self.device)
+
+    @property
+    def byte_price(self) -> float:
+        """What a byte of stored weights counts for; 0 for strategies that look at time alone."""
+        return traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
+
+    def whole_price(self, resolution: Resolution, elapsed: float) -> float:
+        """What a choice counts for, but for its length. elapsed: seconds of one forward under it."""
+        if self.objective == "memory":
+            needed = memory_of(self.capture, self.costs, resolution, self.format)
+            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
+        if self.objective == "flops":
+            nodes = sum(self.node_price(name, resolution) for name in self.capture.nodes)
+            return nodes + self.storage_price(resolution)
+        return elapsed + self.storage_price(resolution)
 
     def stored_price(self, name: str, precision: str) -> float:
-        """What one weight counts for in seconds, stored in a precision; 0 for strategies that look at time alone."""
-        return self.how.seconds_per_byte * self.elements[name] * FORMATS[precision].bytes
+        """What one weight counts for, stored in a precision."""
+        return self.byte_price * self.elements[name] * FORMATS[precision].bytes
 
     def storage_price(self, resolution: Resolution) -> float:
         """What all weights count for as they are stored."""

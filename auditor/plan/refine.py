@@ -1,4 +1,4 @@
-"""Between the corners that cuts reach: single scopes and pairs of scopes changed, as long as a plan gets better."""
+"""Between the corners that cuts reach: scopes changed one by one, in pairs or by the module, while a plan gets better."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ import math
 import random
 from collections.abc import Iterator
 
+from ..paths import enclosing, within
 from .energy import FORBIDDEN, Energy
 from .problem import Problem
 from .solve import Candidate, evaluate
 
 SCOPES = 16
-"""Largest number of scopes whose pairs are all tried; with more of them, the points that cuts reach lie close enough."""
+"""Largest number of scopes whose pairs are all tried, and from several starts."""
 
 DRAWS = 12
 """Choices drawn at random that the search begins from, besides the one it is given."""
+
+VISITS = 30_000
+"""Operations looked at, over all choices tried, where there are more scopes: what bounds the time on a large model."""
 
 _Key = tuple[tuple[str, str], ...]
 
 
 def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candidate:
-    """The cheapest choice that changing one scope or two at a time leads to, from several starts, within `allowed_error`.
+    """The cheapest choice that small changes lead to within `allowed_error`; `start` itself where nothing better is near.
 
-    `start` itself where there are too many scopes, or where nothing better is near.
+    With few scopes, one or two are changed at a time, from several starts; with many, one, or all below one module.
     """
     energy = problem.energy
-    if len(energy.scopes) > SCOPES:
-        return start
     limit = min(allowed_error, math.sqrt(FORBIDDEN) / 2)
+    if len(energy.scopes) > SCOPES:
+        return _walked(problem, energy, start, limit)
     rnd = random.Random(0)
     owners = sorted(energy.scopes)
     draws = [{owner: rnd.choice((problem.format, "fp32")) for owner in owners} for _ in range(DRAWS)]
@@ -38,6 +42,40 @@ def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candida
     return min(
         (point for point in found if point.predicted_error <= limit), key=lambda point: point.price, default=start
     )
+
+
+def _walked(problem: Problem, energy: Energy, start: Candidate, limit: float) -> Candidate:
+    """Downhill by changes of one scope and of whole modules, those first that are worth most, within `VISITS`."""
+    tries = max(VISITS // max(len(problem.capture.nodes), 1), 20)
+    best, known = start, {_key(dict(start.precision)): start}
+    moves = _moves(problem, energy)
+    unsuccessful = 0
+    for owners, precision in itertools.cycle(moves):
+        unsuccessful += 1
+        if len(known) > tries or unsuccessful > len(moves):
+            break
+        changed = energy.settled({**best.precision, **dict.fromkeys(owners, precision)})
+        if (key := _key(changed)) in known:
+            continue
+        known[key] = point = evaluate(problem, changed)
+        if _rank(point, limit) < _rank(best, limit):
+            best, unsuccessful = point, 0
+    return best
+
+
+def _moves(problem: Problem, energy: Energy) -> list[tuple[tuple[str, ...], str]]:
+    """Sets of scopes and a precision for them: lowered those that save most, raised those that save least."""
+    groups = {tuple(sorted({owner, *energy.tied_to(owner)})) for owner in energy.scopes}
+    paths = {path for owner in energy.scopes for path in enclosing(owner)}
+    for path in paths:
+        inside = {owner for owner in energy.scopes if within(owner, path)}
+        groups.add(tuple(sorted(inside | {tied for owner in inside for tied in energy.tied_to(owner)})))
+
+    def saved(group: tuple[str, ...]) -> float:
+        return sum(energy.scopes[owner][1] - energy.scopes[owner][0] for owner in group)
+
+    worth = sorted(groups, key=lambda group: (-saved(group), group))
+    return [move for a, b in zip(worth, reversed(worth), strict=True) for move in ((a, problem.format), (b, "fp32"))]
 
 
 def _joined(energy: Energy, labels: dict[str, str]) -> dict[str, str]:

@@ -21,8 +21,8 @@ STEPS = 24
 class Candidate:
     """One point of the Pareto curve. precision: {owner: precision}; seconds: roofline time of one forward.
 
-    storage: what its stored weights count for, in seconds. price: both, plus what its scopes must be worth; what the
-    curve is ordered by.
+    cost: what the objective makes of it; of time, with what its stored weights count for. price: that, plus what its
+    scopes must be worth; what the curve is ordered by.
     """
 
     precision: Mapping[str, str]
@@ -30,7 +30,7 @@ class Candidate:
     seconds: float
     price: float
     low_flops: float
-    storage: float = 0.0
+    cost: float = 0.0
 
 
 def candidates(problem: Problem) -> list[Candidate]:
@@ -88,11 +88,7 @@ def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Cand
             precision[other] = problem.format
         if count % stride == 0 and count < len(pending):
             steps.append(evaluate(problem, energy.settled(precision)))
-    return [
-        step
-        for step in reversed(steps)
-        if step is slower or step.seconds + step.storage < slower.seconds + slower.storage
-    ]
+    return [step for step in reversed(steps) if step is slower or step.cost < slower.cost]
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
@@ -109,10 +105,10 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     squares += sum(problem.cast_square(resolution, name) for name in problem.rounded_values(resolution))
     for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
         elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
-    storage = problem.storage_price(resolution)
-    price = elapsed + storage + problem.island * _changes(precision)
+    cost_of_all = problem.whole_price(resolution, elapsed)
+    price = cost_of_all + problem.island * _changes(precision)
     share = low_flops / flops if flops else 0.0
-    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, storage)
+    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, cost_of_all)
 
 
 def _changes(precision: Mapping[str, str]) -> int:

@@ -9,8 +9,7 @@ from ..records import Capture
 from ..replay.nesting import owners_of
 from ..replay.resolve import Resolution
 from ..replay.strategies import plain, readers_of
-from .costs import cast_seconds, seconds
-from .energy import Energy
+from .energy import FORBIDDEN, Energy
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -22,9 +21,10 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, its terms taken where everything is low, and where everything is FP32."""
-    resolution, raised = problem.resolve(plain(problem.format)), problem.resolve(plain("fp32"))
-    nodes, elements, users = problem.capture.nodes, problem.elements, _users(problem.capture)
+    """The energy of a problem, its terms taken where everything is low that can be, and where everything is FP32."""
+    lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
+    resolution, held = lowest.resolution, lowest.raised
+    nodes, users = problem.capture.nodes, _users(problem.capture)
     scopes = dict.fromkeys(owners_of(problem.capture, problem.how), (0.0, 0.0, 0.0))
 
     def charge(owner: str, low: float, high: float, error: float) -> None:
@@ -35,19 +35,22 @@ def energy_of(problem: Problem) -> Energy:
 
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
-        cast = cast_seconds(elements[value], problem.format, problem.device)
-        pairs[producer, consumer] = (error + problem.cast_square(resolution, value), elapsed + cast)
+        square = problem.cast_square(resolution, value)
+        pairs[producer, consumer] = (error + square, elapsed + problem.cast_price(value))
 
     stores = problem.how.stores
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
     for name, node in nodes.items():
-        cost = problem.costs[name]
-        low, high = (seconds(cost, timed_in(each, name), problem.device) for each in (resolution, raised))
+        low, high = (problem.node_price(name, each) for each in (resolution, raised))
         charge(node.owner, low, high, problem.node_square(resolution, name))
-        if resolution.low(name):
+        if resolution.low(name) or (node.owner in held and node.floating):
             for consumer in {nodes[user].owner for user in users.get(name, ())} - {node.owner}:
                 exchange(node.owner, consumer, name)
+    for owner in held:
+        charge(owner, 0.0, 0.0, FORBIDDEN)
     for name in problem.rounded_values(resolution):
+        if name in nodes and nodes[name].owner in held:
+            continue  # the pairs have it
         casting = resolution.lowered.get(name) or users.get(name, [])
         readers = {nodes[user].owner for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
@@ -57,7 +60,7 @@ def energy_of(problem: Problem) -> Energy:
             continue
         for owner in readers:
             charge(owner, 0.0, 0.0, problem.cast_square(resolution, name) / len(readers))
-    if problem.how.seconds_per_byte:
+    if problem.byte_price:
         for name, owners in readers_of(problem.capture).items():
             low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))
             for owner in owners if resolution.low(name) else ():

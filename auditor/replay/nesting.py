@@ -97,23 +97,27 @@ class Passage:
         self._nodes, self._wrapped = capture.nodes, wrapped
         self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
-        self._between: dict[tuple[tuple[Call, ...], tuple[Call, ...]], Steps] = {}
+        self._around: dict[str, tuple[Call, ...]] = {}
+        self._between: dict[tuple[int, int], Steps] = {}
 
     def steps(self, source: str, reader: str) -> Steps:
         """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
         if source not in self._nodes and source not in self._inputs:
             return ()
-        key = self.enclosing(source), self.enclosing(reader)
+        left, entered = self.enclosing(source), self.enclosing(reader)
+        key = id(left), id(entered)  # each is held here once, and comparing calls takes time
         if key not in self._between:
-            self._between[key] = self._convert(*key)
+            self._between[key] = self._convert(left, entered)
         return self._between[key]
 
     def enclosing(self, name: str) -> tuple[Call, ...]:
         """Wrapped calls around a node, outermost first."""
-        calls = self._nodes[name].calls if name in self._nodes else ()
-        if calls not in self._kept:
-            self._kept[calls] = tuple(call for call in calls if call.path in self._wrapped)
-        return self._kept[calls]
+        if name not in self._around:
+            calls = self._nodes[name].calls if name in self._nodes else ()
+            if calls not in self._kept:
+                self._kept[calls] = tuple(call for call in calls if call.path in self._wrapped)
+            self._around[name] = self._kept[calls]
+        return self._around[name]
 
     def _convert(self, source: tuple[Call, ...], reader: tuple[Call, ...]) -> Steps:
         shared = 0

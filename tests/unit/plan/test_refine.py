@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -16,11 +17,14 @@ from auditor.plan.choose import _fastest_that_holds
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
+from auditor.plan.workbench import Workbench
 from auditor.records import Capture, Contribution, Verdict
 from auditor.strategies import SHIPPED as STRATEGIES
+from tests.planning import bench_of, searched
 from tests.problems import drawn, labellings, owners_of, tied_owners
 from tests.small_models import ConvNet
 from tests.subjects import capture_of, normal, seeded
+from tests.unet import UNet
 
 NO_TRIAL: Any = None
 BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -85,3 +89,35 @@ def test_also_with_fourteen_scopes(strategy: str, seed: int) -> None:
     capture = capture_of(nn.Sequential(*layers, nn.LayerNorm(4)), normal(2, 4))
     assert len(owners_of(capture)) == 14
     assert_near_the_best(drawn_for(capture, strategy, random.Random(seed)))
+
+
+@pytest.fixture(scope="module")
+def unet() -> Workbench:
+    return bench_of(seeded(UNet), normal(1, 3, 16, 16), torch.tensor([17]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("budget", [0.008])
+def test_a_unet_comes_near_what_a_long_search_finds(unet: Workbench, strategy: str, budget: float) -> None:
+    problem = unet.problem(strategy, "bf16")
+    fp32 = evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp32"))
+    found, best = chosen(problem, budget), searched(problem, budget, 400)
+    assert found.predicted_error <= budget
+    assert fp32.seconds / found.seconds >= 0.95 * fp32.seconds / best.seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("budget", [0.003, 0.005, 0.008])
+def test_also_near_what_a_longer_one_finds(unet: Workbench, strategy: str, budget: float) -> None:
+    problem = unet.problem(strategy, "bf16")
+    found = chosen(problem, budget)
+    best = min((searched(problem, budget, 3000, seed) for seed in range(3)), key=lambda point: point.seconds)
+    assert found.seconds <= best.seconds / 0.95
+
+
+def test_what_meets_the_embedding_of_a_unet_does_not_stay_fp32(unet: Workbench) -> None:
+    # only the angles, made in FP32 from whole numbers, cannot be low beside low weights
+    problem = unet.problem("cast", "fp16")
+    found = chosen(problem, 0.008)
+    assert {owner.partition(".")[0] for owner, precision in found.precision.items() if precision == "fp32"} == {"time"}

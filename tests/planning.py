@@ -1,0 +1,63 @@
+"""What plans are made from, for a model in hand, and a search long enough to say what the best plan is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from auditor.facts import gather
+from auditor.judge.classify import classify
+from auditor.judge.findings import confronted
+from auditor.judge.verdicts import judge
+from auditor.measure.calibrate import calibrate
+from auditor.options import Options
+from auditor.paths import enclosing, within
+from auditor.plan.costs import costs_of
+from auditor.plan.problem import Problem
+from auditor.plan.solve import Candidate, evaluate
+from auditor.plan.workbench import Workbench, workbench
+from auditor.resources import resource_dir
+from auditor.rulebook import load_rules
+from auditor.tape import capture
+from tests.subjects import subject_of
+
+
+def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:
+    """The stages of an audit before its plans. asked: fields of Options."""
+    options = Options(tuple(load_rules([resource_dir("rules")])), "here", formats=tuple(formats), **asked)
+    subject = subject_of(model, *inputs)
+    captured = capture(subject, options.formats)
+    measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)
+    judged = judge(captured, measured, options.formats, options.max_error)
+    facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
+    findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
+    return workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
+
+
+def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:
+    """The cheapest choice that simulated annealing meets within a predicted error, everything FP32 at first."""
+    rnd, energy = random.Random(seed), problem.energy
+    owners = sorted(energy.scopes)
+    groups = [(owner,) for owner in owners]
+    groups += [
+        tuple(o for o in owners if within(o, path)) for path in sorted({p for o in owners for p in enclosing(o)})
+    ]
+    now = best = full = evaluate(problem, dict.fromkeys(owners, "fp32"))
+
+    def height(point: Candidate) -> float:
+        return point.cost / full.cost + 5 * max(0.0, point.predicted_error / limit - 1)
+
+    for step in range(steps):
+        heat = 0.1 * (1 - step / steps) ** 2 + 1e-4
+        precision = rnd.choice((problem.format, "fp32"))
+        chosen = {other for owner in rnd.choice(groups) for other in (owner, *energy.tied_to(owner))}
+        tried = evaluate(problem, energy.settled({**now.precision, **dict.fromkeys(chosen, precision)}))
+        if height(tried) <= height(now) or rnd.random() < math.exp((height(now) - height(tried)) / heat):
+            now = tried
+        if tried.predicted_error <= limit and tried.cost < best.cost:
+            best = tried
+    return best
