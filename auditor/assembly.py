@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .facts.written import written
 from .formats.entries import extent
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
 from .options import Options
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Finding, NodeReport, Subject, Weight
+from .replay.depth import UnderPlan
 from .state.members import size_of
 
 
-def assembled(options: Options, bench: Workbench, measured: Calibration, judged: Judgement, **found: Any) -> Audit:
-    """The Audit. found: those of its fields that a stage returned as they are."""
+def assembled(
+    options: Options,
+    bench: Workbench,
+    measured: Calibration,
+    judged: Judgement,
+    *,
+    followed: UnderPlan,
+    **found: Any,
+) -> Audit:
+    """The Audit. followed: the run under the recommended plan. found: those of its fields that a stage returned as they are."""
     subject, captured = bench.subject, bench.capture
     metric = options.metric
     return Audit(
@@ -31,7 +42,8 @@ def assembled(options: Options, bench: Workbench, measured: Calibration, judged:
         max_error=options.max_error,
         metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
         capture_method=captured.method,
-        nodes=_reports(bench, measured, judged),
+        nodes=_reports(bench, measured, judged, followed),
+        plan_errors=followed.errors,
         findings=tuple(bench.findings),
         warnings=(*captured.warnings, *_unheld(subject)),
         command=options.command,
@@ -65,9 +77,14 @@ def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
     )
 
 
-def _reports(bench: Workbench, measured: Calibration, judged: Judgement) -> tuple[NodeReport, ...]:
-    rules = _rules_by_node(bench.findings)
-    return tuple(_report(bench, measured, judged, rules, name) for name in bench.capture.nodes)
+def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
+    rules, literal = _rules_by_node(bench.findings), written(bench.capture, measured.ranges)
+    return tuple(
+        replace(
+            _report(bench, measured, judged, rules, name), written=name in literal, planned=followed.dtypes.get(name)
+        )
+        for name in bench.capture.nodes
+    )
 
 
 def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from .plan.units import in_unit_of
 from .plan.workbench import workbench
 from .records import Audit, Subject
 from .recursion import deep
-from .replay.depth import plan_errors
+from .replay.depth import under_plan
 from .stages import Stages
 from .state.process import untouched
 from .tape import capture
@@ -66,7 +66,7 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
             recommended, reason = recommend(plans, options.max_error, trains=options.training)
-            curve = plan_errors(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
+            followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
     return assembled(
@@ -79,7 +79,7 @@ def run(subject: Subject, options: Options) -> Audit:
         plans=plans,
         recommended=recommended,
         recommendation=reason,
-        plan_errors=curve,
+        followed=followed,
         training=training,
         seconds=stages.seconds,
     )

@@ -17,7 +17,7 @@ from .graph import (
     Subject,
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Memory, Plan, RulesOnly, ScopeChoice, Verification
+from .plan import Baseline, Dtypes, Memory, Plan, RulesOnly, ScopeChoice, Verification
 
 __all__ = [
     "FORMAT_VERSION",
@@ -29,6 +29,7 @@ __all__ = [
     "Capture",
     "Contribution",
     "Distance",
+    "Dtypes",
     "Environment",
     "Finding",
     "FlaggedRegion",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from ..folder import check_directory, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Plan
+from .plan import Baseline, Dtypes, Plan
 from .training import Training
 from .written import ByFormat, Inlined, Written
 
@@ -58,6 +58,19 @@ class NodeReport:
         Magnitudes | None,
         Written("magnitudes of its FP32 result; `null` where that is not floating", form="Range"),
     ]
+    written: Annotated[
+        bool,
+        Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9", later=True),
+    ] = False
+    planned: Annotated[
+        Dtypes | None,
+        Written(
+            "dtypes seen in a run under the recommended plan; `null` where there is none, or it could not be followed "
+            "operation by operation",
+            key="under_plan",
+            later=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,9 @@
-"""Error of every node in a run of the graph under a plan: what is left of the formats' own once modules are protected."""
+"""Every node in a run of the graph under a plan: its dtypes, and the error that is left once modules are protected."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,20 +12,30 @@ from torch import fx, nn
 from ..errors import MeasureError
 from ..formats.metrics import relative_l2
 from ..raised import let_through
-from ..records import Batch, Capture, Plan
+from ..records import Batch, Capture, Dtypes, Plan
+from .dtypes import dtypes_of
 from .execute import PolicyInterpreter
 from .running import FULL, Running
 from .strategies import running, scoped
 
 
-def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> dict[str, float]:
-    """Relative L2 error of each floating node's output under the plan, on one batch, in execution order.
+@dataclass(frozen=True)
+class UnderPlan:
+    """What a run under a plan was like, by node. errors: relative L2 of floating outputs, in execution order."""
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
+
+
+def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
+    """Error and dtypes of each node under the plan, on one batch.
 
     Both runs advance node by node, so that no more than two sets of live values are held. A node whose shape depends
-    on values may differ in it, and is left out. {} where an operation raises, as one that refuses the format, or there is no plan.
+    on values may differ in it, and has no error. Empty where an operation raises, as one that refuses the format, or there
+    is no plan.
     """
     if plan is None:
-        return {}
+        return UnderPlan()
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
     low = _Beside(capture, how)
     try:
@@ -31,8 +43,8 @@ def plan_errors(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | N
             low.run(*capture.bind(model, batch))
     except Exception as error:
         let_through(error)
-        return {}
-    return low.errors
+        return UnderPlan()
+    return UnderPlan(low.errors, low.dtypes)
 
 
 class _Beside(PolicyInterpreter):
@@ -42,6 +54,7 @@ class _Beside(PolicyInterpreter):
         super().__init__(capture, how)
         self.reference = PolicyInterpreter(capture, FULL)
         self.errors: dict[str, float] = {}
+        self.dtypes: dict[str, Dtypes] = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.reference.args_iter = iter(args)
@@ -55,6 +68,10 @@ class _Beside(PolicyInterpreter):
         for used_up in self.user_to_last_uses.get(n, ()):
             del self.reference.env[used_up]
         return result
+
+    def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
+        if (found := dtypes_of(arrived, handed, result)) is not None:
+            self.dtypes[n.name] = found
 
     def _compare(self, name: str, expected: torch.Tensor, result: torch.Tensor) -> None:
         try:

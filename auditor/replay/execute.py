@@ -74,14 +74,18 @@ class PolicyInterpreter(Replay):
     def _called(self, n: fx.Node) -> Any:
         node = self.capture.nodes[n.name]
         casts = self._how.casts(node)
-        args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
+        arrived = args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
         if casts.autocast != "none":
             args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
         result = run_op(target_of(n), args, kwargs)
+        self.ran(n, arrived, (args, kwargs), result)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
         cast = asked_for(casts.literals.result)
         return result if cast is None else lowered(result, cast)
+
+    def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
+        """Told of every operation. arrived: its arguments as they reach it; handed: as autocast hands them on."""
 
     def _arrived(self, n: fx.Node, arguments: Any) -> Any:
         """Arguments of a node as they reach it, once the wrapped modules on the way have converted them."""

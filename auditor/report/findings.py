@@ -9,8 +9,9 @@ from typing import Any
 
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
+from .ran import tally
 from .use import keep_by_hand
-from .view import pattern, precision_of
+from .view import pattern
 from .words import SEVERITIES, label, magnitude, percent, ratio
 
 CONFIDENCES = ("high", "medium", "low")
@@ -69,7 +70,6 @@ def _group(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
     at = max(range(len(members)), key=lambda i: effects[i])
     worst = members[at]
     report = reports.get(worst.node)
-    plan = audit.plans.get(audit.recommended or "")
     return FindingGroup(
         worst,
         tuple(members),
@@ -78,7 +78,7 @@ def _group(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         effects[at],
         _facts(worst, report),
         _agreement(worst),
-        label(precision_of(worst.owner, plan)) if plan else None,
+        tally(reports[f.node] for f in members if f.node in reports) or None,
         keep_by_hand(worst.owner),
         _cost(audit, members),
     )

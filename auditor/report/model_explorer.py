@@ -15,7 +15,7 @@ from typing import Any
 from ..formats.table import auditable
 from ..records import NodeReport
 from ..records.audit import Audit
-from .view import precision_of
+from .ran import computed_in
 from .words import compact, label, line, magnitude, op, printable
 
 VERSION = 1
@@ -104,9 +104,8 @@ def _verdicts(audit: Audit, fmt: str) -> dict[str, Any]:
 
 
 def _precisions(audit: Audit) -> dict[str, Any]:
-    plan = audit.plans[audit.recommended or ""]
     colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
-    return _named(audit, lambda r: precision_of(r.node.owner, plan), colors)
+    return _named(audit, computed_in, colors)
 
 
 def _named(

@@ -11,6 +11,7 @@ from ..records import NodeReport
 from ..records.audit import Audit
 from .exponents import narrowest
 from .origins import origins
+from .ran import raised_by_autocast
 from .training import training_answers
 from .view import Island, View, place, view
 from .words import compact, count, label, magnitude, memory, op, percent, scope
@@ -75,7 +76,7 @@ def _birth(audit: Audit) -> Answer:
 
 def _overflow(audit: Audit) -> Answer:
     question = "How close is it to overflow?"
-    ranged = [r for r in audit.nodes if r.range is not None]
+    ranged = [r for r in audit.nodes if r.range is not None and not r.written]
     fmt = narrowest(audit.formats)
     if not ranged or fmt is None:
         return Answer(question, "No ranges were recorded.", "layers", applies=False)
@@ -83,9 +84,11 @@ def _overflow(audit: Audit) -> Answer:
     bits = FORMATS[fmt].headroom_bits(_max_abs(top))
     room = f"{bits:.1f} bits below" if bits > 0 else f"{-bits:.1f} bits above"
     where = place(top.node.owner, top.node.source)
+    literal = any(r.written for r in audit.nodes)
     return Answer(
         question,
-        f"The largest value, {magnitude(_max_abs(top))}, is {room} what {label(fmt)} can hold: {where}.",
+        f"The largest value, {magnitude(_max_abs(top))}, is {room} what {label(fmt)} can hold: {where}."
+        + (" Numbers written in the code, as masks are, are left out." if literal else ""),
         "layers",
     )
 
@@ -177,15 +180,15 @@ def _memory(audit: Audit, seen: View) -> Answer:
 
 def _protected(audit: Audit) -> Answer:
     question = "What does autocast keep in FP32?"
-    kept = Counter(
-        op(r.node.op).partition(".")[0]
-        for r in audit.nodes
-        if r.exposed and not any("autocast" in strategies for strategies in r.exposed.values())
-    )
+    kept = Counter(op(r.node.op).partition(".")[0] for r in audit.nodes if raised_by_autocast(r.node))
     if not kept:
-        return Answer(question, "No operation of this model.", "layers")
-    names = ", ".join(f"{name} ({n:,})" for name, n in kept.most_common(6))
-    return Answer(question, f"By itself, on CUDA: {names}.", "layers")
+        return Answer(question, "By itself none of this model's operations, on CUDA.", "layers")
+    names = ", ".join(f"{name} ({n:,})" for name, n in kept.most_common(6)) + (" and more" if len(kept) > 6 else "")
+    return Answer(
+        question,
+        f"By itself, on CUDA: {names}. What is on none of its lists computes in what it is handed.",
+        "layers",
+    )
 
 
 def _fired(audit: Audit, question: str, codes: tuple[str, ...]) -> Answer:

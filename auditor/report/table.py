@@ -9,7 +9,7 @@ from typing import Any
 from ..formats.table import FORMATS
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
-from .view import precision_of
+from .ran import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 TEXT_BUDGET = 150_000
@@ -67,7 +67,9 @@ def table(audit: Audit) -> dict[str, Any]:
         "min": [_number(r.range.min_abs if r.range else None) for r in nodes],
         "flops": [r.flops for r in nodes],
         "histogram": [_histogram(r.range) for r in nodes],
-        "plan": [strings.add(label(precision_of(r.node.owner, plan)) if plan else "") for r in nodes],
+        "plan": [strings.add(label(low) if (low := computed_in(r)) else "") for r in nodes],
+        "dtypes": [strings.add(_dtypes(r)) for r in nodes],
+        "why": [strings.add(why_raised(r, plan) if plan else "") for r in nodes],
         "reads": _reads(nodes),
         "measures": measures(audit.formats),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
@@ -96,11 +98,20 @@ def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings) -> dict[str
     return {**cells, "verdict": "".join(verdicts), "events": events}
 
 
+def _dtypes(report: NodeReport) -> str:
+    """`reads|computes in|gives` under the recommended plan."""
+    ran = report.planned
+    if ran is None:
+        return ""
+    return "|".join((" ".join(map(dtype_label, ran.inputs)), dtype_label(ran.computed), dtype_label(ran.output)))
+
+
 def measures(formats: tuple[str, ...]) -> list[dict[str, str]]:
-    """What the graph can be coloured by. kind: how the values of a module's operations become one (measures.js).
+    """What the graph can be coloured by, the first at first. kind: how a module's operations become one (measures.js).
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
+    planned = {"kind": "name", "column": "plan", "label": "Computed in, under the recommended plan", "short": "Plan"}
     by_format = [
         measure
         for fmt in formats
@@ -114,10 +125,10 @@ def measures(formats: tuple[str, ...]) -> list[dict[str, str]]:
     whole = [
         {"kind": "most", "column": "max", "label": "Largest |x|", "short": "Max |x|"},
         {"kind": "total", "column": "flops", "label": "FLOPs", "short": "FLOPs"},
-        {"kind": "name", "column": "plan", "label": "Precision in the recommended plan"},
     ]
     return [
-        {"short": measure["label"].partition(": ")[2] or measure["label"], **measure} for measure in by_format + whole
+        {"short": measure["label"].partition(": ")[2] or measure["label"], **measure}
+        for measure in [planned, *by_format, *whole]
     ]
 
 

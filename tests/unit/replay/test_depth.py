@@ -10,7 +10,7 @@ import auditor
 from auditor.formats.metrics import relative_l2
 from auditor.loading import from_object
 from auditor.records import Plan, ScopeChoice
-from auditor.replay.depth import plan_errors
+from auditor.replay.depth import UnderPlan, under_plan
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.running import FULL
 from auditor.replay.strategies import running, scoped
@@ -69,7 +69,7 @@ def kept(captured, subject, how):
     ids=lambda chosen: "-".join((chosen.name, *list(chosen.scopes)[1:])),
 )
 def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
-    found = plan_errors(captured, subject.model, subject.batches[0], chosen)
+    found = under_plan(captured, subject.model, subject.batches[0], chosen).errors
     how = running(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
     low = kept(captured, subject, how)
     reference = kept(captured, subject, FULL)
@@ -82,7 +82,7 @@ def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
 def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):
     everything = plan("autocast", "bf16", first="fp32", norm="fp32", last="fp32")
     everything = Plan(**{**vars(everything), "scopes": {"": ScopeChoice("fp32")}})
-    assert set(plan_errors(captured, subject.model, subject.batches[0], everything).values()) == {0.0}
+    assert set(under_plan(captured, subject.model, subject.batches[0], everything).errors.values()) == {0.0}
 
 
 def test_a_plan_that_cannot_run_has_no_errors():
@@ -92,7 +92,7 @@ def test_a_plan_that_cannot_run_has_no_errors():
 
     subject = from_object(Factor(), torch.eye(3))
     captured = capture(subject, ("fp16",))
-    assert plan_errors(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == {}
+    assert under_plan(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == UnderPlan()
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
@@ -107,7 +107,7 @@ def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
     with torch.no_grad():
         subject.model[0].weight.copy_(torch.eye(8))
     captured = capture(subject, ("fp16",))
-    found = plan_errors(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"}))
+    found = under_plan(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"})).errors
     assert list(found) == list(captured.nodes)
     assert max(found.values()) < 2e-3
 

@@ -12,6 +12,7 @@ from torch import nn
 from auditor.records import (
     Baseline,
     Contribution,
+    Dtypes,
     Finding,
     Magnitudes,
     Node,
@@ -125,6 +126,17 @@ def _node(i: int, owner: str, kind: str, op: str, code: str) -> Node:
     )
 
 
+def _under_autocast(op: str) -> Dtypes:
+    """Products run low, norms and softmax in FP32; the rest computes in what it is handed."""
+    if "linear" in op or "matmul" in op:
+        return Dtypes(("float32",), "float16", "float16")
+    if "norm" in op or "softmax" in op or "embedding" in op:
+        return Dtypes(("float32", "int64") if "embedding" in op else ("float16",), "float32", "float32")
+    return (
+        Dtypes(("float16", "float32"), "float32", "float32") if "add" in op else Dtypes(("float16",), *2 * ("float16",))
+    )
+
+
 def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Random) -> tuple[NodeReport, ...]:
     reports: list[NodeReport] = []
     for i, (owner, kind, op, code) in enumerate(_template(nodes)):
@@ -148,6 +160,7 @@ def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Ra
                 exposed=dict.fromkeys(formats, ("cast",)),
                 range=Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, _histogram(center, rng)),
                 flops=int(1e9) if "linear" in op or "matmul" in op else int(1e6),
+                planned=_under_autocast(op) if "fp16" in formats else None,
             )
         )
     reports += [_discrete(reports[-1].node.name, formats), _untested(reports[-1].node.name, formats)]
@@ -166,6 +179,7 @@ def _discrete(reads: str, formats: tuple[str, ...]) -> NodeReport:
         exposed=dict.fromkeys(formats, ("autocast", "cast")),
         range=None,
         flops=0,
+        planned=Dtypes(("float16",), "float16", "int64") if "fp16" in formats else None,
     )
 
 

@@ -1,0 +1,169 @@
+"""What operations compute in, and why that is FP32: every sentence on a model on which it is true, seen in a run of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import auditor
+from auditor.ops.nodes import tensors_of
+from auditor.patch.table import plan_table
+from auditor.patch.temporary import patched
+from auditor.records import Dtypes, NodeReport
+from auditor.records.audit import Audit
+from auditor.report.questions import questions
+from auditor.report.ran import computed_in, dtype_label, tally, why_raised
+from tests.subjects import normal, seeded
+
+
+class Kept(nn.Module):
+    """Amplifies rounding, so that it stays in FP32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 3000.0) - 3000.0
+
+
+class Mixed(nn.Module):
+    """An operation for each reason there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 64)
+        self.kept, self.last = Kept(), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * 2
+        low = self.first(scaled)
+        single = self.norm(low)
+        both = single * low
+        asked = low.float()
+        with torch.autocast("cuda", enabled=False):
+            off = self.second(asked)
+        ramp = torch.arange(64, dtype=torch.float32)
+        return self.kept(self.last(both + off / 100 + ramp / 1000))
+
+
+REASONS = {
+    "its module is one that the plan keeps in FP32": {"add", "sub"},
+    "autocast computes it in FP32 by itself": {"layer_norm"},
+    "it reads FP16 and FP32, which torch promotes to FP32": {"mul"},
+    "its author asks for FP32": {"to"},
+    "the author switched autocast off here": {"linear"},
+    "it reads no floating tensor, and makes FP32": {"arange"},
+    "all it reads is FP32, and autocast leaves this operation as it is": {"mul", "div", "add"},
+}
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    return auditor.audit(seeded(Mixed), normal(32, 16), formats=("fp16",), strategies=("autocast",), device="cpu")
+
+
+def reasons(audit: Audit) -> dict[str, list[NodeReport]]:
+    plan, found = audit.plans[audit.recommended or ""], dict[str, list[NodeReport]]()
+    for report in audit.nodes:
+        found.setdefault(why_raised(report, plan), []).append(report)
+    return found
+
+
+def test_each_reason_is_given_where_it_is_true(audit: Audit) -> None:
+    assert audit.recommended == "autocast_fp16"
+    assert audit.plans["autocast_fp16"].scopes["kept"].precision == "fp32"
+    found = reasons(audit)
+    ops = {why: {r.node.op.split(".")[1] for r in reports} for why, reports in found.items()}
+    assert {why: names for why, names in ops.items() if why} == REASONS
+    assert {computed_in(r) for r in found[""]} == {"fp16"}
+    assert {computed_in(r) for why, reports in found.items() if why for r in reports} == {"fp32"}
+
+
+def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None:
+    """A mode of its own sees which calls read and gave what."""
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if tensors_of(result) and func.__name__ not in ("__get__", "to"):
+                seen.append((func.__name__.strip("_").removeprefix("true"), result.dtype))
+            return result
+
+    seen: list[tuple[str, torch.dtype]] = []
+    with (
+        patched(audit.subject.model, plan_table(audit.plans["autocast_fp16"])) as model,
+        auditor.imitated("cuda"),
+        torch.no_grad(),
+        Calls(),
+    ):
+        model(*audit.subject.batches[0][0])
+    names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
+    told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]
+    assert [entry for entry in seen if entry[0] != "float"] == [entry for entry in told if entry[0] != "float"]
+
+
+def test_the_question_names_what_autocast_raises_and_nothing_that_it_leaves(audit: Audit) -> None:
+    (answer,) = [a.answer for a in questions(audit) if a.question == "What does autocast keep in FP32?"]
+    assert answer == ("By itself, on CUDA: layer_norm (1). What is on none of its lists computes in what it is handed.")
+    bare = replace(audit, nodes=tuple(r for r in audit.nodes if "norm" not in r.node.op))
+    (answer,) = [a.answer for a in questions(bare) if a.question == "What does autocast keep in FP32?"]
+    assert answer == "By itself none of this model's operations, on CUDA."
+
+
+def test_a_mask_is_not_how_close_it_is_to_overflow() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.ones(16, 16).tril().bool()
+            return self.linear(x).masked_fill(~keep, -1e9).softmax(-1)
+
+    found = auditor.audit(
+        seeded(Masked), 100 * normal(16, 16), formats=("fp16",), strategies=("autocast",), device="cpu"
+    )
+    (answer,) = [a.answer for a in questions(found) if a.question == "How close is it to overflow?"]
+    largest = float(found.subject.model.linear(found.subject.batches[0][0][0]).abs().max().detach())
+    assert answer.startswith(f"The largest value, {largest:.3g}, is ")
+    assert "in linear at" not in answer
+    assert answer.endswith("Numbers written in the code, as masks are, are left out.")
+    (masked,) = [r for r in found.nodes if r.written]
+    assert masked.node.op == "aten.masked_fill.Scalar"
+    assert masked.range is not None
+    assert masked.range.max_abs == 1e9
+
+
+def test_labels_and_tallies(audit: Audit) -> None:
+    assert [dtype_label(d) for d in ("float16", "bfloat16", "float32", "float64", "int64", "bool", "float8_e4m3fn")] == [
+        "FP16", "BF16", "FP32", "FP64", "int64", "bool", "float8_e4m3fn",
+    ]  # fmt: skip
+    one = audit.nodes[0]
+    low, high = (replace(one, planned=Dtypes((), name, name)) for name in ("float16", "float32"))
+    assert tally([low, low]) == "FP16"
+    assert tally([low, high, low]) == "FP16 2 times and FP32 once"
+    assert tally([replace(one, planned=None)]) == ""
+    assert computed_in(replace(one, planned=Dtypes((), "int64", "int64"))) is None
+
+
+def test_a_cast_plan_names_no_autocast() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).float()
+            return self.last((y * 2).to(x.dtype))
+
+    found = auditor.audit(
+        seeded(Steps), normal(8, 8), formats=("bf16",), strategies=("cast",), max_error=0.1, device="cpu"
+    )
+    assert found.recommended == "cast_bf16"
+    given = {why: [r.node.op.split(".")[1] for r in reports] for why, reports in reasons(found).items()}
+    assert given == {
+        "": ["linear", "to", "linear"],
+        "its author asks for FP32": ["to"],
+        "all it reads is FP32": ["mul"],
+    }
