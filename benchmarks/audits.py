@@ -107,7 +107,7 @@ def _language(name: str) -> Any:
 
 
 def audited(name: str, root: Path) -> dict[str, Any]:
-    """One audit in this process, by the auditor of a checkout: processor seconds and plan.json."""
+    """One audit in this process, by the auditor of a checkout: processor seconds, and what both files hold."""
     sys.path.insert(0, str(root))
     import torch
 
@@ -120,7 +120,8 @@ def audited(name: str, root: Path) -> dict[str, Any]:
     forward = min(_timed(lambda: _run(model, args, kwargs)) for _ in range(4))
     found: list[Any] = []
     spent = _timed(lambda: found.append(auditor.audit(model, args, kwargs=kwargs, device="cpu")))
-    return {"forward": forward, "seconds": spent, "stages": found[0].seconds, "plan": found[0].to_json()}
+    plan, measured = found[0].to_json(), getattr(found[0], "to_measurements", dict)()  # one document in older ones
+    return {"forward": forward, "seconds": spent, "stages": found[0].seconds, "plan": {**measured, **plan}}
 
 
 def _run(model: Any, args: Any, kwargs: Any) -> None:

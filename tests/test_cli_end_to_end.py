@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted(path.stem for path in (Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
-FILES = {"report.html", "plan.json", "patched_model.py", "findings.sarif"}
+FILES = {"report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif"}
 PLANS = {"autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"}
 
 BUILD_WITHOUT_AUDITOR = """
@@ -36,15 +36,16 @@ def audited(name: str, cwd: Path, root: Path) -> subprocess.CompletedProcess[str
     return done
 
 
-def check_plan(plan: dict) -> None:
-    assert plan["format_version"] == 1
+def check_plan(folder: Path) -> None:
+    plan, measured = (json.loads((folder / name).read_text()) for name in ("plan.json", "measurements.json"))
+    assert plan["format_version"] == measured["format_version"] == 2
     assert set(plan["plans"]) == PLANS
     assert set(plan["baselines"]) == PLANS
     assert plan["recommended"] in PLANS
     chosen = plan["plans"][plan["recommended"]]
     assert chosen["verified"] is True
     assert chosen["measured_error"] <= plan["budget"]["max_error"]
-    verdicts = {node[fmt]["verdict"] for node in plan["nodes"] for fmt in ("fp16", "bf16") if fmt in node}
+    verdicts = {node[fmt]["verdict"] for node in measured["nodes"] for fmt in ("fp16", "bf16") if fmt in node}
     assert verdicts <= {"safe", "sensitive", "unsafe", "untested"}
     assert "safe" in verdicts
 
@@ -56,7 +57,7 @@ def first(root, tmp_path_factory):
     return folder, audited("01_digits_attention", folder, root)
 
 
-def test_four_files_and_nothing_else(first):
+def test_five_files_and_nothing_else(first):
     folder, _ = first
     assert [path.name for path in (folder / "audits").iterdir()] == ["01_digits_attention"]
     assert {path.name for path in (folder / "audits" / "01_digits_attention").iterdir()} == FILES
@@ -76,7 +77,7 @@ def test_summary_fits_80_columns_and_progress_is_on_stderr(first):
 
 def test_plan_is_verified(first):
     folder, _ = first
-    check_plan(json.loads((folder / "audits" / "01_digits_attention" / "plan.json").read_text()))
+    check_plan(folder / "audits" / "01_digits_attention")
 
 
 def test_exit_code_follows_the_findings(first):
@@ -88,8 +89,9 @@ def test_exit_code_follows_the_findings(first):
 def test_same_input_gives_the_same_plan(first, root, tmp_path):
     folder, _ = first
     audited("01_digits_attention", tmp_path, root)
-    here, there = (base / "audits" / "01_digits_attention" / "plan.json" for base in (folder, tmp_path))
-    assert here.read_bytes() == there.read_bytes()
+    for name in ("plan.json", "measurements.json"):
+        here, there = (base / "audits" / "01_digits_attention" / name for base in (folder, tmp_path))
+        assert here.read_bytes() == there.read_bytes()
 
 
 def test_patched_model_builds_elsewhere_without_auditor(first, tmp_path):
@@ -109,7 +111,7 @@ def test_every_example(name, root, tmp_path):
     audited(name, tmp_path, root)
     folder = tmp_path / "audits" / name
     assert {path.name for path in folder.iterdir()} == FILES
-    check_plan(json.loads((folder / "plan.json").read_text()))
+    check_plan(folder)
 
 
 BAD = {

@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     from ..records.audit import Audit
 
 
+LABELS = {
+    "report.html": "Report",
+    "plan.json": "Plan",
+    "measurements.json": "Measured",
+    "patched_model.py": "Patched",
+    "findings.sarif": "SARIF",
+}
+"""What each file of an audit is called; all others are for Google's Model Explorer."""
+
+
 def extra(audit: Audit, wanted: bool) -> dict[str, str]:
-    """Further files beside the four, by their path: what `--model-explorer` asks for."""
+    """Further files beside those of every audit, by their path: what `--model-explorer` asks for."""
     if not wanted:
         return {}
     from ..report import model_explorer
@@ -46,5 +56,4 @@ def append_summary(audit: Audit) -> None:
 
 def listing(files: Iterable[Path]) -> str:
     """One line per file that was written."""
-    labels = {"": "Explorer", ".html": "Report", ".json": "Plan", ".py": "Patched", ".sarif": "SARIF"}
-    return "\n".join(f"{labels.get(file.suffix, 'File'):<8} {file}" for file in files)
+    return "\n".join(f"{LABELS.get(file.name, 'Explorer'):<8} {file}" for file in files)

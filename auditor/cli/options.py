@@ -67,7 +67,7 @@ def audit_parser() -> argparse.ArgumentParser:
         "--baseline",
         metavar="PLAN",
         type=Path,
-        help="plan.json of an earlier audit: what it found does not fail this one",
+        help="an earlier audit, its plan.json or directory: what it found does not fail this one",
     )
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
     add(

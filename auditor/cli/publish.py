@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..records.audit import Audit
 
 NOTHING: Mapping[str, str] = {}
-FILES = ("report.html", "plan.json", "patched_model.py", "findings.sarif")
+FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
 """What an audit is written to."""
 
 

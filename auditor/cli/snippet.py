@@ -15,7 +15,7 @@ def snippet_parser() -> argparse.ArgumentParser:
 
     made = parser("snippet", "A plan as Python to paste: " + ", ".join(tool.title for tool in TOOLS.values()) + ".")
     add = made.add_argument
-    add("plan_file", metavar="PLAN", type=Path, help="a plan.json")
+    add("plan_file", metavar="PLAN", type=Path, help="a plan.json, or the directory of an audit")
     add("--for", dest="tool", metavar="TOOL", choices=tuple(TOOLS), help=f"{', '.join(TOOLS)}; default: all of them")
     add("--plan", metavar="NAME", help="which of its plans, default: the recommended one, or its like for this tool")
     return made

@@ -130,7 +130,7 @@ def rules(args: argparse.Namespace) -> int:
 def apply_parser() -> argparse.ArgumentParser:
     made = parser("apply", "Write patched_model.py for TARGET, following a plan.json that an earlier audit wrote.")
     add = made.add_argument
-    add("plan_file", metavar="PLAN", type=Path, help="a plan.json")
+    add("plan_file", metavar="PLAN", type=Path, help="a plan.json, or the directory of an audit")
     add("target", metavar="TARGET", help="the file or module that holds the model, as for an audit")
     add("--plan", metavar="NAME", help="which of its plans, default: the recommended one")
     add("--inputs", metavar="I", help="as for an audit; the model is run once to see that it works")

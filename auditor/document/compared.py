@@ -1,13 +1,13 @@
-"""An audit in its plan.json, as far as two of them are compared."""
+"""An audit in its files, as far as two of them are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .read import loaded, read_audit
+from .read import loaded, measured_beside, own_measurements, read_audit, read_measurements
 
 LEVELS = ("info", "warning", "error")
 
@@ -52,7 +52,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Record:
-    """One audit as far as two of them are compared. settings: what has to be equal for numbers to be comparable."""
+    """One audit as far as two of them are compared. settings: what has to be equal for numbers to be comparable.
+
+    nodes: none where its measurements are not there.
+    """
 
     label: str
     name: str
@@ -64,26 +67,38 @@ class Record:
 
 
 def read(path: Path) -> Record:
-    """The audit in a plan.json, or in the directory that holds one.
+    """The audit in a plan.json, or in the directory that holds one, with the measurements.json beside it.
 
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
-    file = path / "plan.json" if path.is_dir() else path
-    return record(loaded(file), str(path))
+    document = loaded(path)
+    return record(document, str(path), measured_beside(path, document))
 
 
-def record(document: Any, label: str) -> Record:
-    """The parts of a plan.json document that are compared. Raises: PlanError(slug="bad-plan")."""
+def record(document: Any, label: str, measured: Any = None) -> Record:
+    """The parts of a plan.json document that are compared. measured: what its measurements.json holds.
+
+    Raises: PlanError(slug="bad-plan").
+    """
     found = read_audit(document, label)
+    measured = own_measurements(document) if measured is None else measured
+    nodes = read_measurements(measured, label, document).nodes if measured is not None else None
     return Record(
         label=label,
         name=found.subject.name or "",
         recommended=found.recommended,
         settings=_settings(found.subject, found.environment, found.budget),
         plans={name: _figures(plan) for name, plan in found.plans.items()},
-        nodes=tuple(_judged(node) for node in found.nodes),
-        findings=tuple(Known(**{key: getattr(finding, key) for key in _KNOWN}) for finding in found.findings),
+        nodes=tuple(_judged(node) for node in nodes or ()),
+        findings=tuple(known for finding in found.findings for known in _known(finding)),
     )
+
+
+def _known(kind: Any) -> Iterator[Known]:
+    """One for each place."""
+    first = Known(**{key: getattr(kind, key) for key in _KNOWN})
+    yield first
+    yield from (replace(first, owner=owner) for owner in kind.also_in or ())
 
 
 def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:

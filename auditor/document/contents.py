@@ -1,15 +1,18 @@
-"""What plan.json holds from its top on, and what stands in it for records that it does not hold as they are.
+"""What the files hold from their top on, and what stands in them for records that they do not hold as they are.
 
 Nothing here needs torch until an audit is written: files are read without it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..records import FORMAT_VERSION, Audit, Contribution, Magnitudes, NodeError
+from ..records import FORMAT_VERSION, Audit, Contribution, Finding, Magnitudes, NodeError
+from ..records.graph import CalledFrom
 from ..records.written import Inlined, Written
 
 Groups = tuple[tuple[str, ...], ...]
@@ -69,23 +72,144 @@ class Budget:
     metric: Annotated[str, Written("what it is measured in")]
 
 
+VERSION = Annotated[int, Written(f"{FORMAT_VERSION}", schema={"const": FORMAT_VERSION})]
+SUBJECT = Annotated[AuditedModel, Written("the model and its inputs", needed="audit")]
+BUDGET = Annotated[Budget, Written("the error that a plan may have", needed="audit", before="recommended")]
+WARNINGS = Annotated[tuple[str, ...], Written("what limits this audit, in words", before="training")]
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """Findings that are alike: one rule, at one line, on one kind of operation."""
+
+    rule: Annotated[str, Written("the rule's code, see [rules.md](rules.md)", needed="audit")]
+    name: Annotated[str, Written("the rule's name", needed="audit")]
+    severity: Annotated[
+        str,
+        Written(
+            "`info` where the measurement does not bear the rule out, and the highest of the rules it supersedes",
+            needed="audit",
+            choices=("error", "warning", "info"),
+        ),
+    ]
+    confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
+    formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
+    source: Annotated[str | None, Written("line that wrote it, as for operations")]
+    op: Annotated[str, Written("ATen overload of the node", needed="audit")]
+    owner: Annotated[str, Written("module of the first node that it fired on", needed="audit")]
+    node: Annotated[str, Written("that node, by its name in the captured graph")]
+    also_in: Annotated[
+        tuple[str, ...], Written("modules of the other nodes that it fired on, a path for each", later=True)
+    ]
+    message: Annotated[str, Written("what is wrong at the first, with this model's numbers", needed="audit")]
+    agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")]
+    called_from: CalledFrom = None
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """Everything in plan.json: what was decided and what that rests on."""
+
+    format_version: VERSION
+    subject: SUBJECT
+    budget: BUDGET
+    findings: Annotated[
+        tuple[FindingKind, ...], Written("every rule that fired, by kind and line", needed="audit", before="training")
+    ]
+    warnings: WARNINGS
+    audit: Annotated[Audit, Inlined()]
+
+    @classmethod
+    def of(cls, audit: Audit) -> PlanFile:
+        """What plan.json holds of an audit."""
+        kinds = kinds_of(audit.findings)
+        return cls(
+            FORMAT_VERSION,
+            AuditedModel.of(audit),
+            Budget(audit.max_error, audit.metric),
+            kinds,
+            limits_of(audit),
+            audit,
+        )
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything in measurements.json: what was found of every operation, parameter and module."""
+
+    format_version: Annotated[int, Written(f"{FORMAT_VERSION}", measured=True, schema={"const": FORMAT_VERSION})]
+    plan: Annotated[
+        str,
+        Written(
+            "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces",
+            measured=True,
+        ),
+    ]
+    audit: Annotated[Audit, Inlined()]
+
+    @classmethod
+    def of(cls, audit: Audit, plan: Any) -> Measurements:
+        """What measurements.json holds of an audit. plan: the document that plan.json holds."""
+        return cls(FORMAT_VERSION, digest(plan), audit)
+
+
 @dataclass(frozen=True)
 class Document:
-    """Everything in plan.json."""
+    """Both in one, as a program reads it from stdout."""
 
-    format_version: Annotated[int, Written(f"{FORMAT_VERSION}", schema={"const": FORMAT_VERSION})]
-    subject: Annotated[AuditedModel, Written("the model and its inputs", needed="audit")]
-    budget: Annotated[Budget, Written("the error that a plan may have", needed="audit", before="recommended")]
-    warnings: Annotated[tuple[str, ...], Written("what limits this audit, in words", before="training")]
+    format_version: VERSION
+    subject: SUBJECT
+    budget: BUDGET
+    warnings: WARNINGS
     audit: Annotated[Audit, Inlined()]
 
     @classmethod
     def of(cls, audit: Audit) -> Document:
-        """What plan.json holds of an audit."""
-        from ..loading.caveats import cautions
+        """What both files hold of an audit."""
+        return cls(
+            FORMAT_VERSION, AuditedModel.of(audit), Budget(audit.max_error, audit.metric), limits_of(audit), audit
+        )
 
-        warnings = (*cautions(audit.subject), *audit.warnings)
-        return cls(FORMAT_VERSION, AuditedModel.of(audit), Budget(audit.max_error, audit.metric), warnings, audit)
+
+def digest(document: Any) -> str:
+    """What tells whether plan.json is still the one that measurements were written with."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def limits_of(audit: Audit) -> tuple[str, ...]:
+    """What limits an audit, in words."""
+    from ..loading.caveats import cautions
+
+    return (*cautions(audit.subject), *audit.warnings)
+
+
+def kinds_of(findings: Iterable[Finding]) -> tuple[FindingKind, ...]:
+    """Findings that are alike put together, in the order of the first of each."""
+    alike: dict[Any, list[Finding]] = {}
+    for found in findings:
+        line = found.source, found.called_from
+        key = (found.rule, found.op, line, found.severity, found.confidence, found.formats, found.agrees)
+        alike.setdefault(key, []).append(found)
+    return tuple(_kind(first, tuple(other.owner for other in others)) for first, *others in alike.values())
+
+
+def _kind(first: Finding, also_in: tuple[str, ...]) -> FindingKind:
+    return FindingKind(
+        rule=first.rule,
+        name=first.name,
+        severity=first.severity,
+        confidence=first.confidence,
+        formats=first.formats,
+        source=first.source,
+        op=first.op,
+        owner=first.owner,
+        node=first.node,
+        also_in=also_in,
+        message=first.message,
+        agrees=first.agrees,
+        called_from=first.called_from,
+    )
 
 
 @dataclass(frozen=True)

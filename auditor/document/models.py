@@ -1,4 +1,4 @@
-"""Types by which a plan.json is checked and its JSON schema made, built by pydantic from what the records say of it."""
+"""Types by which files are checked and their JSON schemas made, built by pydantic from what the records say of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from ..records.written import Written
-from .parts import Entry, Part, inner, is_record, nullable, part_of
+from .parts import WHOLE, Entry, Part, inner, is_record, nullable, part_of
 
 READERS = {"plan": ("plan",), "audit": ("plan", "audit")}
 """{who reads a file: which fields it cannot do without, by `Written.needed`}."""
@@ -49,12 +48,12 @@ class _ByFormat(BaseModel):
 
 
 @functools.cache
-def model_of(record: Any, reader: str) -> type[BaseModel]:
-    """The type of the object that the file has for a record. reader: one of READERS, or WRITER.
+def model_of(record: Any, reader: str, file: str = WHOLE) -> type[BaseModel]:
+    """The type of the object that a file has for a record. reader: one of READERS, or WRITER.
 
     What the reader can do without has the record's default where it is missing, or None.
     """
-    return _model(part_of(record), reader)
+    return _model(part_of(record, file), reader)
 
 
 def _model(part: Part, reader: str) -> type[BaseModel]:
@@ -87,23 +86,24 @@ def _field(entry: Entry) -> Any:
 
 
 def _type(entry: Entry, reader: str) -> Any:
-    found = _plain(inner(entry.type), entry.written, reader)
+    found = _plain(inner(entry.type), entry, reader)
     return found | None if nullable(entry.type) and not entry.written.left_out else found
 
 
-def _plain(type_: Any, written: Written, reader: str) -> Any:
+def _plain(type_: Any, entry: Entry, reader: str) -> Any:
     """The type of the plain data for values of `type_`."""
     origin, arguments = get_origin(type_), get_args(type_)
     if is_record(type_):
-        return model_of(type_, reader)
+        return model_of(type_, reader, entry.file)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        each = _plain(inner(arguments[0]), written, reader)
+        each = _plain(inner(arguments[0]), entry, reader)
         return Annotated[list[each], Field(min_length=len(arguments), max_length=len(arguments))]  # type: ignore[valid-type]
     if origin is tuple:
-        return list[_item(arguments[0], written, reader)]  # type: ignore[misc]
+        return list[_item(arguments[0], entry, reader)]  # type: ignore[misc]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key = Annotated[str, Field(pattern=WHOLE_NUMBER)] if arguments[0] is int else str
-        return dict[key, _item(arguments[1], written, reader)]  # type: ignore[misc, valid-type]
+        return dict[key, _item(arguments[1], entry, reader)]  # type: ignore[misc, valid-type]
+    written = entry.written
     if type_ is str and written.choices:
         return Literal[written.choices]
     if type_ in (int, float):
@@ -112,8 +112,8 @@ def _plain(type_: Any, written: Written, reader: str) -> Any:
     return type_
 
 
-def _item(type_: Any, written: Written, reader: str) -> Any:
-    found = _plain(inner(type_), written, reader)
+def _item(type_: Any, entry: Entry, reader: str) -> Any:
+    found = _plain(inner(type_), entry, reader)
     return found | None if nullable(type_) else found
 
 

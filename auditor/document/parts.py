@@ -1,9 +1,9 @@
-"""The objects of plan.json, read off the records: which entries each has, of which type, and where their values are."""
+"""The objects of the files, read off the records: which entries each has, of which type, and where their values are."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -14,11 +14,15 @@ from .contents import FORMS
 ABSENT = object()
 """The value of an entry that is left out."""
 
+PLAN, MEASUREMENTS, WHOLE = "plan.json", "measurements.json", "both"
+"""Which file an object is seen for: each holds its share of the entries, and one document may hold them all."""
+
 
 @dataclass(frozen=True)
 class Entry:
     """One key of an object. type: of the record's field. value: takes the record, for what is kept by format the pair
     (record, format). optional: it may be left out. default: the record's, for those who read a file without it.
+    file: which share of the objects below it stands here.
     """
 
     key: str
@@ -27,6 +31,7 @@ class Entry:
     value: Callable[[Any], Any]
     optional: bool = False
     default: Any = None
+    file: str = WHOLE
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class Part:
 
 
 @functools.cache
-def part_of(record: Any) -> Part:
-    """The object that plan.json holds for a record type.
+def part_of(record: Any, file: str = WHOLE) -> Part:
+    """The object that a file holds for a record type.
 
     Inlined fields that are None are null each. Raises: ValueError where it would have a key twice.
     """
@@ -54,13 +59,34 @@ def part_of(record: Any) -> Part:
             tables.append(field.name)
             by_format += _columns(field, type_, written, grouped.left_out)
         elif Inlined in marks:
-            within = part_of(inner(type_)).entries
+            within = part_of(inner(type_), file).entries
             read = _reader(field.name)
             plain += [_below(entry, _then(read, entry.value), nullable(type_)) for entry in within]
-        elif written is not None:
-            plain.append(_entry(field, type_, written, _reader(field.name)))
-    below = Part(f"{record.__name__} by format", _ordered(by_format)) if tables else None
-    return Part(record.__name__, _ordered(plain), below, _reader(tables[0]) if tables else Part.formats)
+        elif written is not None and (share := _share(type_, written, file)):
+            plain.append(replace(_entry(field, type_, written, _reader(field.name)), file=share))
+    shared = file == MEASUREMENTS and any(m[Written].measured is False for _, _, m in _marked(record) if Written in m)
+    name = f"Measured{record.__name__}" if shared else record.__name__
+    below = Part(f"{name} by format", _ordered(by_format)) if tables else None
+    return Part(name, _ordered(plain), below, _reader(tables[0]) if tables else Part.formats)
+
+
+def records_in(type_: Any) -> Iterator[Any]:
+    """The types of the records that values of this type hold, at the top of them."""
+    bare = inner(type_)
+    if is_record(bare):
+        yield bare
+    for argument in get_args(bare):
+        yield from records_in(argument)
+
+
+def _share(type_: Any, written: Written, file: str) -> str | None:
+    """Which share of the objects in a field a file holds; None where the field is not in it."""
+    if file == WHOLE or (file == MEASUREMENTS and written.measured):
+        return WHOLE
+    if file == PLAN:
+        return None if written.measured else PLAN
+    shown = FORMS[written.form][0] if written.form else type_
+    return MEASUREMENTS if any(part_of(record, file).entries for record in records_in(shown)) else None
 
 
 def is_record(type_: Any) -> bool:
@@ -163,7 +189,7 @@ def _ordered(entries: list[Entry]) -> tuple[Entry, ...]:
     keys = [entry.key for entry in entries]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
-        raise ValueError(f"plan.json would hold {', '.join(twice)} twice in one object: give one of them another key")
+        raise ValueError(f"a file would hold {', '.join(twice)} twice in one object: give one of them another key")
     placed = list(entries)
     for entry in entries:
         if entry.written.before in keys:

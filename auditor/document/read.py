@@ -1,4 +1,4 @@
-"""plan.json read back: nothing in it is trusted before it has been looked at."""
+"""The files of an audit read back: nothing in them is trusted before it has been looked at."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from .. import strategies
 from ..errors import PlanError
 from ..formats.table import FORMATS, NAME
 from ..records import FORMAT_VERSION, Plan
+from .contents import Measurements, PlanFile, digest
+from .parts import MEASUREMENTS, PLAN
 
 Place = Sequence[str | int]
 """Keys and indices from the top of a document on."""
+
+READABLE = tuple(range(1, FORMAT_VERSION + 1))
+"""Versions of the files. In the first, plan.json held the measurements too."""
 
 AGAIN = "Audit the model again to write a new one, or undo what was changed in it"
 SHOULD_BE = {
@@ -36,23 +41,51 @@ SHOULD_BE = {
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
-    """The contents of a `plan.json`, checked. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+    """The contents of a `plan.json`, checked; path: of it, or of the directory that an audit wrote it into.
+
+    Raises: PlanError(slug="missing-plan" | "bad-plan").
+    """
     document = loaded(Path(path))
     read_document(document, str(Path(path)))
     return dict(document)
 
 
-def loaded(file: Path) -> Any:
-    """What a file of JSON holds. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+def plan_in(path: Path) -> Path:
+    """The plan.json that is meant: the file itself, or the one in a directory."""
+    return path / PLAN if path.is_dir() else path
+
+
+def loaded(path: Path) -> Any:
+    """What a plan.json holds, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+    file = plan_in(path)
     try:
         return json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda name: None)
     except OSError as error:
         reason = error.strerror or str(error)
         raise PlanError(
-            f"{file} cannot be read ({reason}). Give the path of a plan.json.", slug="missing-plan"
+            f"{file} cannot be read ({reason}). Give the path of a plan.json, or of the directory that holds one.",
+            slug="missing-plan",
         ) from error
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{file} is not a plan: {error}. {AGAIN}.", slug="bad-plan") from error
+
+
+def own_measurements(document: Any) -> Any:
+    """The document itself where it holds measurements, as those of the first version do; None else."""
+    return document if isinstance(document, Mapping) and "nodes" in document else None
+
+
+def measured_beside(path: Path, document: Any) -> Any:
+    """What the measurements.json beside a plan.json holds, if both were written together; None else.
+
+    path: as `loaded` takes it. document: what that plan.json holds.
+    """
+    file = plan_in(path).parent / MEASUREMENTS
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+        return found if isinstance(found, Mapping) and found.get("plan") == digest(document) else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def read_document(document: Any, where: str) -> Any:
@@ -74,6 +107,15 @@ def read_audit(document: Any, where: str) -> Any:
     return _document(document, where, "audit")
 
 
+def read_measurements(document: Any, where: str, plans: Any = None) -> Any:
+    """What is in measurements.json, by attributes. plans: the document whose plans say which formats there are.
+
+    Raises: PlanError(slug="bad-plan"), with the path of what is wrong.
+    """
+    _check_version(document, where)
+    return _read(Measurements, document, where, "audit", MEASUREMENTS, plans)
+
+
 def read_plan(plan: Any, where: str) -> Any:
     """One plan of a document, as `read_document` gives it. Raises: PlanError(slug="bad-plan")."""
     found = _read(Plan, plan, where, "plan")
@@ -82,15 +124,18 @@ def read_plan(plan: Any, where: str) -> Any:
 
 
 def _document(document: Any, where: str, reader: str) -> Any:
-    from .contents import Document
-
-    version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise _wrong(where, ("format_version",), f"{FORMAT_VERSION}, which this auditor reads", version)
-    found = _read(Document, document, where, reader)
+    _check_version(document, where)
+    found = _read(PlanFile, document, where, reader)
     if not found.plans and reader == "plan":
         raise _wrong(where, ("plans",), "an object with a plan", {})
     return found
+
+
+def _check_version(document: Any, where: str) -> None:
+    version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
+    if version not in READABLE or isinstance(version, bool):
+        known = f"{READABLE[-1]}, or an earlier one that this auditor reads"
+        raise _wrong(where, ("format_version",), known, version)
 
 
 def _check_names(plan: Any, where: str, place: Place) -> None:
@@ -109,14 +154,14 @@ def _check_names(plan: Any, where: str, place: Place) -> None:
             raise _wrong(where, at, "one of " + ", ".join(known), name)
 
 
-def _read(record: type, found: Any, where: str, reader: str) -> Any:
+def _read(record: type, found: Any, where: str, reader: str, file: str = PLAN, plans: Any = None) -> Any:
     from pydantic import ValidationError
 
     from .models import model_of
 
     try:
         plain = _finite(found)
-        return model_of(record, reader).model_validate(plain, context=_formats(plain))
+        return model_of(record, reader, file).model_validate(plain, context=_formats(plans or plain))
     except RecursionError as error:
         raise PlanError(f"{where} is not a plan: it is nested too deep. {AGAIN}.", slug="bad-plan") from error
     except ValidationError as error:

@@ -1,20 +1,24 @@
-"""The JSON schema of plan.json, and the tables of its fields in docs/plan-json.md, made from what the records say."""
+"""The JSON schemas of the files, and the tables of their fields in docs/plan-json.md, made from what the records say."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
 from ..records import FORMAT_VERSION
-from .contents import Document
+from .contents import Measurements, PlanFile
 from .models import WRITER, model_of
-from .parts import Part, inner, is_record, part_of
+from .parts import MEASUREMENTS, PLAN, Part, part_of, records_in
 
 _TABLE = re.compile(r"(?P<start><!-- fields: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end of fields -->)", re.DOTALL)
+
+
+FILES: Mapping[str, type] = {PLAN: PlanFile, MEASUREMENTS: Measurements}
+"""What stands at the top of each file."""
 
 
 class _Untitled(GenerateJsonSchema):
@@ -24,12 +28,12 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
-def json_schema() -> str:
-    """docs/plan.schema.json: what this version writes."""
-    found = _bare(model_of(Document, WRITER).model_json_schema(schema_generator=_Untitled))
+def json_schema(file: str = PLAN) -> str:
+    """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
+    found = _bare(model_of(FILES[file], WRITER, file).model_json_schema(schema_generator=_Untitled))
     head = {
         "$schema": GenerateJsonSchema.schema_dialect,
-        "title": f"plan.json, format_version {FORMAT_VERSION}",
+        "title": f"{file}, format_version {FORMAT_VERSION}",
         "type": found.pop("type"),
     }
     definitions = found.pop("$defs")
@@ -67,23 +71,20 @@ def table(part: Part) -> str:
     return "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
 
 
-def all_parts() -> tuple[Part, ...]:
-    """Every kind of object in plan.json, from the top on."""
+def all_parts(file: str = "") -> tuple[Part, ...]:
+    """Every kind of object in a file, from the top on; in both where none is named.
+
+    Raises: ValueError where two kinds have one name.
+    """
+    waiting: list[Part] = [part_of(record, name) for name, record in FILES.items() if file in ("", name)]
     found: dict[str, Part] = {}
-    waiting = [part_of(Document)]
     while waiting:
         part = waiting.pop(0)
         if part.name in found:
+            if [e.key for e in part.entries] != [e.key for e in found[part.name].entries]:
+                raise ValueError(f"two kinds of objects are called {part.name}")
             continue
         found[part.name] = part
         waiting += [part.by_format] if part.by_format is not None else []
-        waiting += [part_of(record) for entry in part.entries for record in _records_in(entry.type)]
+        waiting += [part_of(record, entry.file) for entry in part.entries for record in records_in(entry.type)]
     return tuple(found.values())
-
-
-def _records_in(type_: Any) -> Iterator[Any]:
-    bare = inner(type_)
-    if is_record(bare):
-        yield bare
-    for argument in get_args(bare):
-        yield from _records_in(argument)

@@ -1,4 +1,4 @@
-"""plan.json written: an Audit as plain data; the same audit gives the same bytes."""
+"""The files of an audit written: an Audit as plain data; the same audit gives the same bytes."""
 
 from __future__ import annotations
 
@@ -8,45 +8,62 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
 from ..records import Audit
-from .contents import Document
-from .parts import ABSENT, Part, inner, is_record, nullable, part_of
+from .contents import Document, Measurements, PlanFile
+from .layout import laid_out, one_a_line
+from .parts import ABSENT, MEASUREMENTS, PLAN, WHOLE, Part, inner, is_record, nullable, part_of
 
 Encoder = Callable[[Any], Any]
 
 
-def to_document(audit: Audit) -> dict[str, Any]:
+def texts(audit: Audit) -> dict[str, str]:
+    """plan.json and measurements.json, by their names."""
+    plan = to_plan(audit)
+    return {PLAN: laid_out(plan), MEASUREMENTS: one_a_line(written(Measurements.of(audit, plan), MEASUREMENTS))}
+
+
+def to_plan(audit: Audit) -> dict[str, Any]:
     """The contents of plan.json, strict JSON: numbers of seven significant digits, null for what is not finite."""
+    return written(PlanFile.of(audit), PLAN)
+
+
+def to_measurements(audit: Audit) -> dict[str, Any]:
+    """The contents of measurements.json, in the same way."""
+    return written(Measurements.of(audit, to_plan(audit)), MEASUREMENTS)
+
+
+def to_document(audit: Audit) -> dict[str, Any]:
+    """Everything in one document."""
     return written(Document.of(audit))
 
 
-def written(record: Any) -> dict[str, Any]:
-    """What plan.json holds of a record."""
+def written(record: Any, file: str = WHOLE) -> dict[str, Any]:
+    """What a file holds of a record."""
     kind: Any = type(record)
-    found: dict[str, Any] = encoder(kind)(record)
+    found: dict[str, Any] = encoder(kind, file=file)(record)
     return found
 
 
 @functools.cache
-def encoder(type_: Any, exact: bool = False) -> Encoder:
+def encoder(type_: Any, exact: bool = False, file: str = WHOLE) -> Encoder:
     """What makes plain data of a value of this type. exact: numbers keep all their digits."""
-    encode = _encoder(inner(type_), exact)
+    encode = _encoder(inner(type_), exact, file)
     return (lambda value: None if value is None else encode(value)) if nullable(type_) else encode
 
 
-def _encoder(type_: Any, exact: bool) -> Encoder:
+def _encoder(type_: Any, exact: bool, file: str) -> Encoder:
     origin, arguments = get_origin(type_), get_args(type_)
     if is_record(type_):
-        return _object(part_of(type_))
+        return _object(part_of(type_, file))
     if type_ is float:
         return functools.partial(number, exact=exact)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        each = [encoder(argument, exact) for argument in arguments]
+        each = [encoder(argument, exact, file) for argument in arguments]
         return lambda values: [encode(value) for encode, value in zip(each, values, strict=True)]
     if origin is tuple:
-        one = encoder(arguments[0], exact)
+        one = encoder(arguments[0], exact, file)
         return lambda values: [one(value) for value in values]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(arguments[0], encoder(arguments[1], exact))
+        return _mapping(arguments[0], encoder(arguments[1], exact, file))
     return plain
 
 
@@ -63,7 +80,7 @@ def _object(part: Part) -> Encoder:
 
 
 def _filler(part: Part) -> Encoder:
-    encoders = [(entry, encoder(entry.type, entry.written.exact)) for entry in part.entries]
+    encoders = [(entry, encoder(entry.type, entry.written.exact, entry.file)) for entry in part.entries]
 
     def fill(record: Any) -> dict[str, Any]:
         values = ((entry.key, encode, entry.value(record)) for entry, encode in encoders)

@@ -1,8 +1,7 @@
-"""What an audit comes to: the record that every reporter reads and `plan.json` stores."""
+"""What an audit comes to: the record that every reporter reads, and that `plan.json` and `measurements.json` store."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,8 @@ from .plan import Baseline, Dtypes, Plan
 from .training import Training
 from .written import ByFormat, Inlined, Written
 
-FORMAT_VERSION = 1
-"""Version of plan.json; raised when a field changes its meaning or goes."""
+FORMAT_VERSION = 2
+"""Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
 
 PLAN_NAME = "^[a-z0-9]+_[a-z0-9_]+$"
 """What names of plans look like: a strategy and a format."""
@@ -75,7 +74,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Everything an audit found; what every reporter reads and `plan.json` stores.
+    """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
     plan_errors: relative L2 error of each node's output in a run of the graph under the recommended plan.
     """
@@ -110,11 +109,13 @@ class Audit:
     ]
     nodes: Annotated[
         tuple[NodeReport, ...],
-        Written("every operation of the captured graph, in the order it runs", needed="audit"),
+        Written("every operation of the captured graph, in the order it runs", measured=True),
     ]
-    weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together")] = ()
-    findings: Annotated[tuple[Finding, ...], Written("every rule that fired", needed="audit")]
+    weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
+    regions: Annotated[
+        tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together", measured=True)
+    ] = ()
+    findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself", measured=True)]
     warnings: tuple[str, ...]
     training: Annotated[
         Training | None, Written("what a training step meets; only in mode `training`", left_out=True)
@@ -124,22 +125,29 @@ class Audit:
     plan_errors: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What `plan.json` holds."""
-        from ..document.write import to_document
+        """What `plan.json` holds: what was decided, and why."""
+        from ..document.write import to_plan
 
-        return to_document(self)
+        return to_plan(self)
+
+    def to_measurements(self) -> dict[str, Any]:
+        """What `measurements.json` holds: what was found of every operation, parameter and module."""
+        from ..document.write import to_measurements
+
+        return to_measurements(self)
 
     def texts(self, directory: str | Path) -> dict[str, str]:
         """What `save` writes into the directory: texts by the names of their files.
 
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
+        from ..document.write import texts
         from ..patch.emit import emit
         from ..report.reporters import files
 
         reports = files(self)
         return {
-            "plan.json": json.dumps(self.to_json(), indent=1) + "\n",
+            **texts(self),
             "patched_model.py": emit(
                 self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
             ),
@@ -147,7 +155,7 @@ class Audit:
         }
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write report.html, plan.json, patched_model.py and findings.sarif; returns their paths.
+        """Write report.html, plan.json, measurements.json, patched_model.py and findings.sarif; returns their paths.
 
         The files appear together, in place of older ones; all others in the directory stay.
         Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.

@@ -133,7 +133,7 @@ class Plan:
     verification: Annotated[Verification | None, Inlined()] = None
     pareto: Annotated[
         tuple[tuple[float, float], ...],
-        Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from"),
+        Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from", measured=True),
     ] = ()
     note: str = ""
     raised: Annotated[

@@ -219,11 +219,17 @@ class Training:
             key="gradient_error",
         ),
     ]
-    trials: Annotated[tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted")]
-    modules: Annotated[tuple[ModuleGradients, ...], Written("gradients of what each module's operations return")]
-    parameters: Annotated[tuple[ParameterGradients, ...], Written("every trainable parameter and its gradient")]
-    nodes: Annotated[tuple[BackwardNode, ...], Written("the backward pass of every operation of model and loss")]
-    batch_sizes: Annotated[tuple[BatchSize, ...], Written("the same step on parts of the first batch")]
+    trials: Annotated[tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted", measured=True)]
+    modules: Annotated[
+        tuple[ModuleGradients, ...], Written("gradients of what each module's operations return", measured=True)
+    ]
+    parameters: Annotated[
+        tuple[ParameterGradients, ...], Written("every trainable parameter and its gradient", measured=True)
+    ]
+    nodes: Annotated[
+        tuple[BackwardNode, ...], Written("the backward pass of every operation of model and loss", measured=True)
+    ]
+    batch_sizes: Annotated[tuple[BatchSize, ...], Written("the same step on parts of the first batch", measured=True)]
     advice: Annotated[tuple[Advice, ...], Written("what to do, with the numbers that ask for it")]
     attribution: Annotated[
         str | None,

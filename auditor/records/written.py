@@ -1,4 +1,4 @@
-"""How a record says which of its fields plan.json holds, under which key, and what they mean."""
+"""How a record says which of its fields the files of an audit hold, under which key, and what they mean."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Written:
-    """A field that plan.json holds: `Annotated[float, Written("meaning")]`.
+    """A field that the files hold: `Annotated[float, Written("meaning")]`.
 
-    The file is written, read, checked and described from it; a field without it stays out of the file.
+    They are written, read, checked and described from it; a field without it stays out of them.
 
-    meaning: what it is, and in which unit, as Markdown. key: its name in the file, the field's own if left out. before:
+    meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json, whole; else in
+    plan.json, which people commit: what decides and what was decided. key: its name in the file, the field's own if left out. before:
     the key it stands before, where that is not the record's order. needed: who cannot do without it when a file is read,
     "plan" (applying a plan) or "audit" (comparing two); a file that lacks another field is read all the same. later:
     files of earlier versions lack it. left_out: None is not written. choices: all the texts there are, of one or of each.
@@ -28,6 +29,7 @@ class Written:
     needed: str = ""
     later: bool = False
     left_out: bool = False
+    measured: bool = False
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None

@@ -1,4 +1,4 @@
-"""docs/plan.schema.json and docs/plan-json.md are what the records say, and hold for what an audit really writes."""
+"""The schemas in docs/ and docs/plan-json.md are what the records say, and hold for what an audit really writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from auditor.api import audit
 from auditor.document.reference import json_schema, with_tables
+from auditor.document.write import texts
 from tests.unit.report.factory import make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -24,14 +25,17 @@ AUDITS = {
 }
 
 
-@pytest.fixture(scope="module")
-def schema(root) -> dict:
-    return json.loads((root / "docs" / "plan.schema.json").read_text(encoding="utf-8"))
+SCHEMAS = ("plan", "measurements")
 
 
 @pytest.fixture(scope="module")
-def strict(schema):
-    """A validator that also refuses fields the schema does not know: an undocumented field must not slip through."""
+def schemas(root) -> dict:
+    return {name: json.loads((root / "docs" / f"{name}.schema.json").read_text(encoding="utf-8")) for name in SCHEMAS}
+
+
+@pytest.fixture(scope="module")
+def strict(schemas):
+    """Validators that also refuse fields the schema does not know: an undocumented field must not slip through."""
 
     def close(part):
         if isinstance(part, dict):
@@ -40,7 +44,7 @@ def strict(schema):
                 part["additionalProperties"] = False
         return part
 
-    return jsonschema.Draft202012Validator(close(schema))
+    return {name: jsonschema.Draft202012Validator(close(schema)) for name, schema in schemas.items()}
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +61,31 @@ def real() -> dict:
             return scores, scores.argmax(-1)
 
     torch.manual_seed(0)
-    found = audit(Net(), torch.randn(16, 8))
-    return json.loads(json.dumps(found.to_json(), allow_nan=False))
+    return both(audit(Net(), torch.randn(16, 8)))
 
 
-def test_schema_is_a_schema(schema):
-    jsonschema.Draft202012Validator.check_schema(schema)
+def both(found) -> dict:
+    """What the two files hold, by the names of their schemas."""
+    return {name.removesuffix(".json"): json.loads(text) for name, text in texts(found).items()}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_are_schemas(name, schemas):
+    jsonschema.Draft202012Validator.check_schema(schemas[name])
 
 
 @pytest.mark.parametrize("name", AUDITS)
 def test_made_up_audits_follow_it(name, strict):
-    document = json.loads(json.dumps(make_audit(**AUDITS[name]).to_json(), allow_nan=False))
-    assert [error.message for error in strict.iter_errors(document)] == []
+    for schema, document in both(make_audit(**AUDITS[name])).items():
+        assert [error.message for error in strict[schema].iter_errors(document)] == []
 
 
 def test_a_real_audit_follows_it(strict, real):
-    assert [f"{error.json_path}: {error.message}" for error in strict.iter_errors(real)] == []
-    assert {"unsafe", "safe"} <= {node["fp16"]["verdict"] for node in real["nodes"] if "fp16" in node}
-    assert real["findings"]
+    for name in SCHEMAS:
+        assert [f"{error.json_path}: {error.message}" for error in strict[name].iter_errors(real[name])] == []
+    nodes = real["measurements"]["nodes"]
+    assert {"unsafe", "safe"} <= {node["fp16"]["verdict"] for node in nodes if "fp16" in node}
+    assert real["plan"]["findings"]
 
 
 def without(document: dict, *path: str) -> dict:
@@ -89,30 +100,33 @@ def without(document: dict, *path: str) -> dict:
 @pytest.mark.parametrize(
     "path",
     [
-        ("format_version",),
-        ("subject", "parameters"),
-        ("plans", "cast_bf16", "scopes", ""),
-        ("plans", "cast_bf16", "scopes", "", "precision"),
-        ("plans", "cast_bf16", "verified"),
-        ("baselines", "cast_bf16", "finite"),
-        ("nodes", 0, "fp16", "verdict"),
+        ("plan", "format_version"),
+        ("plan", "subject", "parameters"),
+        ("plan", "plans", "cast_bf16", "scopes", ""),
+        ("plan", "plans", "cast_bf16", "scopes", "", "precision"),
+        ("plan", "plans", "cast_bf16", "verified"),
+        ("plan", "baselines", "cast_bf16", "finite"),
+        ("measurements", "plan"),
+        ("measurements", "nodes", 0, "fp16", "verdict"),
     ],
 )
 def test_what_is_missing_is_noticed(path, strict, real):
-    assert not strict.is_valid(without(real, *path))
+    assert not strict[path[0]].is_valid(without(real, *path)[path[0]])
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("format_version",), 2),
-        (("recommended",), "fast"),
-        (("plans", "cast_bf16", "strategy"), None),
-        (("plans", "cast_bf16", "measured_error"), "0.1"),
-        (("nodes", 0, "fp16", "verdict"), "fine"),
-        (("nodes", 0, "owner"), None),
-        (("findings", 0, "severity"), "fatal"),
-        (("undocumented",), 1),
+        (("plan", "format_version"), 3),
+        (("plan", "recommended"), "fast"),
+        (("plan", "plans", "cast_bf16", "strategy"), None),
+        (("plan", "plans", "cast_bf16", "measured_error"), "0.1"),
+        (("measurements", "nodes", 0, "fp16", "verdict"), "fine"),
+        (("measurements", "nodes", 0, "owner"), None),
+        (("plan", "findings", 0, "severity"), "fatal"),
+        (("measurements", "findings", 0, "severity"), "fatal"),
+        (("plan", "undocumented"), 1),
+        (("measurements", "undocumented"), 1),
     ],
 )
 def test_what_is_wrong_is_noticed(path, value, strict, real):
@@ -121,22 +135,25 @@ def test_what_is_wrong_is_noticed(path, value, strict, real):
     for part in path[:-1]:
         place = place[part]
     place[path[-1]] = value
-    assert not strict.is_valid(changed)
+    assert not strict[path[0]].is_valid(changed[path[0]])
 
 
-def test_every_field_is_described_and_none_is_stale(root, schema):
+def test_every_field_is_described_and_none_is_stale(root, schemas):
     text = (root / "docs" / "plan-json.md").read_text(encoding="utf-8")
     described = set()
     for cell in re.findall(r"(?m)^\| (`.+?) \|", text):
         described |= set(re.findall(r"`(\w+)`", cell))
-    fields = set(schema["properties"])
-    for part in schema["$defs"].values():
-        fields |= set(part["properties"])
+    fields = set()
+    for schema in schemas.values():
+        for part in (schema, *schema["$defs"].values()):
+            fields |= set(part["properties"])
     assert described == fields
 
 
 def test_both_are_as_generated(root):
     docs = root / "docs"
-    assert (docs / "plan.schema.json").read_text(encoding="utf-8") == json_schema(), "run `make docs`"
+    for name in SCHEMAS:
+        written = (docs / f"{name}.schema.json").read_text(encoding="utf-8")
+        assert written == json_schema(f"{name}.json"), "run `make docs`"
     text = (docs / "plan-json.md").read_text(encoding="utf-8")
     assert text == with_tables(text), "run `make docs`"

@@ -168,7 +168,7 @@ def test_kills_at_any_moment_leave_nothing(kills: range, tmp_path: Path, root: P
         assert mine(tmp_path / "tmp") == []
         assert list((tmp_path / "tmp").iterdir()) == []
         out = {path.name for path in (tmp_path / "out").iterdir()} if (tmp_path / "out").exists() else None
-        assert out in (None, {"plan.json", "report.html", "patched_model.py", "findings.sarif"})
+        assert out in (None, {"plan.json", "measurements.json", "report.html", "patched_model.py", "findings.sarif"})
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_two_audits_into_the_same_place_at_once(tmp_path: Path, root: Path) -> N
         told = process.communicate(timeout=300)[1].decode()
         assert process.returncode == 0, told
     files = {path.name: path.read_text() for path in Path(shared).iterdir()}
-    assert set(files) == {"plan.json", "report.html", "patched_model.py", "findings.sarif"}
+    assert set(files) == {"plan.json", "measurements.json", "report.html", "patched_model.py", "findings.sarif"}
     ran = str(json.loads(files["plan.json"])["budget"]["max_error"])
     (other,) = set(errors) - {ran}
     assert str(tmp_path / ran) in files["patched_model.py"]

@@ -21,6 +21,7 @@ import torch
 
 import auditor
 from auditor import cli
+from auditor.document.contents import digest
 from auditor.errors import AuditorError
 from tests.unit.report.factory import make_audit
 
@@ -70,6 +71,12 @@ def document() -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_measurements()))
+    return found
+
+
 RUN: list[str] = []
 """Programs that were started."""
 
@@ -108,10 +115,10 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def tampered(document: dict[str, Any], draw: random.Random) -> dict[str, Any]:
-    """A plan.json with one to five things in it changed, taken out, renamed, doubled or nested."""
+    """A file with one to five things in it changed, taken out, renamed, doubled or nested."""
     found = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 2, 5))):
-        *way, last = draw.choice([at for at in places(found) if at[0] != "nodes" or draw.random() < 0.1])
+        *way, last = draw.choice([at for at in places(found) if at[0] != "nodes" or draw.random() < 0.3])
         at: Any = found
         for key in way:
             at = at[key]
@@ -159,6 +166,18 @@ def check(words: tuple[str, ...]) -> None:
         names["build"]()
     if "--html" in words and not code:
         assert "<script>alert" not in Path("diff.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 300), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_measurements(seeds: range, folder: Path, document: dict[str, Any], measured: dict[str, Any]) -> None:
+    (folder / "plan.json").write_text(json.dumps(document))
+    for seed in seeds:
+        spoilt = {**tampered(measured, random.Random(seed)), "plan": digest(document)}
+        (folder / "measurements.json").write_text(json.dumps(spoilt))
+        for words in COMMANDS[2:4]:
+            check(words)
 
 
 def check_calls(document: dict[str, Any]) -> None:

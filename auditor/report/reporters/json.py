@@ -1,12 +1,13 @@
-"""The document that plan.json holds, for another program to read from stdout."""
+"""What plan.json and measurements.json hold, in one document, for another program to read from stdout."""
 
 from __future__ import annotations
 
 import json
 
+from ...document.write import to_document
 from ...records.audit import Audit
 
 
 def render(audit: Audit) -> str:
     """JSON, indented by two."""
-    return json.dumps(audit.to_json(), indent=2) + "\n"
+    return json.dumps(to_document(audit), indent=2) + "\n"

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from auditor import cli
+from auditor.cli import publish
 from auditor.errors import CaptureError
 from auditor.report import reporters
 
@@ -31,11 +32,8 @@ class FakeAudit:
 
     findings: tuple[SimpleNamespace, ...] = ()
 
-    def to_json(self) -> dict[str, int]:
-        return {"format_version": 1}
-
     def texts(self, directory: Path) -> dict[str, str]:
-        return dict.fromkeys(("report.html", "plan.json", "patched_model.py", "findings.sarif"), "whole")
+        return dict.fromkeys(publish.FILES, "whole")
 
 
 class Stages:
@@ -72,7 +70,7 @@ def test_files_summary_and_streams(stages, capsys, tmp_path):
     assert cli.main(["model.py"]) == 0
     captured = capsys.readouterr()
     folder = tmp_path / "audits" / "model"
-    assert {p.name for p in folder.iterdir()} == {"report.html", "plan.json", "patched_model.py", "findings.sarif"}
+    assert {p.name for p in folder.iterdir()} == set(publish.FILES)
     assert [p.name for p in (tmp_path / "audits").iterdir()] == ["model"]
     assert captured.out.startswith("rendered by text\n")
     assert "Report   audits/model/report.html" in captured.out
@@ -152,7 +150,8 @@ def test_a_summary_that_cannot_be_written_is_one_line(stages, capsys, tmp_path, 
     assert "GITHUB_STEP_SUMMARY names" in capsys.readouterr().err
 
 
-def test_json_on_stdout_is_json_alone(stages, capsys):
+def test_json_on_stdout_is_json_alone(stages, capsys, monkeypatch):
+    monkeypatch.setattr(reporters.reporter("json"), "render", lambda audit: '{"format_version": 1}\n')
     cli.main(["model.py", "--format", "json"])
     assert json.loads(capsys.readouterr().out) == {"format_version": 1}
 

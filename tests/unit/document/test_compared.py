@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from auditor.document.compared import Figures, read, record
+from auditor.document.write import texts, to_document
 from auditor.errors import PlanError
 from tests.unit.report.factory import make_audit
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(make_audit(60).to_json()))
+    """Both files in one."""
+    found: dict[str, Any] = json.loads(json.dumps(to_document(make_audit(60))))
     return found
+
+
+def test_both_files_are_compared_as_one_document_is(document: dict[str, Any], tmp_path: Path) -> None:
+    whole = record(document, str(tmp_path))
+    for name, text in texts(make_audit(60)).items():
+        (tmp_path / name).write_text(text)
+    for path in (tmp_path, tmp_path / "plan.json"):
+        found = read(path)
+        assert (found.settings, found.plans, found.nodes) == (whole.settings, whole.plans, whole.nodes)
+        assert Counter((f.rule, f.owner, f.op, f.severity, f.source) for f in found.findings) == Counter(
+            (f.rule, f.owner, f.op, f.severity, f.source) for f in whole.findings
+        )
+    assert len(whole.findings) > len(json.loads((tmp_path / "plan.json").read_text())["findings"])
+
+
+def test_measurements_of_another_audit_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    for name, text in texts(make_audit(60)).items():
+        (tmp_path / name).write_text(text)
+    other = texts(make_audit(30))["measurements.json"]
+    for spoilt in (other, "[", "[]", "[" * 100_000, '"', "\xff"):
+        (tmp_path / "measurements.json").write_text(spoilt, encoding="latin-1")
+        assert read(tmp_path).nodes == ()
+    (tmp_path / "measurements.json").unlink()
+    assert read(tmp_path).nodes == ()
+    assert read(tmp_path).findings
 
 
 def test_names_and_settings(document: dict[str, Any]) -> None:

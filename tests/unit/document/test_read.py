@@ -12,8 +12,16 @@ import pytest
 
 from auditor.document.compared import read, record
 from auditor.document.live import select
-from auditor.document.read import AGAIN, json_path, load_plan, read_audit, read_document, read_plan
-from auditor.document.write import to_document
+from auditor.document.read import (
+    AGAIN,
+    json_path,
+    load_plan,
+    read_audit,
+    read_document,
+    read_measurements,
+    read_plan,
+)
+from auditor.document.write import to_document, to_measurements, to_plan
 from auditor.errors import PlanError
 from tests.documents import Place, places, replaced, without
 from tests.unit.report.factory import make_audit
@@ -28,26 +36,36 @@ NEEDED = {
         ("subject",),
         ("environment",),
         ("budget",),
-        ("nodes",),
         ("findings",),
-        *(("nodes", "*", key) for key in ("op", "owner")),
-        *(("nodes", "*", fmt, "verdict") for fmt in ("fp16", "bf16")),
         *(("findings", "*", key) for key in ("rule", "name", "owner", "op", "severity", "message")),
     },
+}
+MEASURED = {
+    *(("nodes", "*", key) for key in ("op", "owner")),
+    *(("nodes", "*", fmt, "verdict") for fmt in ("fp16", "bf16")),
+    *(("findings", "*", key) for key in ("rule", "name", "owner", "op", "severity", "message")),
+    ("format_version",),
+    ("plans",),
 }
 SCOPE = ("plans", "*", "scopes", "*", "precision")
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    """Few of everything, no training."""
-    found: dict[str, Any] = json.loads(json.dumps(to_document(make_audit(8))))
+    """A plan.json with few of everything, no training."""
+    found: dict[str, Any] = json.loads(json.dumps(to_plan(make_audit(8))))
     found["plans"] = {name: found["plans"][name] for name in ("autocast_fp16", "cast_bf16")}
-    found["nodes"] = found["nodes"][:2]
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """A measurements.json with few of everything, no training."""
+    found: dict[str, Any] = json.loads(json.dumps(to_measurements(make_audit(8))))
+    found["nodes"], found["findings"] = found["nodes"][:2], found["findings"][:2]
     for node in found["nodes"]:
         node["range"]["exponents"] = {"-3": 1}
-    for plan in found["plans"].values():
-        plan["pareto"] = plan["pareto"][:1]
+    found["plans"] = {"cast_bf16": {"pareto": found["plans"]["cast_bf16"]["pareto"][:1]}}
     return found
 
 
@@ -87,11 +105,22 @@ def test_what_lacks_one_thing_is_read_unless_it_is_needed(document: dict[str, An
         refusal(record, changed)
 
 
-def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, Any]) -> None:
+def test_measurements_that_lack_one_thing_are_read_unless_it_is_needed(measured: dict[str, Any]) -> None:
+    for place in places(measured):
+        if not isinstance(place[-1], int):
+            said = refusal(read_measurements, without(measured, place))
+            assert (said is not None) == (starred(place) in MEASURED), (place, said)
+
+
+@pytest.mark.parametrize("read_it", [read_document, read_measurements])
+def test_what_is_wrong_in_one_place_is_said_with_that_place(
+    document: dict[str, Any], measured: dict[str, Any], read_it: Callable[[Any, str], Any]
+) -> None:
+    document = document if read_it is read_document else measured
     for place in places(document):
         if place[0] == "findings" and place[2:3] == ("evidence",):
             continue  # facts of a rule are of any kind
-        said = [refusal(read_document, replaced(document, place, value)) for value in WRONG]
+        said = [refusal(read_it, replaced(document, place, value)) for value in WRONG]
         assert any(said), place
         for line in filter(None, said):
             path = line.split("`")[1]
@@ -106,22 +135,17 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, 
     [
         (("plans", "cast_bf16", "scopes"), 3, "`$.plans.cast_bf16.scopes` should be an object, is 3."),
         (("plans", "cast_bf16", "verified"), 1, "`$.plans.cast_bf16.verified` should be true or false, is 1."),
-        (("plans", "cast_bf16", "pareto", 0), [1.0], "`$.plans.cast_bf16.pareto[0]` should be a list of 2, is a list."),
         (("subject", "parameters"), 2.5, "`$.subject.parameters` should be a whole number, is 2.5."),
         (("environment", "execution"), "guessed", "should be 'native' or 'emulated', is \"guessed\"."),
+        (("warnings",), [1, 2, 3], "`$.warnings[0]` should be text, is 1 (2 more like it)."),
+        (("format_version",), "1", "`$.format_version` should be 2, or an earlier one that this auditor reads, is"),
         (
-            ("nodes", 0, "fp16", "underflow"),
-            2.0,
-            "`$.nodes[0].fp16.underflow` should be less than or equal to 1, is 2.0.",
+            ("format_version",),
+            True,
+            "`$.format_version` should be 2, or an earlier one that this auditor reads, is true.",
         ),
-        (
-            ("nodes", 0, "range", "exponents"),
-            {"x": 1},
-            '`$.nodes[0].range.exponents.x` should be a whole number, is "x".',
-        ),
-        (("nodes", 1, "findings"), [1, 2, 3], "`$.nodes[1].findings[0]` should be text, is 1 (2 more like it)."),
-        (("format_version",), "1", '`$.format_version` should be 1, which this auditor reads, is "1".'),
-        (("format_version",), True, "`$.format_version` should be 1, which this auditor reads, is true."),
+        (("format_version",), 3, "`$.format_version` should be 2, or an earlier one that this auditor reads, is 3."),
+        (("format_version",), 1, None),
         (("recommendation",), "x", None),
         (("warnings",), "a" * 60, f'is "{"a" * 36}...'),
         (
@@ -134,6 +158,32 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, 
 def test_what_is_said(document: dict[str, Any], place: Place, value: Any, said: str | None) -> None:
     found = refusal(read_document, replaced(document, place, value))
     assert found is None if said is None else said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("plans", "cast_bf16", "pareto", 0), [1.0], "`$.plans.cast_bf16.pareto[0]` should be a list of 2, is a list."),
+        (
+            ("nodes", 0, "fp16", "underflow"),
+            2.0,
+            "`$.nodes[0].fp16.underflow` should be less than or equal to 1, is 2.0.",
+        ),
+        (
+            ("nodes", 0, "range", "exponents"),
+            {"x": 1},
+            '`$.nodes[0].range.exponents.x` should be a whole number, is "x".',
+        ),
+        (("nodes", 1, "findings"), [1, 2, 3], "`$.nodes[1].findings[0]` should be text, is 1 (2 more like it)."),
+        (
+            ("format_version",),
+            None,
+            "`$.format_version` should be 2, or an earlier one that this auditor reads, is null.",
+        ),
+    ],
+)
+def test_what_is_said_of_measurements(measured: dict[str, Any], place: Place, value: Any, said: str) -> None:
+    assert said in str(refusal(read_measurements, replaced(measured, place, value)))
 
 
 def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[str, Any]) -> None:
@@ -153,7 +203,7 @@ def test_a_plan_in_a_format_of_elsewhere_is_no_reason_to_refuse_the_others(docum
         select(changed, "cast_bf16")
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 100, 5000])
+@pytest.mark.parametrize("cut", [0, 1, 2, 100, 2000])
 def test_a_file_that_ends_early(document: dict[str, Any], tmp_path: Path, cut: int) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(document)[:cut], encoding="utf-8")
@@ -184,7 +234,12 @@ def test_objects_in_objects_beyond_pythons_depth(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none.json", "No such file")):
+    (tmp_path / "folder" / "plan.json").mkdir(parents=True)
+    for path, reason in (
+        (tmp_path, "No such file"),
+        (tmp_path / "folder", "Is a directory"),
+        (tmp_path / "none.json", "No such file"),
+    ):
         with pytest.raises(PlanError, match=reason) as caught:
             load_plan(path)
         assert caught.value.slug == "missing-plan"
@@ -208,12 +263,20 @@ def test_a_plan_alone_and_plans_by_name() -> None:
         select({"mine": {**plan, "format": "half"}}, "mine")
 
 
+def test_the_first_version_holds_everything_in_one_file(tmp_path: Path) -> None:
+    whole = {**json.loads(json.dumps(to_document(make_audit(8)))), "format_version": 1}
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+    assert load_plan(tmp_path) == whole
+    assert select(tmp_path, None)["format"] == "fp16"
+    assert [node.op for node in read(tmp_path).nodes] == [node["op"] for node in whole["nodes"]]
+    assert [f.owner for f in read(tmp_path).findings] == [f["owner"] for f in whole["findings"]]
+
+
 def test_the_file_of_an_earlier_version_is_read(document: dict[str, Any]) -> None:
     early = replaced(document, ("baselines",), {"cast_bf16": {"measured_error": 0.1, "finite": True, "failure": None}})
     for key in ("tied_parameters", "shared_modules"):
         early = without(early, ("subject", key))
-    for key in ("weights", "regions", "warnings"):
-        early = without(early, (key,))
+    early = without(early, ("warnings",))
     for plan in early["plans"].values():
         for key in ("target", "predicted_memory", "fp32_memory"):
             del plan[key]

@@ -61,7 +61,8 @@ def test_both_documents_are_written_where_they_are_told(root: Path, tmp_path: Pa
     (tmp_path / "plan-json.md").write_text(text.replace("| `seed` | of every random choice |\n", ""), encoding="utf-8")
     main(tmp_path)
     assert (tmp_path / "plan-json.md").read_text(encoding="utf-8") == text
-    assert (tmp_path / "plan.schema.json").read_text(encoding="utf-8") == json_schema()
+    for file, schema in (("plan.json", "plan.schema.json"), ("measurements.json", "measurements.schema.json")):
+        assert (tmp_path / schema).read_text(encoding="utf-8") == json_schema(file)
 
 
 def test_every_field_of_the_schema_says_what_it_means() -> None:

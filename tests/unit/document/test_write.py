@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from auditor.document.write import number, plain, to_document, written
+from auditor.document.contents import digest
+from auditor.document.write import number, plain, texts, to_document, to_measurements, to_plan, written
 from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, ScopeChoice
 from auditor.records.written import Written
 from tests.unit.report.factory import make_audit
@@ -28,10 +29,32 @@ def text_of(**kind: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_each_file_has_its_share_and_together_they_have_everything(kind: dict[str, Any]) -> None:
+    audit = make_audit(**kind)
+    plan, measured, whole = to_plan(audit), to_measurements(audit), to_document(audit)
+    assert {name: json.loads(text) for name, text in texts(audit).items()} == {
+        "plan.json": json.loads(json.dumps(plan)),
+        "measurements.json": json.loads(json.dumps(measured)),
+    }
+    assert plan.keys() | measured.keys() == whole.keys() | {"plan"}
+    assert not plan.keys() & {"nodes", "weights", "regions"}
+    assert {name: {**plan["plans"][name], **measured["plans"][name]} for name in plan["plans"]} == whole["plans"]
+    assert measured["findings"] == whole["findings"]
+    assert measured["plan"] == digest(json.loads(texts(audit)["plan.json"]))
+    assert sum(1 + len(kind["also_in"]) for kind in plan["findings"]) == len(whole["findings"])
+
+
+def test_a_plan_of_five_hundred_operations_is_small() -> None:
+    audit = make_audit(500)
+    assert len(audit.nodes) > 490
+    assert len(texts(audit)["plan.json"]) < 60_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_strict_json_and_the_same_bytes_twice(kind: dict[str, Any]) -> None:
     first, second = text_of(**kind), text_of(**kind)
     assert first == second
-    assert json.loads(first)["format_version"] == FORMAT_VERSION == 1
+    assert json.loads(first)["format_version"] == FORMAT_VERSION == 2
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, None])

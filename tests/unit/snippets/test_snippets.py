@@ -191,6 +191,8 @@ def test_the_verb_prints_what_the_function_returns(saved: Path, capsys: pytest.C
     plan = saved / "plan.json"
     assert cli.main(["snippet", str(plan), "--for", "fsdp2", "--plan", "cast_fp16"]) == 0
     assert capsys.readouterr().out == auditor.snippet(plan, "fsdp2", "cast_fp16")
+    assert cli.main(["snippet", str(saved), "--for", "fsdp2", "--plan", "cast_fp16"]) == 0
+    assert capsys.readouterr().out == auditor.snippet(saved, "fsdp2", "cast_fp16")
     assert cli.main(["snippet", str(plan)]) == 0
     printed = capsys.readouterr().out
     ast.parse(printed)
@@ -202,7 +204,8 @@ def test_the_verb_refuses_in_one_line(saved: Path, capsys: pytest.CaptureFixture
     error = capsys.readouterr().err.splitlines()
     assert error[0].startswith("error: 'cast_fp8' is not among the plans")
     assert error[1] == "hint: docs/errors.md#no-such-plan explains this"
-    assert cli.main(["snippet", str(saved)]) == 2
+    assert cli.main(["snippet", str(saved.parent)]) == 2
+    assert "plan.json cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["snippet", str(saved / "plan.json"), "--for", "tensorrt"])
 

@@ -34,6 +34,8 @@ def test_those_that_name_a_file_are_written_to_it():
     assert found["findings.sarif"] == reporter("sarif").render(AUDITS["usual"])
 
 
-def test_json_is_what_plan_json_holds():
+def test_json_is_what_both_files_hold():
     audit = AUDITS["usual"]
-    assert json.loads(reporter("json").render(audit)) == audit.to_json()
+    printed, plan, measured = json.loads(reporter("json").render(audit)), audit.to_json(), audit.to_measurements()
+    assert printed.keys() == plan.keys() | measured.keys() - {"plan"}
+    assert (printed["nodes"], printed["budget"]) == (measured["nodes"], plan["budget"])
