@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from .flow import run
 from .formats.table import DEFAULT
 from .loading import from_object
 from .options import Options
+from .progress.cell import Cell, in_notebook
+from .progress.shown import reporter
 from .records import Distance, Progress
 from .records.audit import Audit
 from .resources import resource_dir
@@ -35,7 +38,7 @@ def audit(
     metric: Distance | None = None,
     rules: str | Path | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     target: str = "A100",
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
@@ -46,25 +49,39 @@ def audit(
     row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
+    progress: called as progress(stage, detail, done, total); True shows how far the audit is, and when it ends, as a line
+    that fits the notebook, the terminal or the log, False does not; by default notebooks show it.
     Raises: AuditorError with a slug, and a message that says what to do.
     """
-    options = Options(
-        rules=tuple(load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])])),
-        command="auditor.audit(model, example_inputs)",
-        formats=tuple(formats),
-        strategies=tuple(strategies),
-        max_error=max_error,
-        metric=metric,
-        device=device,
-        gpu=target,
-        mode=mode,
-        seed=seed,
-        progress=progress,
-    )
-    if options.training:
-        return run(training_subject(model, example_inputs, kwargs or {}, loss_fn), options)
-    _reject_loss(loss_fn)
-    return run(from_object(model, example_inputs, kwargs or {}), options)
+    with _shown(progress, mode == "training") as told:
+        options = Options(
+            rules=tuple(load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])])),
+            command="auditor.audit(model, example_inputs)",
+            formats=tuple(formats),
+            strategies=tuple(strategies),
+            max_error=max_error,
+            metric=metric,
+            device=device,
+            gpu=target,
+            mode=mode,
+            seed=seed,
+            progress=told,
+        )
+        if options.training:
+            return run(training_subject(model, example_inputs, kwargs or {}, loss_fn), options)
+        _reject_loss(loss_fn)
+        return run(from_object(model, example_inputs, kwargs or {}), options)
+
+
+def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:
+    """What hears of the stages: the caller's own, or a line that is shown for as long as the audit takes."""
+    if callable(progress):
+        return nullcontext(progress)
+    if progress is None and not in_notebook():
+        return nullcontext()
+    if progress is False:
+        return nullcontext()
+    return Cell(training) if in_notebook() else reporter(training=training)
 
 
 def _reject_loss(loss_fn: object) -> None:

@@ -21,6 +21,7 @@ from .plan.costs import costs_of
 from .plan.plans import as_run, plans_of, recommend
 from .plan.units import in_unit_of
 from .plan.workbench import workbench
+from .pulse import listening
 from .records import Audit, Subject
 from .recursion import deep
 from .replay.depth import under_plan
@@ -43,6 +44,7 @@ def run(subject: Subject, options: Options) -> Audit:
         torch.enable_grad(),
         in_eval(subject.model),
         raised(subject),
+        listening(stages.beat),
     ):
         subject = placed(subject, options.native)
         with stages("capture", subject.name):

@@ -11,6 +11,9 @@ from .errors import AuditorError, first_line
 from .raised import from_outside, out_of_memory, time_is_up
 from .records import Progress
 
+QUIET = 1.0
+"""Seconds between two signs of life that are told."""
+
 
 @dataclass
 class Stages:
@@ -19,8 +22,10 @@ class Stages:
     progress: Progress | None
     seconds: dict[str, float] = field(default_factory=dict)
     _current: str = ""
+    _detail: str = ""
     _done: int = 0
     _total: int = 0
+    _told: float = 0.0
 
     @contextmanager
     def __call__(self, stage: str, detail: str, total: int = 0, *, wanted: bool = True) -> Iterator[None]:
@@ -47,7 +52,13 @@ class Stages:
         self._done += 1
         self._say(detail)
 
+    def beat(self, detail: str = "") -> None:
+        """A sign of life between two steps, told once a second at most."""
+        if time.perf_counter() - self._told >= QUIET:
+            self._say(detail or self._detail)
+
     def _say(self, detail: str) -> None:
+        self._detail, self._told = detail, time.perf_counter()
         if self.progress is not None:
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
 

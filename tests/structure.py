@@ -11,13 +11,13 @@ import networkx as nx
 PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised"),
+    "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised", "pulse"),
     "nouns": ("records", "formats", "ops"),
     "engine": ("state", "dispatch", "imitation", "runs", "loading", "tape", "strategies", "replay"),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("stages", "assembly", "flow", "api", "cli"),
+    "entry": ("progress", "stages", "assembly", "flow", "api", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

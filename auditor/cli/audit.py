@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from .. import config
 from ..errors import LoadError
+from ..progress.shown import reporter
 from ..report.words import printable
 from . import answer, guard, publish, streams, verbs
-from .progress import reporter
 
 if TYPE_CHECKING:
     from ..document.compared import Record
@@ -28,7 +28,11 @@ LEVELS = ("info", "warning", "error")
 
 def audit(args: argparse.Namespace) -> int:
     """Audit a model. Raises: AuditorError."""
-    with reporter(args.quiet or args.dry_run) as shown, redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with (
+        reporter(args.quiet or args.dry_run, args.mode == "training") as shown,
+        redirect_stdout(sys.stderr),
+        warnings.catch_warnings(),
+    ):
         if not args.debug:
             warnings.simplefilter("ignore")
         progress = _told(shown)

@@ -12,6 +12,7 @@ from ..formats.entries import dense, entries, is_number, is_plain
 from ..formats.table import FORMATS, format_of
 from ..ops.nodes import target_of, viewed
 from ..ops.products import is_tensor_core
+from ..pulse import beat
 from ..records import Contribution
 from .inner import inner_products
 from .measure import Measurement
@@ -88,6 +89,7 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
             estimates.probe = index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
+            beat("how far errors reach the outputs")
             torch.autograd.backward(probe.total, retain_graph=index < count - 1, inputs=ends)
     finally:
         for handle in handles:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
+from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.execute import PolicyInterpreter
@@ -63,6 +64,7 @@ class Trial:
         return worst
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
+        beat()
         interpreter = PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))

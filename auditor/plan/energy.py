@@ -9,6 +9,7 @@ from functools import cached_property
 
 import networkx as nx
 
+from ..pulse import beat
 from .mincut import sink_side
 
 FORBIDDEN = 1e6
@@ -75,6 +76,7 @@ class Energy:
 
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
+        beat()
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         arcs = ((tail, head, _whole((time + multiplier * error) / unit)) for tail, head, time, error in self._arcs)
         return {node for node in sink_side(arcs, _LOW, _HIGH) if isinstance(node, str)}

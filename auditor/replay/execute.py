@@ -18,6 +18,7 @@ from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import settled, target_of, tensors_of
+from ..pulse import beat
 from ..records import Capture, Literals, Node
 from .running import Running
 
@@ -155,6 +156,7 @@ class Rest:
 
     def outputs(self, name: str, value: Any) -> list[torch.Tensor]:
         """The tensors among the model's outputs. Raises: what an operation raises that cannot take the value."""
+        beat(f"what follows {name}")
         changed = nx.descendants(self._reads, name) if name in self._reads else set()
         initial = {
             node: self._values[other]

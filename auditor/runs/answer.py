@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import uncompiled, unfused
 from ..imitation import imitated
+from ..pulse import beat
 from ..records import Batch
 from ..state import unchanged
 from ..state.draws import reseed
@@ -38,6 +39,7 @@ def answer(
     """
 
     def run() -> list[torch.Tensor]:
+        beat()
         args, kwargs = copied(batch)
         with nullcontext() if fused else unfused(), uncompiled(), around():
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]

@@ -82,7 +82,7 @@ def test_a_dry_run_and_the_progress_show_text(
 
 
 def test_progress_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    from auditor.cli.progress import Lines
+    from auditor.progress.shown import Lines
 
     Lines()("capture", Net.__name__, 0, 0)
     assert capsys.readouterr().err == "capture: <img src=x onerror=alert(1)>\\x1b[31m\\r\\n::error::x\n"

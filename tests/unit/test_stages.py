@@ -82,3 +82,26 @@ def test_an_error_of_our_own_stays_what_it_is_and_says_in_which_stage() -> None:
     with pytest.raises(AttributeError) as raised, Stages(None)("judge", ""):
         nearest(3, {})  # type: ignore[arg-type]
     assert raised.value.__notes__ == ["in the stage 'judge'"]
+
+
+def test_beats_repeat_what_is_known_and_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("auditor.stages.time.perf_counter", lambda: now[0])
+    heard: list[tuple[float, str, int]] = []
+    stages = Stages(lambda stage, detail, done, total: heard.append((now[0], detail, done)))
+    with stages("measure", "two nodes", 2):
+        stages.tick("a")
+        for now[0] in (0.2, 0.9, 1.0, 1.5, 2.0):
+            stages.beat()
+        now[0] = 3.5
+        stages.beat("derivatives")
+        now[0] = 4.6
+        stages.beat()
+    assert heard == [
+        (0, "two nodes", 0),
+        (0, "a", 1),
+        (1, "a", 1),
+        (2, "a", 1),
+        (3.5, "derivatives", 1),
+        (4.6, "derivatives", 1),
+    ]

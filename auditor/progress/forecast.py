@@ -1,0 +1,130 @@
+"""How much of an audit is done and when it ends, from the work that was measured so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BEFORE, AFTER = ("load",), ("write",)
+AUDIT = ("capture", "measure", "regions", "classify", "baseline", "plan")
+TRAINED = ("capture", "measure", "regions", "training", "classify", "baseline", "plan", "low steps")
+
+AFTER_NODES = 2.5
+"""What `measure` takes once every node was run, over what that took: derivatives, and nodes run again."""
+
+FROM_MEASURE = {"regions": 0.02, "training": 1.5, "classify": 0.1, "baseline": 0.35, "low steps": 0.5, "write": 0.1}
+"""Seconds of a stage over those of `capture` and `measure` together, as they were on models of 8 to 800 operations."""
+
+FROM_BASELINE = 2.6
+"""Seconds of `plan` over those of `baseline`, which runs every strategy and format once."""
+
+KNOWN = 0.1
+"""Share of the nodes that must have run before anything is said of the end."""
+
+ALMOST = 0.99
+
+
+@dataclass
+class Forecast:
+    """Fed with what the progress callback hears, and the time; tells the share that is done and the seconds left.
+
+    training: whether the audit has those stages. Times are in seconds, from any one clock.
+    """
+
+    training: bool = False
+    stage: str = ""
+    detail: str = ""
+    _began: float | None = None
+    _since: float = 0.0
+    _nodes: tuple[int, int] = (0, 0)
+    _nodes_done: float | None = None
+    _took: dict[str, float] = field(default_factory=dict)
+    _shown: float = 0.0
+    _over: bool = False
+
+    def heard(self, stage: str, detail: str, done: int, total: int, now: float) -> None:
+        """One call of the progress callback."""
+        if self._began is None:
+            self._began = now
+        if stage != self.stage:
+            if self.stage:
+                self._took[self.stage] = self._took.get(self.stage, 0.0) + now - self._since
+            self.stage, self._since = stage, now
+        self.detail = detail
+        if stage == "measure":
+            self._nodes = done, total
+            if total and done >= total and self._nodes_done is None:
+                self._nodes_done = now - self._since
+
+    def finished(self) -> None:
+        """The audit is done: all of it."""
+        self._over = True
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which stage this is, of how many."""
+        stages = self._stages()
+        return (stages.index(self.stage) + 1 if self.stage in stages else len(stages)), len(stages)
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the first stage began."""
+        return 0.0 if self._began is None else now - self._began
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the end; None as long as nothing was measured that would tell."""
+        expected = self._expected(now)
+        if self._over:
+            return 0.0
+        if expected is None:
+            return None
+        spent = now - self._since
+        rest = max(expected[self.stage] - spent, expected[self.stage] / 3 + spent / 10)
+        return rest + sum(seconds for stage, seconds in expected.items() if stage != self.stage)
+
+    def share(self, now: float) -> float:
+        """Of the whole, 0 to 1 and never less than it was; 1 is for `finished` to say."""
+        left = self.left(now)
+        if self._over:
+            return 1.0
+        if left is not None:
+            spent = self.elapsed(now)
+            self._shown = max(self._shown, min(spent / (spent + left), ALMOST))
+        return self._shown
+
+    def _stages(self) -> tuple[str, ...]:
+        told = TRAINED if self.training else AUDIT
+        whole = "load" in self._took or self.stage == "load"
+        return (*BEFORE, *told, *AFTER) if whole else told
+
+    def _expected(self, now: float) -> dict[str, float] | None:
+        """Seconds of the stage at work and of all that follow."""
+        measure = self._measure(now)
+        if measure is None:
+            return None
+        measured = self._took.get("capture", 0.0) + measure
+        guessed = {stage: ratio * measured for stage, ratio in FROM_MEASURE.items()}
+        baseline = self._took.get("baseline", guessed["baseline"])
+        guessed |= {"measure": measure, "plan": FROM_BASELINE * baseline}
+        stages = self._stages()
+        at = stages.index(self.stage) if self.stage in stages else len(stages)
+        following = {stage: guessed[stage] for stage in stages[at:]}
+        return {self.stage: guessed.get(self.stage, 0.1 * measured), **following}
+
+    def _measure(self, now: float) -> float | None:
+        """What the stage `measure` takes, or took."""
+        if "measure" in self._took:
+            return self._took["measure"]
+        done, total = self._nodes
+        if not total or done < max(1, KNOWN * total):
+            return None
+        nodes = self._nodes_done if self._nodes_done is not None else (now - self._since) * total / done
+        return nodes * (1 + AFTER_NODES)
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `1:05 min`, `1:02 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"

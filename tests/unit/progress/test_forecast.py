@@ -1,0 +1,99 @@
+"""The share never falls, ends below 1 until the audit does, and says nothing of the end before anything was measured."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from auditor.progress.forecast import AUDIT, Forecast, duration
+
+Run = list[tuple[str, float]]
+"""Stages and how long each takes."""
+
+TYPICAL: Run = [("capture", 2), ("measure", 20), ("regions", 0.2), ("classify", 2), ("baseline", 8), ("plan", 22)]
+LONG_PLAN: Run = [("capture", 1), ("measure", 10), ("regions", 0.1), ("classify", 1), ("baseline", 4), ("plan", 130)]
+SHORT_PLAN: Run = [("capture", 5), ("measure", 40), ("regions", 0.1), ("classify", 1), ("baseline", 1), ("plan", 1)]
+
+
+def played(
+    run: Run, nodes: int = 100, step: float = 0.25, training: bool = False
+) -> list[tuple[str, float, float, float | None]]:
+    """(stage, time, share, seconds left) at every step; nodes take the first 30 % of `measure`."""
+    forecast, now, told = Forecast(training), 0.0, []
+    for stage, seconds in run:
+        forecast.heard(stage, "", 0, nodes if stage == "measure" else 0, now)
+        begun = now
+        while now < begun + seconds:
+            if stage == "measure":
+                done = min(nodes, int(nodes * (now - begun) / (0.3 * seconds)))
+                forecast.heard(stage, "", done, nodes, now)
+            told.append((stage, now, forecast.share(now), forecast.left(now)))
+            now += step
+    return told
+
+
+@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, SHORT_PLAN])
+def test_the_share_only_grows_and_is_never_all(run: Run) -> None:
+    shares = [share for _, _, share, _ in played(run)]
+    assert all(a <= b for a, b in pairwise(shares))
+    assert shares[0] == 0
+    assert shares[-1] < 1
+    moving = [share for stage, _, share, _ in played(LONG_PLAN) if stage == "plan"]
+    assert moving[-1] > moving[len(moving) // 2] > moving[0]  # an overrun moves too
+    assert len({round(share, 6) for share in moving}) > len(moving) / 2
+
+
+def test_a_typical_audit_ends_about_when_it_is_said_to() -> None:
+    told = played(TYPICAL)
+    end = told[-1][1]
+    known = [(now, share, left) for _, now, share, left in told if left is not None]
+    assert known[0][0] < 4  # seconds, of 54
+    for now, share, left in known:
+        assert left == pytest.approx(end - now, abs=0.35 * end)
+        assert share == pytest.approx(now / end, abs=0.2)
+
+
+def test_a_long_search_for_plans_neither_shows_the_end_nor_stops() -> None:
+    told = [(share, left) for stage, _, share, left in played(LONG_PLAN) if stage == "plan"]
+    half = told[len(told) // 2]
+    assert half[0] < 0.9
+    assert half[1] is not None
+    assert half[1] > 5
+
+
+def test_nothing_is_said_before_a_tenth_of_the_nodes_ran() -> None:
+    forecast = Forecast()
+    forecast.heard("load", "model.py", 0, 0, 0.0)
+    forecast.heard("capture", "", 0, 0, 100.0)
+    forecast.heard("measure", "", 0, 100, 103.0)
+    assert (forecast.share(103.0), forecast.left(103.0)) == (0.0, None)
+    forecast.heard("measure", "", 9, 100, 104.0)
+    assert forecast.left(104.0) is None
+    forecast.heard("measure", "", 10, 100, 104.0)
+    assert forecast.left(104.0) == pytest.approx(103, rel=0.6)  # 10 s of nodes, 25 s to tell what they move, and plans
+
+
+def test_the_place_of_a_stage_among_all() -> None:
+    forecast = Forecast()
+    forecast.heard("capture", "", 0, 0, 0.0)
+    assert forecast.place == (1, len(AUDIT))
+    whole = Forecast(training=True)
+    whole.heard("load", "", 0, 0, 0.0)
+    whole.heard("training", "", 0, 0, 1.0)
+    assert whole.place == (5, 10)
+
+
+def test_stages_that_nobody_knows_do_not_break_it() -> None:
+    forecast = Forecast()
+    forecast.heard("measure", "", 5, 5, 0.0)
+    forecast.heard("upload", "", 0, 0, 10.0)
+    assert forecast.left(11.0) is not None
+    assert forecast.place == (len(AUDIT), len(AUDIT))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (65, "1:05 min"), (3720, "1:02 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
