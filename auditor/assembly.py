@@ -44,7 +44,6 @@ def assembled(
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        findings=tuple(bench.findings),
         warnings=(*captured.warnings, *_unheld(subject)),
         command=options.command,
         weights=_weights(captured, measured),

@@ -7,8 +7,10 @@ import torch
 from .assembly import assembled
 from .facts import gather
 from .judge.backward import with_backward
+from .judge.causes import Graph, with_causes
 from .judge.classify import classify
 from .judge.findings import confronted, silenced
+from .judge.severities import about
 from .judge.verdicts import judge
 from .loading import in_eval
 from .loading.placement import placed
@@ -61,13 +63,16 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("classify", f"{len(options.rules)} rules"):
             facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
             classified = classify(captured, facts, options.rules)
-            findings = silenced(confronted(classified, judged.verdicts), options.selection, options.rules)
+            wanted = silenced(confronted(classified, judged.verdicts), options.selection, options.rules)
+            graph = Graph(captured.nodes, measured, judged.verdicts)
+            findings = with_causes(wanted, graph, options.rules)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
         with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
             recommended, reason = recommend(plans, options.max_error, trains=options.training)
+            findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
@@ -76,6 +81,7 @@ def run(subject: Subject, options: Options) -> Audit:
         bench,
         measured,
         judged,
+        findings=findings,
         regions=regions,
         baselines=as_run(baselines, plans),
         plans=plans,

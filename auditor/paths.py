@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 
 
@@ -26,3 +27,8 @@ def enclosing(path: str) -> list[str]:
 def within(path: str, scope: str) -> bool:
     """Whether a module path is a scope or lies in it; everything lies in the root."""
     return not scope or path == scope or path.startswith(f"{scope}.")
+
+
+def pattern(path: str) -> str:
+    """A module path with its block numbers blanked: `blocks.3.norm` -> `blocks.*.norm`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

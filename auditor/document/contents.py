@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from ..records import FORMAT_VERSION, Audit, Contribution, Finding, Magnitudes, NodeError
 from ..records.graph import CalledFrom
+from ..records.measure import Bearing, CauseName, Followed, Severity
 from ..records.written import Inlined, Written
 
 Groups = tuple[tuple[str, ...], ...]
@@ -84,14 +85,7 @@ class FindingKind:
 
     rule: Annotated[str, Written("the rule's code, see [rules.md](rules.md)", needed="audit")]
     name: Annotated[str, Written("the rule's name", needed="audit")]
-    severity: Annotated[
-        str,
-        Written(
-            "`info` where the measurement does not bear the rule out, and the highest of the rules it supersedes",
-            needed="audit",
-            choices=("error", "warning", "info"),
-        ),
-    ]
+    severity: Severity
     confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
@@ -103,6 +97,9 @@ class FindingKind:
     ]
     message: Annotated[str, Written("what is wrong at the first, with this model's numbers", needed="audit")]
     agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")]
+    cause: CauseName = ""
+    plan: Followed = None
+    bearing: Bearing = None
     called_from: CalledFrom = None
 
 
@@ -189,8 +186,8 @@ def kinds_of(findings: Iterable[Finding]) -> tuple[FindingKind, ...]:
     alike: dict[Any, list[Finding]] = {}
     for found in findings:
         line = found.source, found.called_from
-        key = (found.rule, found.op, line, found.severity, found.confidence, found.formats, found.agrees)
-        alike.setdefault(key, []).append(found)
+        said = found.severity, found.confidence, found.formats, found.agrees, found.cause, found.bearing
+        alike.setdefault((found.rule, found.op, line, said), []).append(found)
     return tuple(_kind(first, tuple(other.owner for other in others)) for first, *others in alike.values())
 
 
@@ -208,6 +205,9 @@ def _kind(first: Finding, also_in: tuple[str, ...]) -> FindingKind:
         also_in=also_in,
         message=first.message,
         agrees=first.agrees,
+        cause=first.cause,
+        plan=first.plan,
+        bearing=first.bearing,
         called_from=first.called_from,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..formats.metrics import Damage
 from ..formats.profile import Profile
 from ..formats.table import Format
 from ..ops.table import operation
+from ..records import Contribution, NodeError
 
 
 def cause_of(
@@ -29,6 +31,12 @@ def cause_of(
     if operation(op).cancels and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
         return "cancellation"
     return "rounding"
+
+
+def breaks(error: NodeError, contribution: Contribution | None) -> bool:
+    """Whether an operation refuses a format, or makes something non-finite of what is finite in FP32."""
+    broken = error.unsupported is not None or error.overflow + error.nan > 0
+    return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
 def _shrinks(result: Profile, inputs: Sequence[Profile]) -> bool:

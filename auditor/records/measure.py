@@ -142,6 +142,42 @@ class Weight:
     range: Annotated[Magnitudes, Written("its magnitudes", form="Range")]
 
 
+Severity = Annotated[
+    str,
+    Written(
+        "of the rules it supersedes the highest; `info` where the measurement does not bear the rule out; lower where "
+        "`plan` is spared it (see [how severe a finding is](command-line.md#how-severe-a-finding-is))",
+        needed="audit",
+        choices=("error", "warning", "info"),
+    ),
+]
+CauseName = Annotated[
+    str,
+    Written(
+        "line and operation at which what it reports begins; findings with the same one have one cause", later=True
+    ),
+]
+Followed = Annotated[
+    str | None,
+    Written(
+        "the plan that `severity` speaks of: the recommended one, else the fastest that holds the budget; `null`: none "
+        "does",
+        later=True,
+    ),
+]
+Bearing = Annotated[
+    str | None,
+    Written(
+        "what becomes of it under that plan. `low`: the operation runs low, and the plan holds the budget; `kept`: the "
+        "plan keeps it in FP32; `elsewhere`: only other plans run it in a format that the finding speaks of; `stops`: "
+        "there is no such plan, and the operation is unsafe; `null`: none of this can be said",
+        later=True,
+        choices=("low", "kept", "elsewhere", "stops"),
+    ),
+]
+"""What plan.json and measurements.json alike say of a finding."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A rule that fired on a node.
@@ -155,14 +191,7 @@ class Finding:
     owner: Annotated[str, Written("module of that node", needed="audit")]
     op: Annotated[str, Written("ATen overload of that node", needed="audit")]
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
-    severity: Annotated[
-        str,
-        Written(
-            "`info` where the measurement does not bear the rule out, and the highest of the rules it supersedes",
-            needed="audit",
-            choices=("error", "warning", "info"),
-        ),
-    ]
+    severity: Severity
     confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
     message: Annotated[str, Written("what is wrong here, with this model's numbers", needed="audit")]
@@ -170,6 +199,9 @@ class Finding:
     advice: str
     evidence: Annotated[Mapping[str, Any], Written("the facts that the rule read")] = field(default_factory=dict)
     agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")] = None
+    cause: CauseName = ""
+    plan: Followed = None
+    bearing: Bearing = None
     references: tuple[str, ...] = ()
     declared: str = ""
     measurable: bool = True

@@ -1,57 +1,150 @@
-"""Findings ranked, with those that repeat over identical blocks folded into one."""
+"""Findings gathered by root cause, ranked, with what the plan that is followed makes of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
+from ..strategies import strategy_of
 from .ran import tally
 from .use import keep_by_hand
 from .view import pattern
-from .words import SEVERITIES, label, magnitude, percent, ratio
+from .words import SEVERITIES, count, label, magnitude, percent, plan_title, ratio, scope
 
 CONFIDENCES = ("high", "medium", "low")
+MODULES_NAMED = 3
 
 
 @dataclass(frozen=True)
-class FindingGroup:
-    """One rule on one line of code, over all blocks that run it. worst: the member whose effect on the outputs is largest; effect: that effect."""
+class Kind:
+    """What one rule says in a cause: of its findings the one that moves the outputs most, and how many there are."""
 
     worst: Finding
+    times: int
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Findings that begin at one operation of one line, in every module that runs it.
+
+    severity: the highest of them. worst: the one that says best what is wrong; report: of its operation. rules: one Kind
+    each, that of `worst` first. modules: {path with its block numbers blanked: how many}. effect: the largest on the outputs.
+    """
+
+    severity: str
+    worst: Finding
     members: tuple[Finding, ...]
+    rules: tuple[Kind, ...]
+    modules: Mapping[str, int]
+    formats: tuple[str, ...]
     report: NodeReport | None
-    pattern: str
     effect: float
     facts: tuple[tuple[str, str], ...]
     agreement: str
+    around: str
+    bearing: str
     planned: str | None
     snippet: str | None
     cost: str
 
+    @property
+    def where(self) -> str:
+        """The modules in words: `layers.*.attn x3, layers.*.mlp x3 and 2 more`."""
+        named = [f"{scope(path)} x{times}" if times > 1 else scope(path) for path, times in self.modules.items()]
+        left = len(named) - MODULES_NAMED
+        return ", ".join(named[:MODULES_NAMED]) + (f" and {left:,} more" if left > 0 else "")
 
-def ranked(audit: Audit) -> tuple[FindingGroup, ...]:
-    """Findings by severity, then by measured effect, then by confidence; the order is the same on every run."""
+    @property
+    def operations(self) -> int:
+        """How many operations there are findings on."""
+        return len({finding.node for finding in self.members})
+
+    @property
+    def size(self) -> str:
+        """How much there is in it, in a clause: `6 findings: ACT006, CON002`; nothing where it is one."""
+        if len(self.members) == 1:
+            return ""
+        found = f"{count(len(self.members), 'finding')}: {', '.join(self.codes)}"
+        return f"{found}; {self.around}" if self.around else found
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of its rules."""
+        return tuple(kind.worst.rule for kind in self.rules)
+
+
+@dataclass(frozen=True)
+class Causes:
+    """All causes, ranked: those to fix, which are errors and warnings, and notes."""
+
+    wanting: tuple[Cause, ...]
+    notes: tuple[Cause, ...]
+    headline: str
+    about: str
+
+    @property
+    def all(self) -> tuple[Cause, ...]:
+        """Every cause, the worst first."""
+        return self.wanting + self.notes
+
+
+def causes(audit: Audit) -> Causes:
+    """Causes by severity, then by that of their rules' files, rules before the measurement alone, then by effect; the
+    order is the same on every run."""
     reports = {r.node.name: r for r in audit.nodes}
-    groups: dict[tuple[str | None, ...], list[Finding]] = {}
+    groups: dict[Any, list[Finding]] = {}
     for finding in audit.findings:
-        kind = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
-        groups.setdefault(kind, []).append(finding)
-    return tuple(sorted((_group(audit, members, reports) for members in groups.values()), key=_rank))
+        alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
+        groups.setdefault(finding.cause or alone, []).append(finding)
+    found = sorted((_cause(audit, members, reports) for members in groups.values()), key=_rank)
+    wanting = tuple(cause for cause in found if cause.severity != "info")
+    notes = tuple(cause for cause in found if cause.severity == "info")
+    return Causes(wanting, notes, _headline(wanting, notes), _about(audit))
 
 
-def _rank(group: FindingGroup) -> tuple[int, float, int, str, str]:
-    worst = group.worst
+def _headline(wanting: Sequence[Cause], notes: Sequence[Cause]) -> str:
+    said = count(len(notes), "note")
+    if not wanting:
+        return f"nothing to fix, {said}" if notes else "nothing to fix: no rule fired"
+    kinds = Counter(cause.severity for cause in wanting)
+    counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
+    return f"{count(len(wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if notes else "")
+
+
+def _about(audit: Audit) -> str:
+    """Which plan severities speak of, in a sentence."""
+    plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
+    if plan is not None:
+        return f"Severities are for {plan_title(plan)}, {_role(audit, plan.name)}."
+    if any(finding.bearing == "stops" for finding in audit.findings):
+        return "No plan holds the budget with anything low: severities are those of the rules."
+    return ""
+
+
+def _role(audit: Audit, name: str) -> str:
+    return "the recommended plan" if name == audit.recommended else "the fastest plan that holds the budget"
+
+
+def _rank(cause: Cause) -> tuple[int, int, bool, float, int, str, str]:
+    worst = cause.worst
     return (
-        _index(SEVERITIES, worst.severity),
-        -group.effect,
+        _index(SEVERITIES, cause.severity),
+        _index(SEVERITIES, worst.declared or worst.severity),
+        worst.rule.startswith(MEASURED),
+        -cause.effect,
         _index(CONFIDENCES, worst.confidence),
         worst.rule,
         worst.node,
     )
+
+
+MEASURED = "MSR"
+"""Letters of the rules that report the measurement itself."""
 
 
 def _index(order: tuple[str, ...], value: str) -> int:
@@ -65,26 +158,98 @@ def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
     return max((math.inf if math.isnan(e) else e for e in effects), default=0.0)
 
 
-def _group(audit: Audit, members: list[Finding], reports: Mapping[str, NodeReport]) -> FindingGroup:
-    effects = [_effect(reports.get(f.node), f.formats) for f in members]
-    at = max(range(len(members)), key=lambda i: effects[i])
-    worst = members[at]
+def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeReport]) -> Cause:
+    effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
+    kinds: dict[str, list[Finding]] = {}
+    for finding in sorted(members, key=lambda f: (_weight(f), -effects[id(f)])):
+        kinds.setdefault(finding.rule, []).append(finding)
+    rules = tuple(Kind(same[0], len(same)) for same in kinds.values())
+    worst = rules[0].worst
     report = reports.get(worst.node)
-    return FindingGroup(
+    return Cause(
+        min((f.severity for f in members), key=lambda severity: _index(SEVERITIES, severity)),
         worst,
         tuple(members),
+        rules,
+        _modules(members),
+        tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats)),
         report,
-        pattern(worst.owner) if len(members) > 1 else worst.owner,
-        effects[at],
+        max(effects.values()),
         _facts(worst, report),
         _agreement(worst),
-        tally(reports[f.node] for f in members if f.node in reports) or None,
+        _around(worst, members),
+        _bearing(audit, members, reports),
+        tally(reports[name] for name in dict.fromkeys(f.node for f in members) if name in reports) or None,
         keep_by_hand(worst.owner),
         _cost(audit, members),
     )
 
 
-def _cost(audit: Audit, members: list[Finding]) -> str:
+def _weight(finding: Finding) -> tuple[bool, bool, int, int]:
+    """What says best what is wrong: a rule that is borne out, then how severe it is here, then in its file."""
+    severities = _index(SEVERITIES, finding.severity), _index(SEVERITIES, finding.declared or finding.severity)
+    return finding.agrees is False, finding.rule.startswith(MEASURED), *severities
+
+
+def _modules(members: Sequence[Finding]) -> dict[str, int]:
+    """Owners by pattern, one alone under its own path."""
+    kinds: dict[str, list[str]] = {}
+    for owner in dict.fromkeys(finding.owner for finding in members):
+        kinds.setdefault(pattern(owner), []).append(owner)
+    return {(shape if len(owners) > 1 else owners[0]): len(owners) for shape, owners in kinds.items()}
+
+
+def _around(worst: Finding, members: Sequence[Finding]) -> str:
+    """What the measurement alone adds to what a rule says, in a clause."""
+    if worst.rule.startswith(MEASURED):
+        return ""
+    alone: dict[str, set[str]] = {}
+    for finding in members:
+        if finding.rule.startswith(MEASURED):
+            alone.setdefault(finding.formats[0], set()).add(finding.node)
+    found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
+    return f"with it unsafe: {', '.join(found)}" if found else ""
+
+
+def _bearing(audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> str:
+    """What becomes of the operations under the plan that is followed."""
+    spoken = [finding for finding in members if finding.bearing]
+    if not spoken:
+        return ""
+    if spoken[0].bearing == "stops":
+        return "No plan holds the budget, and this is part of why."
+    plan = audit.plans.get(spoken[0].plan or "")
+    if plan is None:
+        return ""
+    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in ("kept", "low", "elsewhere")}
+    others = nodes["elsewhere"] - nodes["kept"] - nodes["low"]
+    alone = len(set.union(*nodes.values())) == 1
+    said = [f"keeps {_these(nodes['kept'], alone)} in FP32"] if nodes["kept"] else []
+    if nodes["low"]:
+        said.append(f"runs {_these(nodes['low'], alone)} low and holds the budget")
+    if others:
+        met = _met(spoken, others, reports)
+        what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, alone)} would do"
+        said.append(f"is spared {what}{f': it takes {met}' if met else ''}")
+    return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
+
+
+def _these(nodes: Collection[str], alone: bool) -> str:
+    return "the operation" if alone else f"{len(nodes):,} of these operations"
+
+
+def _met(spoken: Sequence[Finding], nodes: Collection[str], reports: Mapping[str, NodeReport]) -> str:
+    """Under which strategies the operations are low in a format that is spoken of, where all of the model is."""
+    found: dict[str, None] = {}
+    for finding in spoken:
+        report = reports.get(finding.node)
+        for fmt in finding.formats if report and finding.node in nodes else ():
+            for strategy in report.exposed.get(fmt, ()) if report else ():
+                found[f"{label(fmt)} {strategy_of(strategy).title}"] = None
+    return " or ".join(found)
+
+
+def _cost(audit: Audit, members: Sequence[Finding]) -> str:
     """What keeping the modules of a group in FP32 takes out of low precision: the FLOPs of all inside them."""
     total = sum(report.flops for report in audit.nodes)
     owners = tuple(dict.fromkeys(finding.owner for finding in members))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from ..records.audit import Audit
-from .findings import FindingGroup, ranked
+from .findings import Cause, causes
 from .prose import sentence
 from .view import PlanView, view
-from .words import line, op, percent, printable, ratio, scope
+from .words import line, op, percent, printable, ratio
 
 SHOWN = 8
 CELL = Markup('<td style="text-align:left">{}</td>')
@@ -21,14 +21,14 @@ def render(audit: Audit) -> str:
     """HTML without script, style sheet or request, that takes its colours from the notebook around it."""
     seen = view(audit)
     plans = [_plan(p) for p in seen.plans]
-    groups = ranked(audit)
-    findings = [_finding(group) for group in groups[:SHOWN]]
+    found = causes(audit)
+    findings = [_finding(cause) for cause in found.wanting[:SHOWN]]
     heads = ("Plan", "Without it", "Predicted error", "Verdict", "Measured error", "FLOPs low", "Predicted speed-up")
     parts = [
         Markup("<p><strong>{}</strong> {}</p>").format(seen.headline, seen.proof),
         _table(heads, plans),
-        _table(("Severity", "Rule", "Module", "Operation", "Line", "What"), findings),
-        Markup("<p>{}</p>").format(f"and {len(groups) - SHOWN} more kinds of findings") if len(groups) > SHOWN else "",
+        _table(("Severity", "Rules", "Modules", "Operation", "Line", "What"), findings),
+        Markup("<p>{}</p>").format(sentence(f"{found.headline}. {found.about}".strip())),
         *(Markup("<p><em>{}</em></p>").format(printable(limit)) for limit in seen.limits),
         Markup("<p>Save the whole report: <code>audit.save(&quot;audits/model&quot;)</code></p>"),
     ]
@@ -41,10 +41,10 @@ def _plan(p: PlanView) -> tuple[str, ...]:
     return (p.title + mark, p.before, ratio(plan.predicted_error), p.verdict, *numbers)
 
 
-def _finding(group: FindingGroup) -> tuple[str, ...]:
-    worst, times = group.worst, f" ×{len(group.members)}" if len(group.members) > 1 else ""
-    where = (scope(group.pattern) + times, op(worst.op), line(worst.source, worst.called_from))
-    return (worst.severity, worst.rule, *where, sentence(worst.message))
+def _finding(cause: Cause) -> tuple[str, ...]:
+    worst = cause.worst
+    where = (cause.where, op(worst.op), line(worst.source, worst.called_from))
+    return (cause.severity, ", ".join(cause.codes), *where, sentence(worst.message))
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Markup:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import nearest
+from ..paths import pattern as pattern  # shared with reporters and templates
 from ..records import Baseline, Plan
 from ..records.audit import Audit
 from ..strategies import names
@@ -107,11 +108,6 @@ def _check_registered(what: str, used: Iterable[str], known: Collection[str]) ->
             f"the {what} {gone!r} of this audit is no longer registered: register it again to show or save the audit",
             slug=f"bad-{what}",
         )
-
-
-def pattern(path: str) -> str:
-    """A module path with its block numbers blanked: `blocks.3.norm` -> `blocks.*.norm`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def precision_of(path: str, plan: Plan) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...records.audit import Audit
-from ..findings import FindingGroup, ranked
+from ..findings import Cause, causes
 from ..paths import Place, places
 from ..prose import sentence, summary
 from ..view import view
-from ..words import count, op, printable, scope
+from ..words import count, op, printable
 
 COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 MOST_PER_LEVEL = 10
 
 
 def render(audit: Audit) -> str:
-    """The verdict as plain text, then at most ten annotations of each level, and a line for those left out."""
+    """The verdict as plain text, then at most ten annotations of each level, a cause each, and a line for those left out."""
     return "\n".join(_lines(audit)) + "\n"
 
 
@@ -25,23 +25,23 @@ def _lines(audit: Audit) -> Iterator[str]:
     where = places(audit)
     shown = dict.fromkeys(COMMANDS, 0)
     left = 0
-    for group in ranked(audit):
-        level = group.worst.severity
+    for cause in causes(audit).all:
+        level = cause.severity
         shown[level] += 1
         if shown[level] > MOST_PER_LEVEL:
             left += 1
         else:
-            yield _annotation(group, where[group.worst.node])
+            yield _annotation(cause, where[cause.worst.node])
     if left:
-        yield f"{count(left, 'more kind')} of findings are in the report."
+        yield f"{count(left, 'more cause')} in the report."
 
 
-def _annotation(group: FindingGroup, place: Place) -> str:
-    worst = group.worst
-    times = f" (and {count(len(group.members) - 1, 'more place')} like it)" if len(group.members) > 1 else ""
+def _annotation(cause: Cause, place: Place) -> str:
+    worst = cause.worst
     title = _property(f"{worst.rule} {worst.name}")
-    text = _data(f"{sentence(worst.message)} In {scope(worst.owner)}, {op(worst.op)}{times}. {summary(worst.advice)}")
-    return f"::{COMMANDS[worst.severity]} file={_property(place.file)},line={place.line},title={title}::{text}"
+    said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
+    text = _data(" ".join(filter(None, (said, sentence(cause.size), cause.bearing, summary(worst.advice)))))
+    return f"::{COMMANDS[cause.severity]} file={_property(place.file)},line={place.line},title={title}::{text}"
 
 
 def _data(text: str) -> str:

@@ -6,7 +6,7 @@ from ...formats.table import FORMATS
 from ...records.audit import Audit
 from ..charts import FRAME, depth_chart, tradeoff
 from ..exponents import bars, exponent_map, narrowest, weight_map
-from ..findings import ranked
+from ..findings import causes
 from ..origins import origins
 from ..questions import questions
 from ..table import table
@@ -17,22 +17,22 @@ from ..use import snippets
 from ..view import view
 
 FILE = "report.html"
-GROUPS_SHOWN = 24
 MEMBERS_SHOWN = 40
-OPEN = 5
+CAUSES_SHOWN = 8
+"""Causes to fix that stand in the page itself; those behind them, and notes, stand in a fold below."""
+OPEN = 3
 
 
 def render(audit: Audit) -> str:
     """The whole report as one HTML document that loads nothing."""
-    groups = ranked(audit)
     return (
         environment()
         .get_template("report.html.jinja")
         .render(
             audit=audit,
             view=view(audit),
-            groups=groups[:GROUPS_SHOWN],
-            groups_left=groups[GROUPS_SHOWN:],
+            causes=causes(audit),
+            causes_shown=CAUSES_SHOWN,
             members_shown=MEMBERS_SHOWN,
             open_findings=OPEN,
             origins=[origins(audit, fmt) for fmt in audit.formats],

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ...records.audit import Audit
-from ..findings import FindingGroup, ranked
+from ..findings import Causes, causes
 from ..prose import sentence
 from ..view import Island, PlanView, view
-from ..words import count, label, line, op, percent, printable, ratio, scope
+from ..words import count, label, line, op, percent, printable, ratio
 
-FINDINGS_SHOWN = 10
+CAUSES_SHOWN = 10
 ISLANDS_SHOWN = 12
 
 
@@ -30,7 +30,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield from _islands(seen.chosen.islands)
     if audit.training:
         yield f"Training: {escape(sentence(audit.training.recommendation))}\n"
-    yield from _findings(ranked(audit))
+    yield from _findings(causes(audit))
     yield from (f"> {escape(limit)}  " for limit in seen.limits)
     yield f"\nReproduce: {code(audit.command)}"
 
@@ -83,26 +83,25 @@ def _islands(islands: tuple[Island, ...]) -> Iterator[str]:
     yield ""
 
 
-def _findings(groups: tuple[FindingGroup, ...]) -> Iterator[str]:
-    if not groups:
-        yield "No rule fired.\n"
+def _findings(found: Causes) -> Iterator[str]:
+    yield f"{escape(sentence(f'{found.headline}. {found.about}'.strip()))}\n"
+    if not found.wanting:
         return
-    yield _row(("Finding", "Where", "Operation", "Line", "What"))
+    yield _row(("Cause", "Where", "Operation", "Line", "What"))
     yield _row(("---",) * 5)
-    for group in groups[:FINDINGS_SHOWN]:
-        worst = group.worst
-        times = f" x{len(group.members)}" if len(group.members) > 1 else ""
-        written = line(worst.source, worst.called_from)
-        where = cell(scope(group.pattern)) + times
+    for cause in found.wanting[:CAUSES_SHOWN]:
+        worst = cause.worst
+        at = line(worst.source, worst.called_from)
+        rules = f"{', '.join(cause.codes)} {cause.severity}"
         yield _row(
             (
-                f"{escape(worst.rule)} {worst.severity}",
-                where,
+                escape(rules),
+                cell(cause.where),
                 cell(op(worst.op)),
-                cell(written) if written else "",
+                cell(at) if at else "",
                 escape(sentence(worst.message)),
             )
         )
-    if len(groups) > FINDINGS_SHOWN:
-        yield f"\n{count(len(groups) - FINDINGS_SHOWN, 'more kind')} of findings are in the report."
+    if len(found.wanting) > CAUSES_SHOWN:
+        yield f"\n{count(len(found.wanting) - CAUSES_SHOWN, 'more cause')} in the report."
     yield ""

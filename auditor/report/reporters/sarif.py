@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 from ...records import Finding
 from ...records.audit import Audit
-from ..findings import FindingGroup, ranked
+from ..findings import Cause, causes
 from ..paths import Place, callers, places
 from ..prose import sentence, summary
 from ..view import pattern
-from ..words import count, label, line, op, scope
+from ..words import label, line, op, scope
 
 FILE = "findings.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -29,13 +29,13 @@ LONGEST_TEXT = 1000
 
 def render(audit: Audit) -> str:
     """One run with its rules and results; equal audits give equal bytes."""
-    groups = ranked(audit)[:MOST_RESULTS]
-    rules = {group.worst.rule: group.worst for group in reversed(groups)}
+    found = causes(audit).all[:MOST_RESULTS]
+    rules = {cause.worst.rule: cause.worst for cause in reversed(found)}
     run = {
         "tool": {"driver": _driver(audit, list(rules.values()))},
         "automationDetails": {"id": f"precision-auditor/{quote(audit.subject.name, safe='')}/"},
         "columnKind": "utf16CodeUnits",
-        "results": _results(audit, groups, list(rules)),
+        "results": _results(audit, found, list(rules)),
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
@@ -84,32 +84,32 @@ def _help_uri(finding: Finding) -> dict[str, str]:
     return {"helpUri": found[0]} if found else {}
 
 
-def _results(audit: Audit, groups: Sequence[FindingGroup], rules: list[str]) -> list[dict[str, Any]]:
+def _results(audit: Audit, found: Sequence[Cause], rules: list[str]) -> list[dict[str, Any]]:
     where, called = places(audit), callers(audit)
     return [
         {
-            "ruleId": group.worst.rule,
-            "ruleIndex": rules.index(group.worst.rule),
-            "level": LEVELS[group.worst.severity],
-            "message": {"text": _message(group)},
-            "occurrenceCount": len(group.members),
-            "locations": [_location(group, where[group.worst.node])],
-            **_related(group, called.get(group.worst.node)),
+            "ruleId": cause.worst.rule,
+            "ruleIndex": rules.index(cause.worst.rule),
+            "level": LEVELS[cause.severity],
+            "message": {"text": _message(cause)},
+            "occurrenceCount": len(cause.members),
+            "locations": [_location(cause, where[cause.worst.node])],
+            **_related(cause, called.get(cause.worst.node)),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
-        for group, identity in zip(groups, _fingerprints(groups), strict=True)
+        for cause, identity in zip(found, _fingerprints(found), strict=True)
     ]
 
 
-def _message(group: FindingGroup) -> str:
-    worst = group.worst
-    more = f" and {count(len(group.members) - 1, 'more place')} like it" if len(group.members) > 1 else ""
-    formats = ", ".join(map(label, worst.formats))
-    at = f" Written at {line(worst.source, worst.called_from)}." if worst.called_from else ""
-    return f"{sentence(worst.message)} In {scope(worst.owner)} ({op(worst.op)}){more}, {formats}.{at}"
+def _message(cause: Cause) -> str:
+    worst = cause.worst
+    formats = ", ".join(map(label, cause.formats))
+    place = f"In {cause.where} ({op(worst.op)}), {formats}."
+    at = f"Written at {line(worst.source, worst.called_from)}." if worst.called_from else ""
+    return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.bearing)))
 
 
-def _related(group: FindingGroup, caller: Place | None) -> dict[str, Any]:
+def _related(cause: Cause, caller: Place | None) -> dict[str, Any]:
     """The call that led to the line of a finding, which a viewer links to."""
     if caller is None:
         return {}
@@ -117,30 +117,30 @@ def _related(group: FindingGroup, caller: Place | None) -> dict[str, Any]:
         "artifactLocation": {"uri": quote(caller.file), "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": caller.line, "startColumn": 1, "endLine": caller.line},
     }
-    function = (group.worst.called_from or "").partition(" in ")[2]
+    function = (cause.worst.called_from or "").partition(" in ")[2]
     text = f"called from {function}"
     return {"relatedLocations": [{"id": 1, "physicalLocation": physical, "message": {"text": text}}]}
 
 
-def _location(group: FindingGroup, place: Place) -> dict[str, Any]:
-    owners = dict.fromkeys(scope(finding.owner) for finding in (group.worst, *group.members))
+def _location(cause: Cause, place: Place) -> dict[str, Any]:
+    owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
     return {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(place.file), "uriBaseId": "%SRCROOT%"},
-            "region": _region(group, place),
+            "region": _region(cause, place),
         },
         "logicalLocations": [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]],
     }
 
 
-def _region(group: FindingGroup, place: Place) -> dict[str, Any]:
+def _region(cause: Cause, place: Place) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": place.line, "startColumn": 1, "endLine": place.line}
-    there = _line(group)[1] == place.line  # not where the finding was moved to the audited file
-    code = group.report.node.code if group.report and there else None
+    there = _line(cause)[1] == place.line  # not where the finding was moved to the audited file
+    code = cause.report.node.code if cause.report and there else None
     return {**region, "snippet": {"text": code}} if code else region
 
 
-def _fingerprints(groups: Sequence[FindingGroup]) -> list[str]:
+def _fingerprints(found: Sequence[Cause]) -> list[str]:
     """One per result: of the rule, the module, the operation and the source line's text.
 
     Neither line numbers, block counts nor measurements enter, so a result keeps its identity while the file around it
@@ -148,16 +148,16 @@ def _fingerprints(groups: Sequence[FindingGroup]) -> list[str]:
     """
     seen: Counter[str] = Counter()
     prints: dict[int, str] = {}
-    for i in sorted(range(len(groups)), key=lambda i: _line(groups[i])):
-        worst, report = groups[i].worst, groups[i].report
+    for i in sorted(range(len(found)), key=lambda i: _line(found[i])):
+        worst, report = found[i].worst, found[i].report
         code = " ".join((report.node.code or "").split()) if report else ""
         parts = (worst.rule, pattern(worst.owner), worst.op, code)
         digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         seen[digest] += 1
         prints[i] = f"{digest}:{seen[digest]}"
-    return [prints[i] for i in range(len(groups))]
+    return [prints[i] for i in range(len(found))]
 
 
-def _line(group: FindingGroup) -> tuple[str, int]:
-    name, _, line = (group.worst.source or "").rpartition(":")
+def _line(cause: Cause) -> tuple[str, int]:
+    name, _, line = (cause.worst.source or "").rpartition(":")
     return name, int(line) if line.isdecimal() else 0

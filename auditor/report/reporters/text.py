@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...records.audit import Audit
-from ..findings import FindingGroup, ranked
-from ..page import Page, columns, looks, shorten
+from ..findings import Causes, causes
+from ..page import Page, columns, looks
 from ..prose import sentence
 from ..view import Island, PlanView, View, view
-from ..words import count, label, line, memory, op, percent, printable, ratio, scope
+from ..words import count, label, line, memory, op, percent, printable, ratio
 
-FINDINGS_SHOWN = 8
+CAUSES_SHOWN = 8
 ISLANDS_SHOWN = 6
 ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
@@ -28,7 +28,7 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _verdict(page, seen)
     _plans(page, seen)
     _training(page, audit)
-    _findings(page, ranked(audit))
+    _findings(page, causes(audit))
     _limits(page, seen)
     return "\n".join(page.lines) + "\n"
 
@@ -93,27 +93,25 @@ def _islands(page: Page, islands: tuple[Island, ...]) -> None:
         page.line(f"    and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
 
 
-def _findings(page: Page, groups: tuple[FindingGroup, ...]) -> None:
-    if not groups:
-        page.labelled("Findings", "none: no rule fired")
-        page.line()
-        return
-    page.labelled(
-        "Findings", count(sum(len(g.members) for g in groups), "finding") + " in " + count(len(groups), "kind")
-    )
-    for group in groups[:FINDINGS_SHOWN]:
-        worst = group.worst
-        times = f" x{len(group.members)}" if len(group.members) > 1 else ""
+def _findings(page: Page, found: Causes) -> None:
+    page.labelled("Findings", found.headline)
+    if found.about:
+        page.labelled("", found.about, "muted")
+    for cause in found.wanting[:CAUSES_SHOWN]:
+        worst = cause.worst
         room = max(page.width - 40, 12)
-        where = shorten(printable(scope(group.pattern)), room - len(times)) + times
         source = worst.source or op(worst.op)
-        page.line("  " + columns([(worst.rule, 7), (worst.severity, 7), (where, room), (source, 18)]), worst.severity)
+        cells = [(worst.rule, 7), (cause.severity, 7), (cause.where, room), (source, 18)]
+        page.line("  " + columns(cells), cause.severity)
         if worst.called_from:
             page.line(f"    {printable(line(worst.source, worst.called_from))}", "muted")
         page.paragraph(sentence(worst.message), 4, MESSAGE_LINES, "muted")
-    if len(groups) > FINDINGS_SHOWN:
-        page.line(f"  and {len(groups) - FINDINGS_SHOWN} more kinds, in the report")
-    page.line(f"  Explain: python -m auditor explain {groups[0].worst.rule}", "muted")
+        if cause.size:
+            page.paragraph(cause.size, 4, 1, "muted")
+    if len(found.wanting) > CAUSES_SHOWN:
+        page.line(f"  and {count(len(found.wanting) - CAUSES_SHOWN, 'more cause')}, in the report")
+    if found.all:
+        page.line(f"  Explain: python -m auditor explain {found.all[0].worst.rule}", "muted")
     page.line()
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from auditor.formats.metrics import Damage
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
-from auditor.measure.causes import cause_of
+from auditor.measure.causes import breaks, cause_of
+from auditor.records import Contribution, NodeError
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
 UNHURT = Damage(0, 0, 0.0, 0.0)
@@ -59,3 +60,14 @@ def test_without_operands_nothing_cancels() -> None:
 def test_cancellation_depends_on_the_format() -> None:
     assert cause_of("sub", UNHURT, 0.03, BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"  # 8 * 2^-8 = 0.03125
     assert cause_of("sub", UNHURT, 0.032, BF16, Profile(ONES / 10), [Profile(ONES)]) == "cancellation"
+
+
+def test_a_break_is_a_refusal_or_something_that_turns_non_finite() -> None:
+    whole = Contribution(0.5, 0.5, 0.0)
+    for broken in (NodeError(unsupported="no kernel"), NodeError(overflow=1), NodeError(nan=1)):
+        assert breaks(broken, whole)
+        assert breaks(broken, None)
+    for moved in (float("inf"), float("nan")):
+        assert breaks(NodeError(), Contribution(moved, 0.0, 0.0))
+    assert not breaks(NodeError(local_error=3.0), whole)
+    assert not breaks(NodeError(), None)

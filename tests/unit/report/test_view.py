@@ -5,7 +5,6 @@ import pytest
 
 from auditor.errors import AuditorError
 from auditor.records import Plan, ScopeChoice, Verification
-from auditor.report.findings import ranked
 from auditor.report.origins import origins
 from auditor.report.questions import questions
 from auditor.report.view import islands, pattern, precision_of, view
@@ -66,18 +65,6 @@ def test_tallies_say_what_limits_each_format():
     assert bf16.limit == "precision"
     assert dict(fp16.counts)["untested"] == 1
     assert fp16.total == sum(n for _, n in fp16.counts) == 120
-
-
-def test_findings_are_ranked_and_folded_over_blocks():
-    audit = make_audit()
-    groups = ranked(audit)
-    assert groups[0].worst.rule == "RNG001"  # the only error
-    assert sum(len(g.members) for g in groups) == len(audit.findings)
-    softmax = next(g for g in groups if g.worst.rule == "SFT001")
-    assert softmax.pattern == "blocks.*.attn"
-    assert len(softmax.members) == 8
-    effects = {r.node.name: r.contributions["bf16"].isolated for r in audit.nodes if "bf16" in r.contributions}
-    assert softmax.effect == max(effects[f.node] for f in softmax.members)
 
 
 def test_an_error_is_told_apart_from_what_inherits_it():

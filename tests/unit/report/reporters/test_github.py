@@ -24,4 +24,4 @@ def test_at_most_ten_of_each_level():
     counts = Counter(line.split(" ")[0] for line in text.splitlines() if line.startswith("::"))
     assert counts["::warning"] == 10
     assert counts["::error"] == 1
-    assert re.search(r"\d+ more kinds of findings are in the report", text)
+    assert re.search(r"\d+ more causes in the report", text)

@@ -41,7 +41,7 @@ def hostile():
 def test_names_from_the_model_add_no_markup(hostile):
     tags = [tag for tag, _ in hostile.tags]
     assert "img" not in tags
-    assert tags.count("script") == 7  # theme, data, table, measures, graph, its view, page
+    assert tags.count("script") == 8  # theme, data, findings, table, measures, graph, its view, page
     assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
     assert "<script>alert(1)</script>" in hostile.text
 
@@ -82,7 +82,7 @@ def test_empty_sections_say_why():
     text = Page(html.render(make_audit(empty=True))).text
     for reason in (
         "No plan was made",
-        "No rule fired",
+        "Nothing to fix: no rule fired",
         "No operation was measured",
         "nothing to draw",
         "No value ranges",

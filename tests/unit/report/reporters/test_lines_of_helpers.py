@@ -42,12 +42,13 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(8, 8)
+            self.layer = nn.Linear(8, 8, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             return helpers.unit(self.layer(x))
 
-    audit = auditor.audit(Net(), torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).index_fill(0, torch.tensor(0), 0.0)
+    audit = auditor.audit(Net(), x)
     line = inspect.getsourcelines(Net.forward)[1] + 1
     finding = next(f for f in audit.findings if f.source == "unit_helpers.py:6")
     return audit, finding, f"{Path(__file__).name}:{line} in Net.forward"
@@ -58,7 +59,7 @@ def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
     assert finding.called_from == beside
     written = audit.to_json()
     assert next(f for f in written["findings"] if f["node"] == finding.node)["called_from"] == beside
-    lines = {n["source"]: n.get("called_from") for n in written["nodes"]}
+    lines = {n["source"]: n.get("called_from") for n in audit.to_measurements()["nodes"]}
     assert lines["unit_helpers.py:2"] == lines["unit_helpers.py:6"] == beside
     assert lines[beside.partition(" in ")[0]] is None  # the layer is called there
 

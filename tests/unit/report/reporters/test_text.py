@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from auditor.report.page import shorten
 from auditor.report.reporters import text
-from auditor.report.reporters.text import shorten
 from tests.unit.report.factory import make_audit
 
 

@@ -1,0 +1,160 @@
+"""Root causes: which findings come of one another, and at which line that begins."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from ..measure.calibrate import Calibration
+from ..measure.causes import breaks
+from ..paths import pattern
+from ..records import Finding, Node, Verdict
+from ..rulebook import Rule
+
+Verdicts = Mapping[str, Mapping[str, Verdict]]
+APART = ("hardware", "collectives", "settings")
+"""Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
+FLAGGED = ("sensitive", "unsafe")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes of a capture in the order they run, with what was measured and judged of them."""
+
+    nodes: Mapping[str, Node]
+    measured: Calibration
+    verdicts: Verdicts
+
+    def broken(self, name: str, fmt: str) -> bool:
+        """Whether the node alone, low, refuses, or makes something non-finite that is finite in FP32."""
+        error = self.measured.errors.get(name, {}).get(fmt)
+        contribution = self.measured.contributions.get(name, {}).get(fmt)
+        return error is not None and breaks(error, contribution)
+
+    def flagged(self, name: str, fmt: str) -> bool:
+        """Whether it is sensitive or unsafe."""
+        verdict = self.verdicts.get(name, {}).get(fmt)
+        return verdict is not None and verdict.verdict in FLAGGED
+
+    def effect(self, name: str, fmt: str) -> float:
+        """How far it moves the outputs alone."""
+        contribution = self.measured.contributions.get(name, {}).get(fmt)
+        return contribution.isolated if contribution is not None else 0.0
+
+
+def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+    """The findings, each with the line and operation at which what it reports begins; equal ones have one cause.
+
+    Blocks that repeat run the same line. What an operation makes non-finite is the cause of what its readers make of it.
+    What the measurement alone reports, and is not that, goes to the nearest finding of a rule about precision that the
+    measurement bears out, over operations that are all sensitive or unsafe; where there is none, what lies together, or
+    on a line with it, is one cause.
+    """
+    families = {rule.code: rule.family for rule in rules}
+    formats = tuple(dict.fromkeys(fmt for finding in findings for fmt in finding.formats))
+    begins = {fmt: _beginnings(graph, fmt) for fmt in formats}
+    unforeseen = {id(f) for f in findings if families.get(f.rule) == "measured" and not _breaks(graph, f)}
+    placed = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unforeseen}
+    foreseen = [f for f in findings if f.agrees and f.severity != "info" and f.measurable and not _breaks(graph, f)]
+    foreseen = [finding for finding in foreseen if id(finding) not in unforeseen]
+    placed |= _gathered(graph, findings, foreseen, placed, formats)
+    return tuple(replace(finding, cause=placed[id(finding)]) for finding in findings)
+
+
+def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
+    """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
+    found: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        if not graph.broken(name, fmt):
+            continue
+        above = (
+            None if graph.measured.errors[name][fmt].unsupported else next((i for i in node.inputs if i in found), None)
+        )
+        found[name] = name if above is None else found[above]
+    return found
+
+
+def _breaks(graph: Graph, finding: Finding) -> bool:
+    return any(graph.broken(finding.node, fmt) for fmt in finding.formats)
+
+
+def _place(graph: Graph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]) -> str:
+    if finding.node not in graph.nodes:
+        return finding.source or finding.op
+    if families.get(finding.rule) in APART:
+        return f"{place_of(graph.nodes[finding.node])}: {finding.rule}"
+    origins = (begins[fmt].get(finding.node) for fmt in finding.formats)
+    return place_of(graph.nodes[next(filter(None, origins), finding.node)])
+
+
+def place_of(node: Node) -> str:
+    """The line and operation of a node, or the modules that repeat it where no line of the user's is on the way."""
+    return f"{node.source or pattern(node.owner)} {node.op.split('.')[1] if '.' in node.op else node.op}"
+
+
+def _gathered(
+    graph: Graph,
+    findings: Sequence[Finding],
+    foreseen: Sequence[Finding],
+    placed: Mapping[int, str],
+    formats: Iterable[str],
+) -> dict[int, str]:
+    """Causes of findings that are not placed yet: those of the measurement alone, about precision."""
+    found: dict[int, str] = {}
+    rest = [finding for finding in findings if id(finding) not in placed]
+    together = nx.Graph()
+    for fmt in formats:
+        stretch = _stretches(graph, fmt)
+        nearest = _nearest(stretch, {f.node: placed[id(f)] for f in foreseen if f.node in stretch})
+        for finding in rest:
+            if fmt in finding.formats and finding.node in nearest:
+                found[id(finding)] = nearest[finding.node]
+        for number, nodes in enumerate(nx.connected_components(stretch)):
+            together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
+    left = [finding for finding in rest if id(finding) not in found]
+    broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
+    return found | _headed(graph, left, together, broken)
+
+
+def _stretches(graph: Graph, fmt: str) -> nx.Graph:
+    """The flagged nodes of a format, joined where one reads the other."""
+    flagged = [name for name in graph.nodes if graph.flagged(name, fmt)]
+    found = nx.Graph()
+    found.add_nodes_from(flagged)
+    found.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in found)
+    return found
+
+
+def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
+    """{node: the cause of the nearest node that has one}; in a tie, of the one that runs first."""
+    found, waiting = dict(causes), deque(causes)
+    while waiting:
+        name = waiting.popleft()
+        for other in stretch[name]:
+            if other not in found:
+                found[other] = found[name]
+                waiting.append(other)
+    return found
+
+
+def _headed(graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]) -> dict[int, str]:
+    """What lies together goes by the place, among its own, whose operation moves the outputs most.
+
+    broken: places at which something turns non-finite, which is another matter.
+    """
+    joined: dict[str, int] = {}
+    for number, members in enumerate(nx.connected_components(together)):
+        joined |= {place: number for place in members if isinstance(place, str)}
+    same: dict[object, list[Finding]] = {}
+    for finding in left:
+        place = place_of(graph.nodes[finding.node])
+        same.setdefault(joined.get(place, place), []).append(finding)
+    found: dict[int, str] = {}
+    for findings in same.values():
+        head = max(findings, key=lambda finding: max(graph.effect(finding.node, fmt) for fmt in finding.formats))
+        place = place_of(graph.nodes[head.node])
+        found |= {id(finding): f"{place}: precision" if place in broken else place for finding in findings}
+    return found

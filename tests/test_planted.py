@@ -1,0 +1,139 @@
+"""Four mistakes on four lines of a Llama: what an audit shows first, and each sentence about them against facts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.records import Audit, NodeReport
+from auditor.report.findings import Cause, causes
+from auditor.report.reporters import names, rendered
+from tests.planted import MISTAKES, REPAIRED, line, llama
+
+
+class Loud(nn.Module):
+    """Its square is beyond FP16, and its sine is not to be had in it to nine digits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin((1000 * x).square() / 1e6)
+
+
+AUTOCAST, CAST = "under autocast", "with cast weights"
+
+
+def audited(**planted: float) -> Audit:
+    model, inputs = llama(**planted)
+    return auditor.audit(model, inputs)
+
+
+@pytest.fixture(scope="module")
+def bad() -> Audit:
+    return audited()
+
+
+@pytest.fixture(scope="module")
+def repaired() -> Audit:
+    return audited(**REPAIRED)
+
+
+def reports(audit: Audit, cause: Cause) -> list[NodeReport]:
+    members = {finding.node for finding in cause.members}
+    return [report for report in audit.nodes if report.node.name in members]
+
+
+def test_its_four_causes_come_first(bad: Audit) -> None:
+    found = causes(bad)
+    assert {cause.worst.source for cause in found.wanting} == {line(planted) for planted in MISTAKES}
+    assert len(found.wanting) == 4
+    assert sum(len(cause.members) for cause in found.all) == len(bad.findings)
+
+
+@pytest.mark.parametrize("planted", MISTAKES)
+def test_each_is_gone_once_it_is_repaired(planted: str) -> None:
+    left = causes(audited(**{planted: REPAIRED[planted]})).wanting
+    assert line(planted) not in {cause.worst.source for cause in left}
+    assert len(left) == 3
+
+
+def test_a_repaired_model_has_nothing_to_fix(repaired: Audit) -> None:
+    found = causes(repaired)
+    assert found.wanting == ()
+    assert found.headline == f"nothing to fix, {len(found.notes)} notes"
+    assert all(
+        f"othing to fix, {len(found.notes)} notes" in rendered(name, repaired) for name in ("text", "md", "html")
+    )
+
+
+def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
+    for name in set(names()) - {"json"}:
+        text = rendered(name, bad)
+        assert all(line(planted).removeprefix("planted.py:") in text for planted in MISTAKES), name
+    assert "4 causes (4 warnings)" in rendered("text", bad)
+
+
+def test_a_cause_holds_all_layers_that_run_its_line(bad: Audit) -> None:
+    by_line = {cause.worst.source: cause for cause in causes(bad).wanting}
+    assert by_line[line("masked")].modules == {"layers.*.attn": 3}
+    assert by_line[line("eps")].where == "layers.*.attn_norm x3, layers.*.mlp_norm x3"
+    assert by_line[line("loud")].modules["layers.*.mlp"] == 3
+
+
+def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:
+    (loud,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("loud"))
+    assert {finding.op for finding in loud.members} > {"aten.mul.Tensor"}  # the product that reads it, too
+    nodes = {report.node.name: report for report in bad.nodes}
+    heirs = [report for report in reports(bad, loud) if report.node.source != line("loud")]
+    assert {report.node.owner for report in heirs} == {f"layers.{i}.mlp.down_proj" for i in range(3)}
+    for report in heirs:
+        assert report.errors["fp16"].overflow + report.errors["fp16"].nan > 0
+        assert any(nodes[name].errors["fp16"].overflow > 0 for name in report.node.inputs if name in nodes)
+
+
+def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
+    found = causes(bad)
+    plan = bad.plans[bad.recommended or ""]
+    assert found.about == "Severities are for BF16 under autocast, the recommended plan."
+    assert (plan.format, plan.strategy, plan.verified) == ("bf16", "autocast", True)
+    said = {cause.worst.source: cause.bearing for cause in found.wanting}
+    opening = "BF16 under autocast, the recommended plan,"
+    assert said[line("eps")] == f"{opening} is spared this: it takes FP16 {CAST}."
+    assert said[line("masked")] == f"{opening} is spared this: it takes FP16 {AUTOCAST} or FP16 {CAST}."
+    for name in ("autocast_fp16", "cast_fp16"):
+        assert bad.baselines[name].failure is not None  # -1e9 cannot be written in FP16
+        assert bad.baselines[name.replace("fp16", "bf16")].finite
+
+
+def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> None:
+    (sharp,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("sharp"))
+    said = re.search(r"keeps (\d+) of these operations in FP32", sharp.bearing)
+    assert said is not None
+    exposed = [r for r in reports(bad, sharp) if "autocast" in r.exposed["bf16"] and _spoken(bad, r.node.name)]
+    ran = [r.planned for r in exposed]
+    assert int(said[1]) == sum(
+        dtypes is not None and "bfloat16" not in (*dtypes.inputs, dtypes.output) for dtypes in ran
+    )
+
+
+def _spoken(audit: Audit, node: str) -> bool:
+    return any(finding.node == node and "bf16" in finding.formats for finding in audit.findings)
+
+
+def test_no_finding_is_an_error_where_a_plan_holds(bad: Audit) -> None:
+    assert {finding.severity for finding in bad.findings} == {"warning", "info"}
+    assert {finding.declared for finding in bad.findings} >= {"error", "warning", "info"}
+    assert {finding.plan for finding in bad.findings} == {bad.recommended}
+
+
+def test_where_no_plan_holds_errors_say_so() -> None:
+    audit = auditor.audit(Loud(), (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
+    assert not any(
+        plan.verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
+    )
+    found = causes(audit)
+    assert found.about == "No plan holds the budget with anything low: severities are those of the rules."
+    assert found.wanting[0].severity == "error"
+    assert found.wanting[0].bearing == "No plan holds the budget, and this is part of why."
