@@ -50,6 +50,9 @@ _NAMES: tuple[tuple[str, int], ...] = (
     (r"num_codebooks|n_codebooks", 2),
 )
 
+_ABSENT = {"num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 8, "sliding_window": 8}
+"""Fields that a model needs, and that its config leaves to its user."""
+
 _STAGES = r"(\w+_)?(hidden_sizes|embed_dims|dims|conv_dim|channels|hidden_dims|widths|tdnn_dim)"
 
 
@@ -90,8 +93,8 @@ def _part(spec: Any, ratio: int) -> dict[str, Any]:
 
 def small(name: str, default: Any, ratio: int) -> Any:
     """What a field becomes; None where it stays."""
-    if default is None and name == "num_experts_per_tok":
-        return 2
+    if default is None and name in _ABSENT:
+        return _ABSENT[name]
     if name.endswith(("token_id", "token_index")) and isinstance(default, int) and default >= VOCABULARY - SPECIAL:
         return VOCABULARY - 1 - hash_of(name) % SPECIAL
     if isinstance(default, Mapping) and default and all(isinstance(key, int) for key in default):

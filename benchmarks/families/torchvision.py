@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,7 @@ def _attempts(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 def _parameters(name: str) -> float:
     models = importlib.import_module("torchvision.models")
-    options = {"weights_backbone": None} if "Backbone" in str(models.get_model_builder(name).__annotations__) else {}
+    options = {"weights_backbone": None} if "weights_backbone" in models.get_model_builder(name).__annotations__ else {}
     try:
         with torch.device("meta"):
             return sum(p.numel() for p in models.get_model(name, weights=None, **options).parameters())
@@ -77,17 +78,19 @@ def _parameters(name: str) -> float:
 
 def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Greedy non-maximum suppression: indices of the boxes that are kept, best first."""
-    left, top, right, bottom = boxes.unbind(1)
+    order = scores.argsort(descending=True, stable=True)
+    left, top, right, bottom = boxes[order].unbind(1)
     area = (right - left) * (bottom - top)
-    order, kept = scores.argsort(descending=True, stable=True), list[Tensor]()
-    while order.numel():
-        best, rest = order[0], order[1:]
-        kept.append(best)
-        width = (torch.minimum(right[best], right[rest]) - torch.maximum(left[best], left[rest])).clamp(min=0)
-        height = (torch.minimum(bottom[best], bottom[rest]) - torch.maximum(top[best], top[rest])).clamp(min=0)
-        shared = width * height
-        order = rest[shared / (area[best] + area[rest] - shared) <= threshold]
-    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.long, device=boxes.device)
+    width = (torch.minimum(right[:, None], right) - torch.maximum(left[:, None], left)).clamp(min=0)
+    height = (torch.minimum(bottom[:, None], bottom) - torch.maximum(top[:, None], top)).clamp(min=0)
+    shared = width * height
+    near = (shared / (area[:, None] + area - shared) > threshold).cpu().numpy()
+    kept, dropped = list[int](), np.zeros(len(near), dtype=bool)
+    for i, others in enumerate(near):
+        if not dropped[i]:
+            kept.append(i)
+            dropped |= others
+    return order[torch.tensor(kept, dtype=torch.long, device=order.device)]
 
 
 def _register() -> None:

@@ -19,7 +19,7 @@ from . import Built, Unbuilt
 from .calls import calls_of, set_all
 from .shrinking import shallow, shrunk
 
-MOST_PARAMETERS = 60_000_000
+MOST_PARAMETERS = 150_000_000
 _TASKS = [name for name in vars(modeling_auto) if name.startswith("MODEL_FOR") and name.endswith("_MAPPING")]
 MAPPINGS = ("MODEL_MAPPING", *sorted(_TASKS))
 
