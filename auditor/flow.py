@@ -27,6 +27,7 @@ from .pulse import listening
 from .records import Audit, Subject
 from .recursion import deep
 from .replay.depth import under_plan
+from .rulebook import spread
 from .stages import Stages
 from .state.process import untouched
 from .tape import capture
@@ -62,10 +63,11 @@ def run(subject: Subject, options: Options) -> Audit:
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
             facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
-            classified = classify(captured, facts, options.rules)
-            wanted = silenced(confronted(classified, judged.verdicts), options.selection, options.rules)
+            rules = spread(options.rules, formats)
+            classified = classify(captured, facts, rules)
+            wanted = silenced(confronted(classified, judged.verdicts), options.selection, rules)
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = with_causes(wanted, graph, options.rules)
+            findings = with_causes(wanted, graph, rules)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
         with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)

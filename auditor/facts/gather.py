@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..formats.table import FORMATS, narrower
+from ..formats.table import FORMATS, label, narrower
 from ..ops.nodes import dtype, op_of, readers, source
 from ..ops.table import operation
 from ..records import Capture, Magnitudes, Verdict
@@ -135,6 +135,7 @@ class _Collector:
             "cancelled_bits": cancelled_bits(node, into, output_max_abs),
             "headroom_bits": {name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
             "verdict": {name: found.verdict for name, found in verdicts.items()},
+            "label": {name: label(name) for name in narrower()},
             "reason": {name: found.reason for name, found in verdicts.items()},
         }
 

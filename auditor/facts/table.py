@@ -21,6 +21,8 @@ _TYPES = {
     "Mapping[str, float | None]": "number",
     "Mapping[str, str]": "text",
 }
+EACH = "each"
+"""In place of a format: every audited one that no other rule of the family speaks of; see rulebook/each.py."""
 _OLDER = re.compile(r"(headroom_bits|verdict|reason)_(fp16|bf16)")
 """Names of facts in rules that were written when each format had facts of its own."""
 
@@ -123,6 +125,7 @@ class NodeFacts:
     verdict: Mapping[str, str] = _fact(
         "", "safe, sensitive, unsafe or untested in a format, by measurement, as verdict.fp16"
     )
+    label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
 
@@ -156,4 +159,4 @@ def address_problem(address: str, unknown: str = "not a fact") -> str | None:
         return f"{name!r} is not kept by format" if dot else None
     if not dot:
         return f"{name!r} is kept by format: name one, as in {name}.fp16"
-    return None if fmt in narrower() else f"{fmt!r} is not one of {', '.join(narrower())}"
+    return None if fmt in (*narrower(), EACH) else f"{fmt!r} is not one of {', '.join(narrower())}"

@@ -10,7 +10,7 @@ from ..config import Ignore, Selection
 from ..records import Finding, Verdict
 from ..rulebook import Rule
 
-MEASURED = frozenset({"MSR001", "MSR002"})
+MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 """Rules that report the measurement itself, where no other rule accounts for it."""
 UNUSED_IGNORE = "CFG001"
 

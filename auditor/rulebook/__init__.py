@@ -1,6 +1,7 @@
 """The rules: data files, read into Rule records, checked against a schema, and matched on a graph."""
 
 from .conditions import evaluate, facts_used
+from .each import spread
 from .explain import as_data, explain
 from .load import load_rules
 from .patterns import Matcher
@@ -21,4 +22,5 @@ __all__ = [
     "facts_used",
     "load_rules",
     "reference",
+    "spread",
 ]

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from ..facts.table import FACTS, address_problem, fact_at
+from ..facts.table import EACH, FACTS, address_problem, fact_at
 from ..formats.table import narrower
 from .conditions import COMPARISONS
 from .message import facts_shown, filled
@@ -49,7 +49,7 @@ def parse_rule(path: Path, text: str, table: dict[str, Any]) -> Rule:
         status=reader.text("status", STATUSES),
         severity=reader.text("severity", SEVERITIES),
         confidence=reader.text("confidence", CONFIDENCES),
-        formats=reader.texts("formats", narrower()),
+        formats=reader.texts("formats", (*narrower(), EACH)),
         match=_match(reader.reader("match")),
         when=_conditions(reader, "when"),
         message=_message(reader),

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from auditor.config import selection
+from auditor.facts.table import EACH
 from auditor.judge.classify import classify
 from auditor.judge.findings import silenced
 from auditor.loading import from_object
@@ -61,7 +62,7 @@ def test_a_rule_that_warns_shows_a_repair(rule: Rule) -> None:
 
 def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_other() -> None:
     for rule in RULES:
-        if rule.family == "measured":
+        if rule.family == "measured" and EACH not in rule.formats:
             found = found_in(Specimen(rule.code, lambda rule=rule: from_object(*example(rule)), failing=True), RULES)
             assert {(finding.rule, finding.agrees) for finding in found} == {("MSR001", True), ("MSR002", True)}
 
