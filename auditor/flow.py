@@ -21,7 +21,7 @@ from .options import Options
 from .plan.baselines import baselines_of
 from .plan.costs import costs_of
 from .plan.plans import as_run, plans_of, recommend
-from .plan.units import in_unit_of
+from .plan.units import in_unit, yardstick_of
 from .plan.workbench import workbench
 from .pulse import listening
 from .records import Audit, Subject
@@ -53,8 +53,9 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            relative = calibrate(captured, subject, formats, seed, stages.tick)
-        measured = in_unit_of(options.metric, relative, subject, options.max_error, seed)
+            yardstick = yardstick_of(options.metric, subject, options.max_error, seed)
+            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick)
+        measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, options.max_error)
         with stages("regions", "flagged nodes that lie together"):
             regions = run_regions(captured, subject.model, subject.batches[0], relative, judged.verdicts, formats)

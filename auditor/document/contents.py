@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from ..records import FORMAT_VERSION, Audit, Contribution, Finding, Magnitudes, NodeError
 from ..records.graph import CalledFrom
-from ..records.measure import Bearing, CauseName, Followed, Severity
+from ..records.measure import DECIDED_BY, Bearing, CauseName, Followed, Severity
 from ..records.written import Inlined, Written
 
 Groups = tuple[tuple[str, ...], ...]
@@ -302,8 +302,8 @@ class MovedGradients:
     decided_by: Annotated[
         str,
         Written(
-            "how `contribution` was found: `first-order`, or `re-run` of the step with this operation low",
-            choices=("first-order", "re-run"),
+            "how `contribution` was found: `first-order`: predicted; `re-run` of the step with this operation low",
+            choices=DECIDED_BY,
         ),
     ]
 

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 from ..formats.table import FORMATS, label
 from ..measure.calibrate import Calibration
+from ..measure.rerun import SENSITIVE_SHARE
 from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
 from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
-
-SENSITIVE_SHARE = 0.25
-"""Share of the error budget that one node alone may take before it is called sensitive."""
-
 
 def verdict_of(
     node: Node,
@@ -41,22 +38,52 @@ def verdict_of(
         return Verdict("safe", "the author keeps it in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+    if contribution.decided_by == "not-run":
+        return Verdict("untested", _untested_reason(error))
     if not contribution.isolated <= max_error:
         return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
     if not contribution.isolated <= SENSITIVE_SHARE * max_error:
-        share = contribution.isolated / max_error
-        return Verdict("sensitive", f"alone it takes {share:.0%} of the error budget", _limit(error))
+        return Verdict("sensitive", _taken(contribution, max_error), _limit(error))
     return Verdict("safe", _safe_reason(error, contribution))
+
+
+def effect_of(contribution: Contribution) -> str:
+    """How far it moves the outputs, in words that say whether that was run or is a prediction."""
+    moved = contribution.isolated
+    if not math.isfinite(moved):
+        return "the outputs turn non-finite"
+    if contribution.decided_by == "group":
+        return f"low together with {_others(contribution)} it moves the outputs by {moved:.2g}"
+    if contribution.decided_by == "margin":
+        return "errors several times as large as its own change no result"
+    if contribution.decided_by == "first-order":
+        return f"alone it is predicted to move the outputs by {moved:.2g}"
+    return f"alone it moves the outputs by {moved:.2g}"
+
+
+def _taken(contribution: Contribution, max_error: float) -> str:
+    share = f"{contribution.isolated / max_error:.0%} of the error budget"
+    if contribution.decided_by == "group":
+        return f"low together with {_others(contribution)} it takes {share}"
+    predicted = "is predicted to take" if contribution.decided_by == "first-order" else "takes"
+    return f"alone it {predicted} {share}"
+
+
+def _others(contribution: Contribution) -> str:
+    return "1 other" if contribution.together == 2 else f"{contribution.together - 1:,} others"
+
+
+def _untested_reason(error: NodeError) -> str:
+    what = "it turns non-finite" if error.overflow or error.nan else "only a run can tell what it does to the outputs"
+    return f"{what}, and the runs that an audit affords did not get to it"
 
 
 def _unsafe_reason(
     error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
 ) -> str:
-    effect = (
-        "the outputs turn non-finite"
-        if not math.isfinite(contribution.isolated)
-        else f"alone it moves the outputs by {contribution.isolated:.2g}, over the budget of {max_error:.2g}"
-    )
+    effect = effect_of(contribution)
+    if math.isfinite(contribution.isolated):
+        effect = f"{effect}, over the budget of {max_error:.2g}"
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest
         magnitude = (
@@ -70,10 +97,10 @@ def _unsafe_reason(
 
 def _safe_reason(error: NodeError, contribution: Contribution) -> str:
     if error.overflow or error.nan:
-        return "it turns non-finite, but the outputs absorb it (re-run)"
+        return f"it turns non-finite, but the outputs absorb that (run); {effect_of(contribution)}"
     if error.underflow > 0.5:
-        return f"{error.underflow:.0%} of it underflows, without effect on the outputs"
-    return f"alone it moves the outputs by {contribution.isolated:.2g}"
+        return f"{error.underflow:.0%} of it underflows; {effect_of(contribution)}"
+    return effect_of(contribution)
 
 
 def _limit(error: NodeError) -> str | None:

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
-from ..formats.metrics import output_error
-from ..formats.table import FORMATS
-from ..ops.casting import lowered, raised
-from ..raised import let_through
+from ..formats.entries import is_plain
+from ..ops.nodes import tensors_of
 from ..records import Contribution
-from ..replay.execute import Rest
-from .estimates import estimate
+from .estimates import Estimates, estimate
+from .margins import only_choices, through
 from .measure import Measurement
-from .rerun import Limits, chosen
-
-LIMITS = Limits(most=96)
-"""Of the model's forward; what cannot be told to first order must be, however large the model is."""
+from .rerun import PLAIN, Reruns, Yardstick
+from .undecided import Undecided
 
 
 def attribute(
-    measurement: Measurement, seed: int = 0, tick: Callable[[str], None] = lambda name: None
+    measurement: Measurement,
+    seed: int = 0,
+    tick: Callable[[str], None] = lambda name: None,
+    yardstick: Yardstick = PLAIN,
 ) -> dict[str, dict[str, Contribution]]:
     """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1.
 
-    Nodes without a first-order answer (non-finite, or deciding a discrete result) are re-run: that node low, all else
-    FP32. See estimates.py for the others.
+    Nodes without a first-order answer (non-finite, deciding a discrete result, or before what has no derivative) are
+    re-run, see undecided.py. See estimates.py for the others.
     """
     estimates = estimate(measurement, seed)
     result: dict[str, dict[str, Contribution]] = {}
     for name in measurement.live:
         result[name] = {fmt: estimates.contribution(name, fmt) for fmt in measurement.formats}
-    rest = Rest(measurement.capture, measurement.flat_inputs, measurement.values)
+    unseen = _unseen(estimates)
+    choosing = only_choices(measurement.capture)
     for fmt in measurement.formats:
-        for name in _undecided(measurement, fmt):
-            tick(name)
-            result[name][fmt] = _rerun(measurement, rest, name, fmt)
+        first = {name: result[name][fmt] for name in measurement.traces}
+        levels = _levels(measurement, first, unseen) if choosing else {}
+        if choosing:
+            result |= {name: {**result[name], fmt: Contribution(0.0, 0.0, 0.0)} for name in result}
+            first = {name: result[name][fmt] for name in first}
+        undecided = Undecided(Reruns(measurement, fmt, yardstick), first, unseen, tick, levels)
+        for name, found in undecided.decide(_without_answer(measurement, unseen, fmt)).items():
+            result[name][fmt] = found
     return result
 
 
-def _undecided(measurement: Measurement, fmt: str) -> list[str]:
-    """Nodes for which no first-order answer exists, those certain to matter first, within LIMITS."""
-    found = {name: traces[fmt] for name, traces in measurement.traces.items() if traces[fmt].low is not None}
-    return chosen(found, lambda name: found[name].certain, LIMITS)
+def _levels(measurement: Measurement, first: Mapping[str, Contribution], unseen: Collection[str]) -> dict[str, float]:
+    """{node: how far it moves what decides the outputs} for those whose errors reach them there and nowhere before."""
+    eligible = through(measurement.capture) - set(unseen)
+    return {name: one.isolated for name, one in first.items() if name in eligible}
 
 
-def _rerun(measurement: Measurement, rest: Rest, name: str, fmt: str) -> Contribution:
-    isolated = _error(measurement, rest, name, raised(measurement.traces[name][fmt].low))
-    cast = isolated
-    if measurement.capture.nodes[name].floating:
-        cast = _error(measurement, rest, name, raised(lowered(measurement.values[name], FORMATS[fmt])))
-    return Contribution(isolated=isolated, own=isolated, cast=cast, decided_by="re-run")
+def _unseen(estimates: Estimates) -> set[str]:
+    """Nodes of which first order says nothing, or not all: no derivative leads from them to all that depends on them."""
+    measurement = estimates.measurement
+    return {
+        name
+        for name in measurement.errors
+        if name in measurement.blind
+        or (not estimates.reached(name) and measurement.capture.nodes[name].floating)
+        or not all(x.is_floating_point() and is_plain(x) for x in tensors_of(measurement.values[name])[:1])
+    }
 
 
-def _error(measurement: Measurement, rest: Rest, name: str, value: Any) -> float:
-    """Error of the outputs once a node's value is another; inf where a finite output turned non-finite."""
-    try:
-        found = rest.outputs(name, value)
-    except Exception as error:  # what follows cannot be computed from this value: its shape, or its entries, do not fit
-        let_through(error)
-        return math.inf
-    return output_error([x.detach() for x in measurement.outputs], found)
+def _without_answer(measurement: Measurement, unseen: set[str], fmt: str) -> list[str]:
+    found = []
+    for name, traces in measurement.traces.items():
+        error = measurement.errors[name][fmt]
+        if traces[fmt].low is not None or (name in unseen and error.local_error and not error.unsupported):
+            found.append(name)
+    return found

@@ -13,6 +13,7 @@ from ..tape.paths import usable_batches
 from .attribute import attribute
 from .measure import Measurement, measure
 from .reference import NONE, TRIED, TRUSTED
+from .rerun import PLAIN, Yardstick
 
 PerFormat = dict[str, dict[str, NodeError]]
 Contributions = dict[str, dict[str, Contribution]]
@@ -29,7 +30,12 @@ class Calibration:
 
 
 def calibrate(
-    capture: Capture, subject: Subject, formats: tuple[str, ...], seed: int, tick: Callable[[str], None]
+    capture: Capture,
+    subject: Subject,
+    formats: tuple[str, ...],
+    seed: int,
+    tick: Callable[[str], None],
+    yardstick: Yardstick = PLAIN,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
@@ -38,7 +44,11 @@ def calibrate(
     """
     found: Calibration | None = None
     for batch in usable_batches(capture, subject):
-        measured, contributions = _attributed(capture, subject, batch, formats, seed, tick)
+
+        def attributed(measured: Measurement) -> Contributions:
+            return attribute(measured, seed, tick, yardstick)
+
+        measured, contributions = _attributed(capture, subject, batch, formats, tick, attributed)
         one = Calibration(measured.errors, contributions, measured.ranges, 1)
         del measured
         found = one if found is None else _merged(found, one)
@@ -47,17 +57,22 @@ def calibrate(
 
 
 def _attributed(
-    capture: Capture, subject: Subject, batch: Batch, formats: tuple[str, ...], seed: int, tick: Callable[[str], None]
+    capture: Capture,
+    subject: Subject,
+    batch: Batch,
+    formats: tuple[str, ...],
+    tick: Callable[[str], None],
+    attributed: Callable[[Measurement], Contributions],
 ) -> tuple[Measurement, Contributions]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
     for how in (TRUSTED, TRIED):
         try:
             measured = measure(capture, subject.model, batch, formats, tick, back=how)
-            return measured, attribute(measured, seed, tick)
+            return measured, attributed(measured)
         except Exception as error:
             let_through(error)
     measured = measure(capture, subject.model, batch, formats, tick, back=NONE)
-    return measured, attribute(measured, seed, tick)
+    return measured, attributed(measured)
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:
@@ -103,13 +118,12 @@ def _larger(a: float | None, b: float | None) -> float | None:
 
 
 def _averaged(mean: Contribution, new: Contribution, count: int) -> Contribution:
-    """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares."""
-    return Contribution(
-        isolated=max(mean.isolated, new.isolated),
-        own=_rms(mean.own, new.own, count),
-        cast=_rms(mean.cast, new.cast, count),
-        decided_by="re-run" if "re-run" in (mean.decided_by, new.decided_by) else mean.decided_by,
-    )
+    """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares.
+
+    What no run told of one batch is not known of them together.
+    """
+    worst = max((mean, new), key=lambda one: (one.decided_by == "not-run", one.isolated))
+    return replace(worst, own=_rms(mean.own, new.own, count), cast=_rms(mean.cast, new.cast, count))
 
 
 def _rms(mean: float, new: float, count: int) -> float:

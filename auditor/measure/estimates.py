@@ -15,6 +15,7 @@ from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .inner import inner_products
+from .margins import answered
 from .measure import Measurement
 from .probes import moved, probes
 from .sums import Sums, by_level
@@ -56,6 +57,10 @@ class Estimates:
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
 
+    def reached(self, name: str) -> bool:
+        """Whether a gradient arrived there: what no output depends on to first order has none."""
+        return bool(self.passes.get(name))
+
     def scatter(self) -> float:
         """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
         found = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
@@ -71,8 +76,8 @@ def reading(product: str, source: str) -> str:
 
 
 def estimate(measurement: Measurement, seed: int) -> Estimates:
-    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample."""
-    outputs = [x for x in measurement.outputs if is_number(x) and x.requires_grad]
+    """One backward pass per probe of the outputs, or of what decides them, a hook on every value; with a batch, an independent estimate per sample."""
+    outputs = [x for x in answered(measurement) if is_number(x) and x.requires_grad]
     batch = _batch_size(outputs)
     outputs = [entries(x) for x in outputs]
     norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))

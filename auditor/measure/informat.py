@@ -83,16 +83,6 @@ class InFormat:
     def _given(self, n: fx.Node) -> list[Any]:
         return [self._values.get(source.name) for source in n.all_input_nodes]
 
-    def keep_low_result(self, n: fx.Node) -> None:
-        """Of a node before an operation without a derivative: only a run can tell what its error does there."""
-        trace, error = self.traces.get(n.name), self.errors.get(n.name)
-        if trace is None or error is None or trace.low is not None or not error.local_error:
-            return
-        values = {source: self.low.round(self._values[source.name]) for source in n.all_input_nodes}
-        inputs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
-        alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
-        self.traces[n.name] = replace(trace, low=alone.low)
-
     def forget(self, nodes: Iterable[fx.Node]) -> None:
         """Nothing will read these any more."""
         self.low.forget(nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..records import Batch, Capture, Magnitudes, NodeError
 from .discrete import deciding
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
-from .singular import guarding, upstream
+from .singular import guarding
 from .testrun import Leaves, Trace
 
 
@@ -29,6 +29,7 @@ class Measurement:
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
+    blind: nodes from which some way to the outputs leads through an operation without a derivative.
     """
 
     capture: Capture
@@ -42,6 +43,7 @@ class Measurement:
     outputs: Leaves
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
+    blind: frozenset[str]
 
     @property
     def weights(self) -> set[str]:
@@ -67,10 +69,6 @@ def measure(
     run = _Measuring(capture, formats, tick, back)
     with torch.enable_grad():
         run.run(*flat)
-    with torch.no_grad():
-        for n in upstream(run.lost):
-            for low in run.low.values():
-                low.keep_low_result(n)
     return Measurement(
         capture=capture,
         formats=tuple(formats),
@@ -83,6 +81,7 @@ def measure(
         outputs=[leaf for name in capture.outputs for leaf in run.live.get(name, [])],
         anchors=run.anchors,
         readings=run.readings,
+        blind=frozenset(n.name for n in before(run.lost)),
     )
 
 
@@ -138,6 +137,17 @@ class _Measuring(Reference):
             self._profiles.pop(source, None)
         for low in self.low.values():
             low.forget(used_up)
+
+
+def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they depend on."""
+    found, waiting = set[fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def _leaf(value: Any) -> Any:

@@ -67,6 +67,8 @@ class Reference(fx.Interpreter):
         if lost:
             leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
             self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}
+        if row_of(n).steps:
+            self.lost |= set(n.all_input_nodes)
         return result
 
     def _product(self, n: fx.Node) -> Any:

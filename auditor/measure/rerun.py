@@ -1,10 +1,25 @@
-"""Which operations are run again one by one, where first order does not tell what their errors do."""
+"""The model run again with some operations low, where first order does not tell what their errors do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..formats.metrics import output_error
+from ..ops.nodes import tensors_of
+from ..raised import let_through
+from ..records import Distance
+from ..replay.rest import Rest
+from .measure import Measurement
+from .rounded import rounder
+
+
+SENSITIVE_SHARE = 0.25
+"""Share of the error budget up to which an operation, or many together, are held to do no harm."""
 
 
 @dataclass(frozen=True)
@@ -21,3 +36,76 @@ class Limits:
 def chosen(names: Iterable[str], weight: Callable[[str], float], limits: Limits, *, elements: int = 0) -> list[str]:
     """The heaviest first, in the given order where weights are equal. elements: those that the results of a run hold."""
     return sorted(names, key=lambda name: -weight(name))[: limits.most if elements <= limits.elements else 0]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The error budget, and the user's own measure of errors. unit: what that makes of one unit of relative L2 error."""
+
+    budget: float = 0.0
+    distance: Distance = output_error
+    unit: float = 1.0
+
+    @property
+    def limit(self) -> float:
+        """The budget as a relative L2 error."""
+        return self.budget / self.unit
+
+    def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+        """How far outputs are off, such that `unit` times it is what the user's measure says; inf if not finite."""
+        relative = output_error(reference, candidate)
+        if self.distance is output_error or not math.isfinite(relative):
+            return relative
+        return float(self.distance(reference, candidate)) / self.unit
+
+
+PLAIN = Yardstick()
+"""Relative L2 error, and no budget: nothing that moves the outputs is harmless."""
+
+
+class Reruns:
+    """Re-runs of a measured model in one format; `spent` says how many whole runs they cost so far."""
+
+    def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
+        self.measurement, self.format, self.yardstick = measurement, format, yardstick
+        self._rest = Rest(measurement.capture, measurement.flat_inputs, measurement.values)
+        self._outputs = [x.detach() for x in measurement.outputs]
+        self._round = rounder(measurement.capture, format)
+
+    @property
+    def spent(self) -> float:
+        """In runs of the whole model, by operations."""
+        return self._rest.replays
+
+    def error(self, name: str, value: Any) -> float:
+        """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
+        return self.disturbed({name: value})
+
+    def disturbed(self, values: Mapping[str, Any]) -> float:
+        """Error of the outputs when the values of several nodes are others."""
+        try:
+            return self.yardstick(self._outputs, self._rest.outputs(values))
+        except Exception as error:  # what follows cannot be computed from these: their shapes, or entries, do not fit
+            let_through(error)
+            return math.inf
+
+    def together(self, names: Collection[str]) -> tuple[float, bool]:
+        """The same with all these operations low at once, and whether a discrete result anywhere is another.
+
+        Of more than one, a choice counts as another where one of them alone might make it so.
+        """
+        try:
+            followed = self._rest.together(names, self.format, self._round, provoke=len(names) > 1)
+            return self.yardstick(self._outputs, followed.outputs), followed.flipped
+        except Exception as error:
+            let_through(error)
+            return math.inf, True
+
+
+def only_non_finite(reference: Any, low: Any) -> Any:
+    """The reference with those entries of the low result that alone are not finite; None if there are none."""
+    ours, theirs = tensors_of(reference), tensors_of(low)
+    if len(ours) != 1 or len(theirs) != 1 or ours[0].shape != theirs[0].shape or not ours[0].is_floating_point():
+        return None
+    turned = torch.isfinite(ours[0]) & ~torch.isfinite(theirs[0])
+    return torch.where(turned, theirs[0].to(ours[0].dtype), ours[0]) if bool(turned.any()) else None

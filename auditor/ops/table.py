@@ -86,6 +86,7 @@ class Operation:
     wave: bool = False  # sine or cosine
     maximum: bool = False  # a largest entry, or about as much
     kink: bool = False  # the derivative jumps: an error that takes a value across changes the gradient at once
+    steps: bool = False  # constant between leaps: its derivative, zero, says nothing of what an error does
     singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
     normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # what an entry depends on: NORMALISES
     batch_norm: bool = False  # one of the spellings of a batch norm

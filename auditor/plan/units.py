@@ -11,6 +11,7 @@ import torch
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
+from ..measure.rerun import Yardstick
 from ..ops.casting import lowered
 from ..records import Contribution, Distance, Subject
 from .workbench import reference
@@ -19,13 +20,12 @@ LARGEST_BUDGET = 100.0
 """Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
 
 
-def in_unit_of(
-    metric: Distance | None, found: Calibration, subject: Subject, max_error: float, seed: int
-) -> Calibration:
-    """The measurements with contributions in the unit of the metric; as they are where there is none."""
+def yardstick_of(metric: Distance | None, subject: Subject, max_error: float, seed: int) -> Yardstick:
+    """The budget, and the metric by which it is meant; relative L2 where there is none."""
     if metric is None:
-        return found
-    return in_unit(found, unit_of(metric, reference(subject, subject.batches[0], seed), max_error))
+        return Yardstick(max_error)
+    unit = unit_of(metric, reference(subject, subject.batches[0], seed), max_error)
+    return Yardstick(max_error, metric, unit)
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
@@ -42,6 +42,8 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
     """The same measurements, contributions times `unit`."""
+    if unit == 1.0:
+        return found
     return replace(
         found,
         contributions={

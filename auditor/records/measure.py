@@ -57,6 +57,10 @@ class NodeError:
     born: Annotated[bool, Written("in the low run, something breaks here that was whole in every input")] = False
 
 
+DECIDED_BY = ("first-order", "re-run", "group", "margin", "not-run")
+"""Ways in which a contribution is found."""
+
+
 @dataclass(frozen=True)
 class Contribution:
     """How far one node in one format moves the model's outputs, or the gradients of its parameters (relative L2, unit 1).
@@ -77,10 +81,13 @@ class Contribution:
     decided_by: Annotated[
         str,
         Written(
-            "how `contribution` was found: `first-order`, or `re-run` of the model with this node low",
-            choices=("first-order", "re-run"),
+            "how `contribution` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
+            "re-run with this node and others low, which is no less; `margin`: the outputs are choices, and those hold where "
+            "what decides them is off by several times as much; `not-run`: a run would have to tell, and none did",
+            choices=DECIDED_BY,
         ),
     ] = "first-order"
+    together: Annotated[int, Written("how many operations were low in that run", least=1)] = 1
     backward: float = 0.0
 
 

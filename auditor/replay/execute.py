@@ -1,4 +1,4 @@
-"""The tape run as it never ran: all in FP32, under a policy, some operations low, or on from one value that is another."""
+"""The tape run as it never ran: all in FP32, under a policy, or with some operations low."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import networkx as nx
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -18,7 +17,6 @@ from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import settled, target_of, tensors_of
-from ..pulse import beat
 from ..records import Capture, Literals, Node
 from .running import Running
 
@@ -124,7 +122,7 @@ class PartlyLow(Replay):
         if n.op not in ("call_function", "output"):
             return super().result_of(n)
         low = n.name in self._inside
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), self._read_inside if low else self._read_outside)
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.reading(n))
         if n.op == "output":
             return args[0]
         if not low:
@@ -135,40 +133,15 @@ class PartlyLow(Replay):
             self._left[n] = raised(result)
         return result
 
+    def reading(self, n: fx.Node) -> Callable[[fx.Node], Any]:
+        """How a node, or the output, sees the value of another."""
+        return self._read_inside if n.name in self._inside else self._read_outside
+
     def _read_inside(self, source: fx.Node) -> Any:
         return self.env[source] if source.name in self._inside else self._round(self.env[source])
 
     def _read_outside(self, source: fx.Node) -> Any:
         return self._left[source] if source in self._left else self.env[source]
-
-
-class Rest:
-    """The outputs of a capture once the value of one node is another, all else being FP32.
-
-    values: what every node and placeholder gave in FP32; only what depends on the changed one is run again.
-    """
-
-    def __init__(self, capture: Capture, flat: Sequence[Any], values: Mapping[str, Any]) -> None:
-        graph = capture.graph_module.graph
-        self._capture, self._flat, self._values = capture, flat, values
-        self._nodes = {node.name: node for node in graph.nodes}
-        self._reads = nx.DiGraph((source.name, node.name) for node in graph.nodes for source in node.all_input_nodes)
-
-    def outputs(self, name: str, value: Any) -> list[torch.Tensor]:
-        """The tensors among the model's outputs. Raises: what an operation raises that cannot take the value."""
-        beat(f"what follows {name}")
-        changed = nx.descendants(self._reads, name) if name in self._reads else set()
-        initial = {
-            node: self._values[other]
-            for other, node in self._nodes.items()
-            if other not in changed and other in self._values
-        }
-        initial[self._nodes[name]] = value
-        replay = Replay(self._capture, keep=True)
-        with torch.no_grad():
-            replay.run(*self._flat, initial_env=initial)
-        leaves = [replay.env[self._nodes[output]] for output in self._capture.outputs]
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def apart(result: Any, inputs: Sequence[Any]) -> Any:

@@ -102,6 +102,45 @@ def test_an_overflow_of_an_intermediate_is_said_to_be_one() -> None:
     assert "an intermediate overflows" in found.reason
 
 
+BUDGETS = NodeError(local_error=0.1, cause="rounding")
+
+
+@pytest.mark.parametrize(
+    ("contribution", "verdict", "reason"),
+    [
+        (Contribution(0.001, 0, 0), "safe", "alone it is predicted to move the outputs by 0.001"),
+        (Contribution(0.001, 0, 0, "re-run"), "safe", "alone it moves the outputs by 0.001"),
+        (Contribution(0.001, 0, 0, "group", 4), "safe", "low together with 3 others it moves the outputs by 0.001"),
+        (Contribution(0.0, 0, 0, "margin"), "safe", "errors several times as large as its own change no result"),
+        (Contribution(0.005, 0, 0), "sensitive", "alone it is predicted to take 50% of the error budget"),
+        (Contribution(0.005, 0, 0, "re-run"), "sensitive", "alone it takes 50% of the error budget"),
+        (
+            Contribution(0.005, 0, 0, "group", 2),
+            "sensitive",
+            "low together with 1 other it takes 50% of the error budget",
+        ),
+        (
+            Contribution(0.02, 0, 0),
+            "unsafe",
+            "rounding: alone it is predicted to move the outputs by 0.02, over the budget of 0.01",
+        ),
+        (
+            Contribution(0.02, 0, 0, "re-run"),
+            "unsafe",
+            "rounding: alone it moves the outputs by 0.02, over the budget of 0.01",
+        ),
+        (
+            Contribution(0.0, 0, 0, "not-run"),
+            "untested",
+            "only a run can tell what it does to the outputs, and the runs that an audit affords did not get to it",
+        ),
+    ],
+)
+def test_a_run_and_a_prediction_have_different_words(contribution: Contribution, verdict: str, reason: str) -> None:
+    found = verdict_of(node(), BUDGETS, contribution, SPAN, BOTH, "fp16", 0.01)
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
 def test_a_sensitive_node_says_its_share() -> None:
     assert "50%" in verdict(0.005, NodeError(local_error=0.1, cause="rounding")).reason
 

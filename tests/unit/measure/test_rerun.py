@@ -1,8 +1,18 @@
-"""Which operations are run again: the heaviest first, so many, and none of a model that is too large."""
+"""Which operations are run again: the heaviest first, so many, and none of a model that is too large; and what a run says."""
 
 from __future__ import annotations
 
-from auditor.measure.rerun import Limits, chosen
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.measure.rerun import PLAIN, Limits, Reruns, Yardstick, chosen, only_non_finite
+from tests.brute_force import true_isolated
+from tests.capturing import Function
+from tests.subjects import measurement_of, normal
 
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0, "d": 2.0}
 
@@ -19,3 +29,37 @@ def test_so_many_and_no_more() -> None:
 def test_a_large_model_is_not_run_again() -> None:
     assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(2, 100), elements=100) == ["b", "d"]
     assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(2, 100), elements=101) == []
+
+
+def test_one_low_is_what_brute_force_says() -> None:
+    measured = measurement_of(Function(lambda x: (x * 3.0).exp().sin()), normal(4, 3))
+    reruns = Reruns(measured, "bf16", PLAIN)
+    for name in measured.capture.nodes:
+        error, flipped = reruns.together([name])
+        assert error == pytest.approx(true_isolated(measured, name, "bf16"), rel=1e-5)
+        assert not flipped
+
+
+def test_what_raises_is_an_infinite_error() -> None:
+    measured = measurement_of(Function(lambda x: (x * 3.0) @ x), torch.eye(2))
+    assert Reruns(measured, "bf16", PLAIN).error("mul", torch.ones(3, 3)) == math.inf
+
+
+def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
+    def largest(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:
+        return max(float((r - c).abs().max()) for r, c in zip(reference, low, strict=True))
+
+    measured = measurement_of(Function(lambda x: (x * 3.0) + 1.0), torch.tensor([[1.0, 2.0]]))
+    yardstick = Yardstick(0.5, largest, unit=10.0)
+    assert yardstick.limit == 0.05
+    off = Reruns(measured, "bf16", yardstick).error("mul", torch.tensor([[3.0, 6.5]]))
+    assert off == pytest.approx(0.5 / 10.0)
+    assert yardstick([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == math.inf
+
+
+def test_infinite_entries_alone() -> None:
+    reference = torch.tensor([1.0, 2.0, torch.inf])
+    found = only_non_finite(reference, torch.tensor([1.5, torch.inf, torch.inf]))
+    assert found.tolist() == [1.0, math.inf, math.inf]
+    assert only_non_finite(reference, torch.tensor([1.5, 2.0, torch.inf])) is None
+    assert only_non_finite(torch.tensor([1, 2]), torch.tensor([1, 3])) is None

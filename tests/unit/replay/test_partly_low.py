@@ -10,7 +10,8 @@ from torch import Tensor, fx
 
 from auditor.formats.table import FORMATS
 from auditor.ops.casting import lowered
-from auditor.replay.execute import PartlyLow, Replay, Rest, apart
+from auditor.replay.execute import PartlyLow, Replay, apart
+from auditor.replay.rest import Rest
 from tests.capturing import Function
 from tests.subjects import capture_of
 
@@ -61,7 +62,7 @@ def test_only_what_depends_on_the_changed_value_is_run_again() -> None:
     values: dict[str, Any] = {}
     Replay(captured, lambda n, value: values.update({n.name: value})).run(X)
     values["exp"] = torch.tensor([7.0])  # it is taken as it is
-    found = Rest(captured, [X], values).outputs("mul", torch.tensor([5.0]))
+    found = Rest(captured, [X], values).outputs({"mul": torch.tensor([5.0])})
     assert [x.item() for x in found] == [6 + U, 7.0]
 
 
@@ -69,7 +70,7 @@ def test_a_value_that_does_not_fit_raises() -> None:
     captured = capture_of(Function(lambda x: (x * 3) @ x), torch.eye(2))
     rest, changed = Rest(captured, [torch.eye(2)], {}), torch.ones(3, 3)
     with pytest.raises(RuntimeError, match="shapes"):
-        rest.outputs("mul", changed)
+        rest.outputs({"mul": changed})
 
 
 def test_a_replay_keeps_its_values_where_it_is_asked_to() -> None:

@@ -1,0 +1,186 @@
+"""No verdict by default: what first order cannot tell is run, bounded by a run, or called untested, at a bounded price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.judge.verdicts import judge
+from auditor.measure import undecided
+from auditor.measure.attribute import attribute
+from auditor.measure.calibrate import Calibration
+from auditor.measure.measure import Measurement, measure
+from auditor.measure.rerun import Limits, Reruns, Yardstick
+from auditor.records import Contribution
+from auditor.tape import capture
+from tests.brute_force import true_isolated
+from tests.capturing import Function
+from tests.subjects import normal, subject_of
+
+BUDGET = 0.01
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What each attribution cost, in runs of the whole model."""
+    found: list[float] = []
+    original = undecided.Undecided.decide
+
+    def decide(self: undecided.Undecided, names: Any) -> Any:
+        result = original(self, names)
+        found.append(self.reruns.spent)
+        return result
+
+    monkeypatch.setattr(undecided.Undecided, "decide", decide)
+    return found
+
+
+def measured_in(fmt: str, function: Callable[..., Any], *inputs: Tensor) -> Measurement:
+    subject = subject_of(Function(function), *inputs)
+    return measure(capture(subject, (fmt,)), subject.model, subject.batches[0], (fmt,))
+
+
+def attributed(measured: Measurement) -> dict[str, Contribution]:
+    (fmt,) = measured.formats
+    return {name: found[fmt] for name, found in attribute(measured, yardstick=Yardstick(BUDGET)).items()}
+
+
+def verdicts(measured: Measurement, contributions: dict[str, Contribution]) -> dict[str, str]:
+    (fmt,) = measured.formats
+    by_format = {name: {fmt: one} for name, one in contributions.items()}
+    calibration = Calibration(measured.errors, by_format, measured.ranges, 1)
+    judged = judge(measured.capture, calibration, (fmt,), BUDGET)
+    return {name: found[fmt].verdict for name, found in judged.verdicts.items()}
+
+
+HARMFUL = (3, 250, 431, 499)
+
+
+def overflows(x: Tensor) -> Tensor:
+    """500 squares of 300: each is infinite in FP16, and a clamp takes that away, but for four that are kept."""
+    h, kept = x, []
+    for i in range(500):
+        square = h * h
+        if i in HARMFUL:
+            kept.append(square)
+        h = square.clamp(max=300.0)
+    return h + 1e-6 * sum(kept)
+
+
+def test_five_hundred_overflows_are_each_run_at_the_price_of_a_few_runs(spent: list[float]) -> None:
+    measured = measured_in("fp16", overflows, torch.tensor([[300.0, 200.0]]))
+    found = attributed(measured)
+    squares = [name for name in measured.capture.nodes if measured.errors[name]["fp16"].overflow][:500]
+    assert len(squares) == 500
+    said = verdicts(measured, found)
+    assert [i for i, name in enumerate(squares) if said[name] == "unsafe"] == list(HARMFUL)
+    assert {said[name] for i, name in enumerate(squares) if i not in HARMFUL} == {"safe"}
+    assert not any(one.decided_by == "not-run" for one in found.values())
+    for i in (*range(5, 500, 45), *HARMFUL):
+        assert (true_isolated(measured, squares[i], "fp16") > BUDGET) == (i in HARMFUL), i
+    assert spent[0] < 2
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+SLOPES = (1 + 0.1 * torch.randn(500, generator=GENERATOR)).tolist()
+SHIFTS = (0.1 * torch.randn(500, generator=GENERATOR)).tolist()
+
+
+def classes(x: Tensor) -> Tensor:
+    """1,000 operations, and an arg-max of what comes out."""
+    for slope, shift in zip(SLOPES, SHIFTS, strict=True):
+        x = x * slope + shift
+    return x.argmax(-1)
+
+
+@pytest.mark.parametrize(("rows", "gap", "most"), [(8, 0.5, 2), (8, 0.0, 96)])
+def test_an_arg_max_over_a_thousand_operations(rows: int, gap: float, most: float, spent: list[float]) -> None:
+    x = normal(rows, 6, seed=1)
+    x[torch.arange(rows), x.argmax(-1)] += gap
+    measured = measured_in("fp16", classes, x)
+    found = attributed(measured)
+    said = verdicts(measured, found)
+    assert len(measured.capture.nodes) > 1000
+    checked = [name for name in [*measured.capture.nodes][::37] if said[name] != "untested"]
+    assert len(checked) > 20
+    for name in checked:
+        true = true_isolated(measured, name, "fp16")
+        assert (true > BUDGET) == (said[name] == "unsafe"), (name, true, found[name])
+    assert spent[0] < most + 1
+
+
+def test_what_the_runs_did_not_get_to_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undecided, "LIMITS", Limits(0))
+    measured = measured_in("fp16", lambda x: (x * x).tanh(), torch.tensor([[300.0]]))
+    found = attributed(measured)
+    assert found["mul"].decided_by == "not-run"
+    said = verdicts(measured, found)
+    assert (said["mul"], said["tanh"]) == ("untested", "safe")
+
+
+def test_a_group_that_does_no_harm_bounds_each_of_its_operations(
+    monkeypatch: pytest.MonkeyPatch, spent: list[float]
+) -> None:
+    def forward(x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = (x * 1.01 + 0.1).round(decimals=3)
+        return x
+
+    monkeypatch.setattr(undecided, "FEW", 4)
+    measured = measured_in("fp16", forward, 100 * normal(64, 8))
+    found = attributed(measured)
+    grouped = {name: one for name, one in found.items() if one.decided_by == "group"}
+    assert len(grouped) > 8
+    for name, one in grouped.items():
+        assert true_isolated(measured, name, "fp16") <= one.isolated <= BUDGET
+        assert 0 < one.own < one.isolated
+        assert 1 < one.together <= len(grouped)
+    assert spent[0] < 12
+
+
+def test_operations_far_before_one_without_a_derivative_are_run() -> None:
+    """First order says nothing of all that a rounding to whole numbers reads, however many operations before it."""
+
+    def forward(x: Tensor) -> Tensor:
+        y = x * 3.0
+        for _ in range(6):
+            y = y + 0.0001
+        return y.floor() * 1.0
+
+    measured = measured_in("bf16", forward, torch.tensor([[1.0, 1.3326, 2.0]]))
+    found = attributed(measured)
+    assert found["mul"].decided_by == "re-run"
+    assert found["mul"].isolated == pytest.approx(true_isolated(measured, "mul", "bf16"))
+    assert found["mul"].isolated > 0.1
+
+
+def test_operations_far_before_a_class_beside_other_outputs_are_run() -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 3.0
+        for _ in range(6):
+            y = y + 0.5
+        return x.exp(), y.argmax(-1)
+
+    x = torch.tensor([[1.0, 1.0001], [1.0, 2.0]])
+    measured = measured_in("bf16", forward, x)
+    found = attributed(measured)
+    assert (found["mul"].decided_by, found["mul"].isolated) == ("re-run", 0.5)
+
+
+def test_infinities_that_are_absorbed_leave_what_first_order_says_of_the_rest() -> None:
+    x = torch.tensor([[300.0, 0.7, -0.3]])
+    measured = measured_in("fp16", lambda x: (x * x).tanh(), x)
+    found = attributed(measured)["mul"]
+    assert found.decided_by == "first-order"
+    assert found.isolated == pytest.approx(true_isolated(measured, "mul", "fp16"), rel=0.05)
+
+
+def test_the_price_is_counted_in_runs_of_the_whole_model() -> None:
+    measured = measured_in("fp16", lambda x: ((x * x).exp() + 1.0).sin(), torch.tensor([[0.5]]))
+    reruns = Reruns(measured, "fp16", Yardstick(BUDGET))
+    reruns.error("mul", measured.values["mul"] + 1.0)
+    assert reruns.spent == 3 / 4
