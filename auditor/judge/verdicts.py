@@ -15,6 +15,7 @@ from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
 
+
 def verdict_of(
     node: Node,
     error: NodeError | None,

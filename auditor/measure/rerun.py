@@ -17,7 +17,6 @@ from ..replay.rest import Rest
 from .measure import Measurement
 from .rounded import rounder
 
-
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which an operation, or many together, are held to do no harm."""
 

@@ -119,7 +119,11 @@ def _same(a: Any, b: Any) -> bool:
         bool(ours)
         and len(ours) == len(theirs)
         and all(
-            x.dtype == y.dtype and x.shape == y.shape and is_plain(x) and is_plain(y) and torch.equal(entries(x), entries(y))
+            x.dtype == y.dtype
+            and x.shape == y.shape
+            and is_plain(x)
+            and is_plain(y)
+            and torch.equal(entries(x), entries(y))
             for x, y in zip(ours, theirs, strict=True)
         )
     )

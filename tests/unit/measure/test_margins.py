@@ -27,7 +27,10 @@ def test_what_decides_is_found_behind_other_choices_and_what_an_earlier_one_read
         return ((x * 0.5).gather(-1, chosen) + 0.1 > 0) & (x[:, :1] < 9.0)
 
     captured = capture_of(Function(routed), normal(4, 3))
-    assert set(deciders(captured)) == {"add", *(name for name in captured.nodes if name.startswith(("slice", "narrow")))}
+    assert set(deciders(captured)) == {
+        "add",
+        *(name for name in captured.nodes if name.startswith(("slice", "narrow"))),
+    }
     found = through(captured)
     assert {"mul_1", "gather", "add"} <= found  # of the way by the choice, nothing
     assert "mul" not in found

@@ -16,7 +16,7 @@ from tests.subjects import capture_of
 
 def node_of(function: Callable[..., Any], x: Tensor) -> fx.Node:
     graph = capture_of(Function(lambda x: (function(x), x * 2.0)), x).graph_module.graph
-    return [node for node in graph.nodes if node.op == "call_function"][0]
+    return next(node for node in graph.nodes if node.op == "call_function")
 
 
 @pytest.mark.parametrize(
