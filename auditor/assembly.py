@@ -37,6 +37,8 @@ def assembled(
         subject=subject,
         parameters=size_of(subject.model),
         inputs=_inputs(subject),
+        graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),
+        graph_outputs=captured.outputs,
         environment=_environment(options),
         formats=options.formats,
         max_error=options.max_error,

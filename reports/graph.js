@@ -1,8 +1,8 @@
 "use strict";
-/* The graph of one module: what is directly inside it, who reads whom, and where each is drawn. */
+/* The graph of one module: what is directly inside it, what comes in and goes out, who reads whom, and where each is drawn. */
 const ModuleGraph = (() => {
   const MOST = 200;
-  const SIZE = { width: 190, height: 42, across: 18, down: 30, edge: 12 };
+  const SIZE = { width: 196, height: 42, across: 18, down: 30, edge: 12 };
 
   function opsOf(node) {
     return [...node.ops, ...node.children.flatMap(opsOf)];
@@ -28,20 +28,42 @@ const ModuleGraph = (() => {
     return inside;
   }
 
-  /* Edges between items, [from, to, how many]; `outside` are items that read what lies beyond this module. */
+  /* Operations that read each operation. */
+  function readers(table) {
+    const found = table.data.reads.map(() => []);
+    table.data.reads.forEach((distances, i) => distances.forEach((distance) => found[i - distance].push(i)));
+    return found;
+  }
+
+  /* What comes in stands before the items, what goes out behind them: the model's own by name, all else as one. */
+  function ends(table, shown) {
+    const home = new Map();
+    shown.forEach((item, k) => item.ops.forEach((i) => home.set(i, k)));
+    const within = (ops) => [...new Set(ops.map((i) => home.get(i)).filter((k) => k !== undefined))];
+    const reading = shown.map((item, k) => k).filter((k) => shown[k].ops.some((i) => table.data.reads[i].some((d) => !home.has(i - d))));
+    table.readers = table.readers || readers(table);
+    const read = shown.map((item, k) => k).filter((k) => shown[k].ops.some((i) => table.readers[i].some((r) => !home.has(r))));
+    const before = table.data.inputs.map(({ name, shape, into }) => ({ end: "in", label: name, under: shape, ops: [], with: within(into) }));
+    const after = table.data.outputs.map((i, n) => ({
+      end: "out", label: table.data.outputs.length > 1 ? `output ${n}` : "output", under: table.shape(i), ops: [], with: within([i]),
+    }));
+    before.push({ end: "in", label: "from outside", under: "", ops: [], with: reading });
+    after.push({ end: "out", label: "to outside", under: "", ops: [], with: read });
+    return { before: before.filter((item) => item.with.length), after: after.filter((item) => item.with.length) };
+  }
+
+  /* Edges between items, [from, to, how many]. */
   function edges(table, shown) {
     const home = new Map();
     shown.forEach((item, k) => item.ops.forEach((i) => home.set(i, k)));
     const found = new Map();
-    const outside = new Set();
     shown.forEach((item, to) => item.ops.forEach((i) => table.data.reads[i].forEach((distance) => {
       const from = home.get(i - distance);
-      if (from === undefined) { outside.add(to); return; }
-      if (from === to) return;
+      if (from === undefined || from === to) return;
       const key = `${from} ${to}`;
       found.set(key, (found.get(key) || 0) + 1);
     })));
-    return { list: [...found].map(([key, n]) => [...key.split(" ").map(Number), n]), outside };
+    return [...found].map(([key, n]) => [...key.split(" ").map(Number), n]);
   }
 
   /* Longest path from the top gives the row, and what reads nothing stands right above its first reader. */
@@ -68,9 +90,16 @@ const ModuleGraph = (() => {
   }
 
   function layout(table, node) {
-    const { shown, left } = items(table, node);
-    const { list, outside } = edges(table, shown);
-    return { shown, left, edges: list, outside, ...place(shown, list) };
+    const { shown: inside, left } = items(table, node);
+    const { before, after } = ends(table, inside);
+    const shown = [...before, ...inside, ...after];
+    const [first, last] = [before.length, before.length + inside.length];
+    const list = [
+      ...edges(table, shown),
+      ...before.flatMap((item, k) => item.with.map((to) => [k, first + to, 1])),
+      ...after.flatMap((item, k) => item.with.map((from) => [first + from, last + k, 1])),
+    ];
+    return { shown, left, edges: list, ...place(shown, list) };
   }
 
   return { layout, descend, SIZE };

@@ -38,13 +38,21 @@ const Measures = (() => {
   function colour(table, m, value, top) {
     if (value === null || value === undefined) return {};
     if (m.kind === "verdict") return { class: table.data.verdicts[value] };
-    if (m.kind === "name") return { class: `is-${value.toLowerCase()}` };
+    if (m.kind === "name") return { class: named(value) };
     if (!Number.isFinite(value)) return { t: 1 };
     if (m.kind === "effect") return { t: clamp(1 + Math.log10(value / table.data.budget) / 4) };
     return { t: value > 0 && top > 0 ? clamp(1 + Math.log10(value / top) / DECADES) : 0 };
   }
 
+  /* [value, how many operations], the most frequent first. */
+  function parts(table, m, ops) {
+    const found = new Map();
+    for (const i of ops) { const value = op(table, m, i); if (value) found.set(value, (found.get(value) || 0) + 1); }
+    return [...found].sort((a, b) => b[1] - a[1]);
+  }
+
+  const named = (value) => `is-${value.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
   const clamp = (value) => Math.max(0, Math.min(1, value));
 
-  return { op, all, text, colour, ratio };
+  return { op, all, text, colour, ratio, parts, named };
 })();

@@ -31,7 +31,19 @@
     document.documentElement.dataset.theme = next;
     try { localStorage.setItem("auditor-theme", next); } catch { /* a file:// page may have no storage */ }
   });
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+
+  /* Keys that work anywhere: not while somebody writes, and not over the list of them. */
+  const help = $("keys");
+  const plainly = (event) => !(event.ctrlKey || event.metaKey || event.altKey || help.open || /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
+  const showKeys = () => help.showModal();
+  $("help").hidden = false;
+  $("help").addEventListener("click", showKeys);
+  addEventListener("keydown", (event) => {
+    const act = { "?": showKeys, t: () => theme.click() }[event.key];
+    if (!act || !plainly(event)) return;
+    event.preventDefault();
+    act();
+  });
 
   function copyText(text) {
     if (navigator.clipboard && isSecureContext) return navigator.clipboard.writeText(text);
@@ -87,7 +99,7 @@
       { key: "layer", kind: "layer", title: "Module / operation" },
       ...data.formats.map((f) => ({ key: f.key, kind: "format", title: f.label })),
       { key: "measure", kind: "extra max", title: "Max |x|" },
-      { key: "plan", kind: "extra", title: "Plan" },
+      { key: "plan", kind: "extra ran", title: "Runs in" },
       { key: "rules", kind: "extra max", title: "Rules" },
     ];
 
@@ -150,7 +162,8 @@
       const extra = (text) => cells.push(make("td", { class: "extra", title: text }, text));
       const m = table.measure;
       extra(Measures.text(table, m, total ? LayerTable.measured(table, row.module) : Measures.op(table, m, row.op)));
-      extra(plans.length > 1 ? "mixed" : data.strings[plans[0]]);
+      const known = plans.map((at) => data.strings[at]).filter(Boolean).sort();
+      cells.push(make("td", { class: "extra", title: row.module ? known.join(" and ") : [known[0], table.why(row.op)].filter(Boolean).join(": ") }, known.length > 1 ? "mixed" : known[0] || "–"));
       extra(rules);
       return make("tr", {
         id: `row-${index}`, class: [row.module ? "module" : "", index === active ? "active" : ""].join(" ").trim(),
@@ -234,6 +247,18 @@
         make("tr", {}, make("th", { scope: "row" }, title), ...table.formats.map((f) => make("td", {}, of(f)))))));
     }
 
+    function ran(i) {
+      const told = table.dtypes(i);
+      if (!told) return [];
+      const list = [["Reads", told.reads || "no tensor"], ["Computes in", told.computes], ["Gives", told.gives]];
+      const why = table.why(i);
+      return [
+        make("h4", {}, "Under the recommended plan"),
+        make("dl", { class: "ran" }, ...list.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])),
+        why ? make("p", { class: "muted" }, `FP32: ${why}.`) : null,
+      ];
+    }
+
     function detail(i) {
       const reasons = data.formats.map((f) => {
         const cell = data.cells[f.key];
@@ -247,6 +272,7 @@
         make("p", {}, make("code", {}, table.owner(i) || "(whole model)"), ` ${table.type(i)}`),
         make("p", { class: "muted" }, [table.source(i), data.strings[data.shape[i]], `${data.flops[i].toLocaleString("en", { notation: "compact" })} FLOPs`].filter(Boolean).join(" · ")),
         code ? make("pre", { class: "source", tabindex: "0" }, make("code", {}, code)) : null,
+        ...ran(i),
         ...reasons,
         measured(i),
         bars(i),
@@ -279,9 +305,10 @@
     function csv() {
       const quote = (value) => `"${String(value ?? "").replace(/"/g, '""').replace(/^([=+\-@\t\r])/, "'$1")}"`;
       const fields = ["effect", "own", "local", "propagated"];
-      const lines = [["node", "module", "op", "source", "max", ...table.formats.flatMap((f) => ["verdict", ...fields].map((x) => `${f} ${x}`))]];
+      const lines = [["node", "module", "op", "source", "reads", "computes in", "gives", "max", ...table.formats.flatMap((f) => ["verdict", ...fields].map((x) => `${f} ${x}`))]];
       for (let i = 0; i < table.count; i++) {
-        lines.push([data.name[i], table.owner(i), table.op(i), table.source(i), data.max[i],
+        const told = table.dtypes(i) || { reads: "", computes: "", gives: "" };
+        lines.push([data.name[i], table.owner(i), table.op(i), table.source(i), told.reads, told.computes, told.gives, data.max[i],
           ...table.formats.flatMap((f) => [data.verdicts[table.verdict(f, i)], ...fields.map((x) => data.cells[f][x][i])])]);
       }
       return lines.map((line) => line.map(quote).join(",")).join("\r\n");
@@ -313,6 +340,7 @@
         if (row && row.module) toggle(active, !row.module.open);
       } else return;
       event.preventDefault();
+      event.stopPropagation();
     });
     let pause = 0;
     $("filter").addEventListener("input", () => {
@@ -329,9 +357,14 @@
     });
     $("save-csv").addEventListener("click", () => save("layers.csv", "text/csv", csv()));
     addEventListener("keydown", (event) => {
-      if (event.key !== "/" || /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+      if (!plainly(event)) return;
+      if (event.key === "/") $("filter").focus();
+      else if (event.key === "j" || event.key === "k") {
+        if (list.rows.length) $("layers").scrollIntoView({ block: "start" });
+        select(active < 0 ? 0 : active + (event.key === "j" ? 1 : -1));
+        scroller.focus({ preventScroll: true });
+      } else return;
       event.preventDefault();
-      $("filter").focus();
     });
     const chart = $("depth-chart");
     if (chart) {

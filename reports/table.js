@@ -9,11 +9,16 @@ const LayerTable = (() => {
 
   function read(data) {
     const text = (column) => (i) => data.strings[data[column][i]];
-    const columns = { op: text("op"), owner: text("owner"), source: text("source"), type: text("type") };
+    const columns = { op: text("op"), owner: text("owner"), source: text("source"), type: text("type"), shape: text("shape"), why: text("why") };
+    const told = text("dtypes");
+    const dtypes = (i) => { const [reads, computes, gives] = told(i).split("|"); return computes ? { reads: reads.replace(/ /g, ", "), computes, gives } : null; };
+    const owners = new Map(data.owner.map((owner, i) => [data.strings[owner], data.strings[data.type[i]]]));
+    const classAt = (path) => owners.get(path) || data.classes[path] || "";
+    const classOf = (node) => classAt(node.times ? node.children[0].path : node.path);
     const verdict = (format, i) => (data.cells[format].verdict[i] === "-" ? UNTESTED : Number(data.cells[format].verdict[i]));
     const effect = (format, i) => number(data.cells[format].effect[i]);
     const rules = (i) => data.rules[i] || [];
-    return { data, count: data.name.length, formats: data.formats.map((f) => f.key), verdict, effect, rules, ...columns };
+    return { data, count: data.name.length, formats: data.formats.map((f) => f.key), verdict, effect, rules, dtypes, classOf, ...columns };
   }
 
   function branch(path, label) {

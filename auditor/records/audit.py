@@ -111,6 +111,22 @@ class Audit:
         tuple[NodeReport, ...],
         Written("every operation of the captured graph, in the order it runs", measured=True),
     ]
+    graph_inputs: Annotated[
+        tuple[str, ...],
+        Written(
+            "the model's inputs, by name in the captured graph: tensors of the first batch, in order",
+            measured=True,
+            later=True,
+        ),
+    ] = ()
+    graph_outputs: Annotated[
+        tuple[str, ...],
+        Written(
+            "the model's outputs: what gives each returned tensor, by name in the captured graph",
+            measured=True,
+            later=True,
+        ),
+    ] = ()
     weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
     regions: Annotated[
         tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together", measured=True)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..formats.table import FORMATS
+from ..paths import enclosing
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
+from ..state.members import named_modules
 from .ran import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
@@ -51,7 +53,7 @@ def table(audit: Audit) -> dict[str, Any]:
     """Columns of the layer table; only JSON types, with Inf and NaN as the strings `inf` and `nan`."""
     strings = _Strings()
     nodes = audit.nodes
-    plan = audit.plans.get(audit.recommended or "")
+    plan, at = audit.plans.get(audit.recommended or ""), {r.node.name: i for i, r in enumerate(nodes)}
     return {
         "formats": [{"key": f, "label": label(f), "largest": FORMATS[f].largest} for f in audit.formats],
         "verdicts": list(VERDICTS),
@@ -71,7 +73,10 @@ def table(audit: Audit) -> dict[str, Any]:
         "dtypes": [strings.add(_dtypes(r)) for r in nodes],
         "why": [strings.add(why_raised(r, plan) if plan else "") for r in nodes],
         "reads": _reads(nodes),
-        "measures": measures(audit.formats),
+        "inputs": _inputs(audit),
+        "outputs": [at[name] for name in audit.graph_outputs if name in at],
+        "classes": _classes(audit),
+        "measures": measures(audit.formats, planned=plan is not None),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
         "cells": {fmt: _cells(nodes, fmt, strings) for fmt in audit.formats},
         "folds": folds(nodes),
@@ -106,18 +111,18 @@ def _dtypes(report: NodeReport) -> str:
     return "|".join((" ".join(map(dtype_label, ran.inputs)), dtype_label(ran.computed), dtype_label(ran.output)))
 
 
-def measures(formats: tuple[str, ...]) -> list[dict[str, str]]:
+def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str, str]]:
     """What the graph can be coloured by, the first at first. kind: how a module's operations become one (measures.js).
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
-    planned = {"kind": "name", "column": "plan", "label": "Computed in, under the recommended plan", "short": "Plan"}
+    plan = {"kind": "name", "column": "plan", "label": "What the recommended plan computes in", "short": "Plan"}
     by_format = [
         measure
         for fmt in formats
         for measure in (
-            {"kind": "effect", "format": fmt, "column": "effect", "label": f"{label(fmt)}: moves the output"},
             {"kind": "verdict", "format": fmt, "column": "verdict", "label": f"{label(fmt)}: verdict"},
+            {"kind": "effect", "format": fmt, "column": "effect", "label": f"{label(fmt)}: moves the output"},
             {"kind": "most", "format": fmt, "column": "local", "label": f"{label(fmt)}: error made here"},
             {"kind": "most", "format": fmt, "column": "propagated", "label": f"{label(fmt)}: error carried"},
         )
@@ -128,8 +133,28 @@ def measures(formats: tuple[str, ...]) -> list[dict[str, str]]:
     ]
     return [
         {"short": measure["label"].partition(": ")[2] or measure["label"], **measure}
-        for measure in [planned, *by_format, *whole]
+        for measure in [*([plan] if planned else []), *by_format, *whole]
     ]
+
+
+def _inputs(audit: Audit) -> list[dict[str, Any]]:
+    """The model's inputs, each with the operations that read it; its dtype and shape where no tensor came twice."""
+    names, known = audit.graph_inputs, audit.inputs
+    shapes = known if len(known) == len(names) else [""] * len(names)
+    readers: dict[str, list[int]] = {name: [] for name in names}
+    for i, report in enumerate(audit.nodes):
+        for name in dict.fromkeys(report.node.inputs):
+            if name in readers:
+                readers[name].append(i)
+    return [{"name": name, "shape": shape, "into": readers[name]} for name, shape in zip(names, shapes, strict=True)]
+
+
+def _classes(audit: Audit) -> dict[str, str]:
+    """Classes of the modules that other modules run in, by path; those of all others stand with their operations."""
+    owners = {report.node.owner for report in audit.nodes}
+    around = {path for owner in owners for path in enclosing(owner)} - owners
+    model: Any = audit.subject.model
+    return {path: type(module).__name__ for path, module in named_modules(model) if path in around}
 
 
 def _reads(nodes: Sequence[NodeReport]) -> list[list[int]]:

@@ -1,5 +1,8 @@
 """The HTML report in a real Chromium: nothing requested, no error, usable by keyboard, in both themes and on a phone."""
 
+import base64
+import re
+
 import pytest
 
 from auditor.report.reporters import html
@@ -183,7 +186,9 @@ def press(page, selector, key):
 def test_the_graph_opens_modules_and_goes_back_by_keyboard(page, reports):
     page.open(reports / "usual.html")
     assert boxes(page) == ["embed embedding", "blocks", "norm layer_norm", "head linear", "argmax", "scan mylib.scan"]
-    assert page.run("document.querySelectorAll('#graph-box .edge').length") == 5
+    assert page.run("document.querySelectorAll('#graph-box .edge').length") == 5 + 2
+    ends = "[...document.querySelectorAll('#graph-box .end')].map((e) => [...e.querySelectorAll('text')].map((t) => t.textContent).join(' '))"
+    assert page.run(ends) == ["tokens int64[8, 128]", "output 8"]
     press(page, "#graph-box .node.module", "Enter")
     assert boxes(page)[0] == "0 … 7 ×8"
     press(page, "#graph-box .node.module", "Enter")
@@ -192,7 +197,10 @@ def test_the_graph_opens_modules_and_goes_back_by_keyboard(page, reports):
     assert "norm1 layer_norm" in boxes(page)
     assert "attn" in boxes(page)
     trail = "[...document.querySelectorAll('#graph-trail button')].map((b) => b.textContent)"
-    assert page.run(trail) == ["(whole model)", "blocks", "blocks.0 … blocks.7", "blocks.0"]
+    assert page.run(trail) == ["(whole model) Root", "blocks", "blocks.0 … blocks.7 Block", "blocks.0 Block"]
+    assert page.run(ends) == ["from outside", "to outside"]
+    classes = page.run("[...document.querySelectorAll('#graph-box .class')].map((t) => t.textContent)")
+    assert classes == ["Attention", "Mlp"]
     for _ in range(3):
         press(page, "#graph-box .node", "Escape")
     assert "blocks" in boxes(page)
@@ -208,7 +216,7 @@ def test_an_operation_of_the_graph_opens_in_the_table(page, reports):
 def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports):
     page.open(reports / "usual.html")
     labels = page.run("[...document.querySelectorAll('#measure option')].map((o) => o.textContent)")
-    assert labels[:2] == ["FP16: moves the output", "FP16: verdict"]
+    assert labels[:2] == ["What the recommended plan computes in", "FP16: verdict"]
     fills = set()
     for i, label in enumerate(labels):
         page.run(
@@ -221,6 +229,134 @@ def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports)
         assert head == {"FLOPs": "FLOPs", "FP16: error made here": "error made here"}.get(label, head)
     assert len(fills) >= len(labels) - 2  # two measures may look alike where few boxes are drawn
     assert page.errors() == []
+
+
+def test_the_graph_shows_what_runs_low_and_why_not(page, reports):
+    page.open(reports / "usual.html")
+    audit = make_audit()
+    box = "[...document.querySelectorAll('#graph-box .node')].find((n) => n.textContent.startsWith(%r))"
+    chips = "[...document.querySelectorAll('#graph-legend .chip')].map((c) => c.textContent)"
+    assert set(page.run(chips)) == {"FP16", "FP32", "mixed"}
+    assert page.run(box % "embed" + ".classList.contains('is-fp32')")
+    assert page.run(box % "head" + ".classList.contains('is-fp16')")
+    assert "all it reads is FP32" in page.run(box % "embed" + ".querySelector('title').textContent")
+    inside = [r.planned.computed for r in audit.nodes if r.node.owner.startswith("blocks.")]
+    low, high = inside.count("float16"), inside.count("float32")
+    assert f"FP16 {low} · FP32 {high}" in page.run(box % "blocks" + ".textContent")
+    widths = page.run(f"[...{box % 'blocks'}.querySelectorAll('.part')].map((p) => Number(p.getAttribute('width')))")
+    assert widths[0] / sum(widths) == pytest.approx(low / (low + high), abs=0.01)
+
+
+def test_the_graph_zooms_by_button_key_and_wheel_and_fits(page, reports):
+    page.open(reports / "usual.html")
+    scale = "document.getElementById('graph-zoom').textContent"
+    width = "document.querySelector('#graph-box svg').getBoundingClientRect().width"
+    own = page.run(width)
+    assert page.run(scale) == "100%"
+    page.run("document.getElementById('zoom-in').click()")
+    assert page.run(scale) == "125%"
+    assert page.run(width) == pytest.approx(1.25 * own)
+    press(page, "#graph-box", "0")
+    assert page.run(width) == pytest.approx(own)
+    wheel = "document.getElementById('graph-box').dispatchEvent(new WheelEvent('wheel', {deltaY: -40, ctrlKey: %s, cancelable: true}))"
+    assert page.run(wheel % "false")  # left to the browser, which scrolls
+    assert page.run(scale) == "100%"
+    assert not page.run(wheel % "true")
+    assert page.run(scale) == "131%"
+    for _ in range(9):
+        press(page, "#graph-box", "+")
+    press(page, "#graph-box", "f")
+    box = page.run(
+        "(({scrollWidth: a, clientWidth: b, scrollHeight: c, clientHeight: d}) => [a - b, c - d])(document.getElementById('graph-box'))"
+    )
+    assert box[0] <= 0
+    assert box[1] <= 1
+    assert page.errors() == []
+
+
+def test_dragging_moves_the_graph_and_opens_nothing(page, reports):
+    page.open(reports / "usual.html")
+    for _ in range(5):
+        press(page, "#graph-box", "+")
+    page.run("document.getElementById('graph-box').scrollIntoView({behavior: 'instant', block: 'center'})")
+    x, y = page.run(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])(document.getElementById('graph-box').getBoundingClientRect())"
+    )
+    before, trail = (
+        page.run("document.getElementById('graph-box').scrollTop"),
+        page.run("document.querySelectorAll('#graph-trail li').length"),
+    )
+    for kind, dy in (("mousePressed", 0), ("mouseMoved", -30), ("mouseMoved", -60), ("mouseReleased", -60)):
+        page.send("Input.dispatchMouseEvent", type=kind, x=x, y=y + dy, button="left", buttons=1, clickCount=1)
+    assert page.run("document.getElementById('graph-box').scrollTop") == before + 60
+    assert page.run("document.querySelectorAll('#graph-trail li').length") == trail
+
+
+def type_key(page, key):
+    """A key as a reader presses it, wherever the focus is."""
+    page.run(
+        f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true, cancelable: true}}))"
+    )
+
+
+def test_keys_work_without_a_focus_anywhere(page, reports):
+    page.open(reports / "usual.html")
+    assert page.run("document.activeElement === document.body")
+    type_key(page, "j")
+    assert page.run("document.querySelector('#rows tr.active').id") == "row-0"
+    page.run("document.activeElement.blur()")
+    type_key(page, "j")
+    type_key(page, "j")
+    type_key(page, "k")
+    assert page.run("document.querySelector('#rows tr.active').id") == "row-1"
+    page.run("document.getElementById('filter').focus()")
+    type_key(page, "j")
+    assert page.run("document.querySelector('#rows tr.active').id") == "row-1"
+
+
+def test_a_question_mark_lists_the_keys(page, reports):
+    page.open(reports / "usual.html")
+    opened = "document.getElementById('keys').open"
+    assert not page.run(opened)
+    type_key(page, "?")
+    assert page.run(opened)
+    listed = page.run("[...document.querySelectorAll('#keys kbd')].map((k) => k.textContent)")
+    assert {"?", "/", "j", "k", "+", "f", "t"} <= set(listed)
+    type_key(page, "j")
+    assert page.run("document.querySelector('#rows tr.active')") is None
+    page.run("document.querySelector('#keys button').click()")
+    assert not page.run(opened)
+    theme = page.run("document.documentElement.dataset.theme")
+    type_key(page, "t")
+    assert page.run("document.documentElement.dataset.theme") != theme
+    page.run("localStorage.clear()")
+
+
+def test_the_table_says_what_an_operation_reads_computes_in_and_gives(page, reports):
+    page.open(reports / "usual.html")
+    type_filter(page, "norm layer_norm norm")
+    page.run("document.querySelector('#rows tr[id]').click()")
+    told = page.run("[...document.querySelectorAll('#detail .ran dd')].map((e) => e.textContent)")
+    assert told == ["FP16", "FP32", "FP32"]
+    assert "FP32: autocast computes it in FP32 by itself." in page.run("document.getElementById('detail').textContent")
+    heads = page.run("[...document.querySelectorAll('#head th')].map((e) => e.textContent)")
+    assert page.run(f"document.querySelector('#rows tr[id]').children[{heads.index('Runs in')}].textContent") == "FP32"
+
+
+def test_charts_scroll_on_a_phone(page, reports):
+    page.open(reports / "usual.html", width=390, height=844)
+    cut = """[...document.querySelectorAll(".chart .scroll")].map((box) => {
+      const drawn = box.querySelector("svg").getBoundingClientRect().width;
+      return [getComputedStyle(box).overflowX, box.scrollWidth >= Math.floor(drawn), drawn > 600, box.clientWidth < 390];
+    })"""
+    assert page.run(cut) == [["auto", True, True, True]] * 3
+
+
+@pytest.mark.parametrize("name", ["usual", "large", "hostile"])
+def test_a_report_prints_on_twelve_pages(page, reports, name):
+    page.open(reports / f"{name}.html")
+    pdf = base64.b64decode(page.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
 
 
 def test_hostile_names_are_text_in_the_graph_too(page, reports):

@@ -53,7 +53,7 @@ def test_names_and_settings(document: dict[str, Any]) -> None:
     assert found.settings["parameters"] == "124439808"
     assert found.settings["budget"] == "0.01 relative L2 of the outputs"
     assert found.settings["execution"] == "cpu, emulated"
-    assert found.settings["inputs"] == "tokens: int64[8, 128]"
+    assert found.settings["inputs"] == "int64[8, 128]"
 
 
 def test_figures_of_plans(document: dict[str, Any]) -> None:

@@ -64,6 +64,8 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "plans",
         "baselines",
         "nodes",
+        "graph_inputs",
+        "graph_outputs",
         "weights",
         "regions",
         "findings",

@@ -110,7 +110,7 @@ def _format_facts(
 
 def _node(i: int, owner: str, kind: str, op: str, code: str) -> Node:
     name = f"{op.split('.')[1]}_{i}"
-    inputs = (f"n{i - 1}",) if i else ()
+    inputs = (f"n{i - 1}",) if i else ("tokens",)
     return Node(
         name,
         op,
@@ -308,7 +308,9 @@ def make_audit(
             random_weights=synthetic,
         ),
         parameters=124_439_808,
-        inputs=("tokens: int64[8, 128]",),
+        inputs=("int64[8, 128]",),
+        graph_inputs=("tokens",),
+        graph_outputs=() if empty else ("argmax",),
         environment=Environment("0.1.0", "2.13.0+cpu", "cpu", "emulated", 0),
         formats=formats,
         max_error=0.01,

@@ -1,6 +1,8 @@
 import json
 from dataclasses import replace
 
+from torch import nn
+
 from auditor.report.table import TEXT_BUDGET, folds, measures, table
 from tests.unit.report.factory import HOSTILE, make_audit
 
@@ -51,7 +53,9 @@ def test_reads_point_back_at_the_nodes_that_are_read():
     reads = table(audit)["reads"]
     assert reads[0] == []
     for i, report in enumerate(audit.nodes):
-        assert [audit.nodes[i - back].node.name for back in reads[i]] == list(report.node.inputs)
+        assert [audit.nodes[i - back].node.name for back in reads[i]] == [
+            n for n in report.node.inputs if n != "tokens"
+        ]
 
 
 def test_every_measure_names_a_column_there_is():
@@ -60,3 +64,48 @@ def test_every_measure_names_a_column_there_is():
         held = columns["cells"][measure["format"]] if "format" in measure else columns
         assert len(held[measure["column"]]) == 20
         assert measure["short"]
+
+
+def test_inputs_and_outputs_of_the_model_point_at_what_reads_and_gives_them():
+    audit = make_audit(20)
+    columns = table(audit)
+    assert columns["inputs"] == [{"name": "tokens", "shape": "int64[8, 128]", "into": [0]}]
+    assert [audit.nodes[i].node.name for i in columns["outputs"]] == ["argmax"]
+    twice = table(replace(audit, inputs=("int64[8, 128]",) * 2))
+    assert twice["inputs"][0]["shape"] == ""
+
+
+def test_what_is_computed_under_the_plan_is_read_computed_and_given():
+    audit = make_audit(20)
+    columns = table(audit)
+    strings = columns["strings"]
+    said = {columns["name"][i]: strings[columns["dtypes"][i]] for i in range(len(audit.nodes))}
+    assert said["linear_2"] == "FP32|FP16|FP16"
+    assert said["embedding_0"] == "FP32 int64|FP32|FP32"
+    assert said["argmax"] == "FP16|FP16|int64"
+    assert [strings[columns["plan"][i]] for i in (0, 2)] == ["FP32", "FP16"]
+    reasons = [strings[columns["why"][i]] for i in range(len(audit.nodes))]
+    assert reasons[:2] == [
+        "all it reads is FP32, and autocast leaves this operation as it is",
+        "autocast computes it in FP32 by itself",
+    ]
+
+
+def test_without_a_plan_there_is_no_colour_for_it():
+    columns = table(make_audit(30, formats=("bf16",), recommended=None))
+    assert set(columns["why"]) == {0}
+    assert columns["measures"][0]["kind"] == "verdict"
+    assert table(make_audit(20))["measures"][0]["column"] == "plan"
+
+
+def test_classes_are_those_of_the_modules_around_others():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.Module()
+
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Block()])
+    audit = make_audit(20)
+    columns = table(replace(audit, subject=replace(audit.subject, model=model)))
+    assert columns["classes"] == {"blocks": "ModuleList"}  # blocks.0 adds, and so stands with its operations

@@ -57,7 +57,7 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
 def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
     audit, finding, beside = found
     assert finding.called_from == beside
-    written = audit.to_json()
+    written = audit.to_measurements()
     assert next(f for f in written["findings"] if f["node"] == finding.node)["called_from"] == beside
     lines = {n["source"]: n.get("called_from") for n in audit.to_measurements()["nodes"]}
     assert lines["unit_helpers.py:2"] == lines["unit_helpers.py:6"] == beside
