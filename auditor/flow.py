@@ -65,7 +65,7 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("classify", f"{len(options.rules)} rules"):
             facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
             rules = spread(options.rules, formats)
-            classified = classify(captured, facts, rules)
+            classified = classify(captured, facts, rules, formats, options.training)
             wanted = silenced(confronted(classified, judged.verdicts), options.selection, rules)
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = with_causes(wanted, graph, rules)

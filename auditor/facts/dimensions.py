@@ -58,6 +58,12 @@ def gemm_alignment(node: fx.Node) -> int | None:
     return gcd(*tiled, LARGEST_TILE) if tiled else None
 
 
+def misaligned(node: fx.Node) -> str | None:
+    """Those of the dimensions a tensor core tiles that are no multiples of eight, in words; None where all are."""
+    odd = dict.fromkeys(str(width) for width in _tiled(node) or () if width % 8)
+    return " and ".join(odd) if odd else None
+
+
 def row_alignment(node: fx.Node) -> int | None:
     """Largest power of two, at most 64, that divides the rows of a matrix product: for a layer, batch times positions."""
     size = gemm_size(node)
@@ -151,7 +157,7 @@ def _over_targets(args: Arguments, node: fx.Node) -> int:
 
 @_register(_REDUCTIONS, "loss")
 def _over_loss(args: Arguments, node: fx.Node) -> int:
-    return prod(shape(args["self"])) if args["reduction"] else 1
+    return prod(shape(node.all_input_nodes[0])) if args["reduction"] else 1
 
 
 @_register(_REDUCTIONS, "keys")

@@ -11,9 +11,19 @@ from ..formats.table import FORMATS, label, narrower
 from ..ops.nodes import dtype, op_of, readers, source
 from ..ops.table import operation
 from ..records import Capture, Magnitudes, Verdict
-from .dimensions import gemm_alignment, gemm_size, padding_cost, reduction_length, row_alignment, sequence_length
+from .additions import additions
+from .dimensions import (
+    gemm_alignment,
+    gemm_size,
+    misaligned,
+    padding_cost,
+    reduction_length,
+    row_alignment,
+    sequence_length,
+)
 from .literals import as_one, beyond, formats_where, lost
-from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
+from .lowered import Lowered
+from .numbers import cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .table import NodeFacts
 from .upcasts import Upcasts, autocast_on
@@ -29,6 +39,7 @@ from .values import (
     numel,
     shifts_by_max,
     smallest,
+    spacing,
     squares,
 )
 
@@ -65,7 +76,8 @@ class _Collector:
         self._positions: Positions = positions(capture)
         self._upcasts = Upcasts(capture)
         self._derived = derived_arguments(capture)
-        self._additions = additions(capture)
+        self._additions = additions(capture, ranges)
+        self._lowered = Lowered(capture, self._upcasts)
         self._phases = phases(capture)
 
     def facts(self, node: fx.Node) -> NodeFacts:
@@ -94,9 +106,11 @@ class _Collector:
             "upcast": name in self._upcasts.nodes,
             "casts_up": self._upcasts.casts_up(node),
             "casts_up_input": self._upcasts.casts_up_input(node),
+            "low_where": self._lowered.where(node),
             "autocast_off": not autocast_on(self._capture, name),
             "autocast": "none" if record.in_place else row.autocast,
-            "additions": self._additions[node],
+            "additions": self._additions[node].length,
+            "absorbed": self._additions[node].absorbed,
             "in_a_phase": node in self._phases,
             "weight_uses": self._weights.uses(node),
         }
@@ -104,15 +118,18 @@ class _Collector:
     def _literals(self, node: fx.Node) -> dict[str, Any]:
         """The numbers that the author wrote into it."""
         floating = self._capture.nodes[node.name].floating
-        literals = constants(node, self._derived.get(node.name, frozenset())) if floating else ()
+        derived = self._derived.get(node.name, frozenset())
+        literals = constants(node, derived) if floating else ()
         return {
             "constants": literals,
             "constant_max_abs": largest([abs(c) for c in literals]),
+            "constant_largest": max(literals, key=abs, default=None),
             "constant_min_abs": smallest([abs(c) for c in literals if c]),
             "constant_gap_to_one": smallest([abs(1 - c) for c in literals if c != 1]),
             "constants_beyond": formats_where(beyond, literals),
             "constants_lost": formats_where(lost, literals),
             "constants_as_one": formats_where(as_one, literals),
+            "follows_dtype": bool(derived),
             "eps": eps(node, literals),
         }
 
@@ -133,6 +150,7 @@ class _Collector:
             "output_min_abs": output.min_abs if output else None,
             "divisor_min_abs": divisor_min_abs(node, self._ranges),
             "cancelled_bits": cancelled_bits(node, into, output_max_abs),
+            "spacing": {name: spacing(output_max_abs, FORMATS[name]) for name in narrower()},
             "headroom_bits": {name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
             "verdict": {name: found.verdict for name, found in verdicts.items()},
             "label": {name: label(name) for name in narrower()},
@@ -151,6 +169,7 @@ def _shape(node: fx.Node) -> dict[str, Any]:
         "gemm_n": n,
         "gemm_k": k,
         "gemm_alignment": gemm_alignment(node),
+        "misaligned": misaligned(node),
         "gemm_m_alignment": row_alignment(node),
         "gemm_padding": padding_cost(node),
     }

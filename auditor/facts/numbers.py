@@ -1,4 +1,4 @@
-"""What arithmetic leads to a value: whole numbers, divisors, and how many additions it has been through."""
+"""What arithmetic leads to a value: whole numbers, phases, divisors, and bits that cancel."""
 
 from __future__ import annotations
 
@@ -47,18 +47,6 @@ def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | 
     return found.min_abs if found and found.max_abs else None
 
 
-def additions(capture: Capture) -> dict[fx.Node, int]:
-    """Length of the run of additions that ends at each node: in `h + f(h)` the run is that of h."""
-    runs: dict[fx.Node, int] = {}
-    for node in capture.graph_module.graph.nodes:
-        longest = max((runs[item] for item in node.all_input_nodes), default=0)
-        runs[node] = longest + 1 if _adds(node) else longest if _carries(node) else 0
-    goes_on: dict[fx.Node, bool] = {}
-    for node in reversed(capture.graph_module.graph.nodes):
-        goes_on[node] = any(_adds(user) or (_carries(user) and goes_on[user]) for user in node.users)
-    return {node: run if _adds(node) and not goes_on[node] else 0 for node, run in runs.items()}
-
-
 def phases(capture: Capture) -> set[fx.Node]:
     """Nodes whose values reach a sine or cosine through products, sums, joins and reshapes alone."""
     found: set[fx.Node] = set()
@@ -71,16 +59,6 @@ def phases(capture: Capture) -> set[fx.Node]:
 def _shapes_a_phase(node: fx.Node) -> bool:
     row = row_of(node)
     return row.sum or row.scales or row.product or row.joins or row.transparent
-
-
-def _adds(node: fx.Node) -> bool:
-    return row_of(node).packet == "add" and len(node.all_input_nodes) == 2
-
-
-def _carries(node: fx.Node) -> bool:
-    """Whether the node holds its input's values, perhaps scaled by a literal."""
-    row = row_of(node)
-    return (row.scales and len(node.all_input_nodes) == 1) or row.transparent
 
 
 def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:

@@ -65,6 +65,9 @@ class NodeFacts:
     upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
     casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
     casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
+    low_where: str | None = _fact(
+        "", "where it computes low, in words: under autocast, in a cast model (all weights and inputs cast), or in both"
+    )
     autocast_off: bool = _fact("", "the author disabled autocast around it")
     autocast: str = _fact(
         "", "what CUDA autocast does to the op: lower, fp32, fp32_unless_dtype, promote, banned, or none"
@@ -83,17 +86,26 @@ class NodeFacts:
     gemm_padding: float | None = _fact(
         "1", "share of work added by rounding columns and summed products (channels, if convolved) up to multiples of 8"
     )
+    misaligned: str | None = _fact("", "those of these widths that are no multiples of 8, in words")
     additions: int = _fact(
         "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
     )
 
+    absorbed: Mapping[str, float | None] = _fact(
+        "1",
+        "what is lost in that run, where each update is at most half a spacing of the largest number it is added to: sum of "
+        "the largest such updates, in spacings of a format, as absorbed.bf16",
+    )
+
     constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
+    constant_largest: float | None = _fact("1", "the literal of the largest magnitude, with its sign")
     constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
     constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
     constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
     constants_lost: tuple[str, ...] = _fact("", "formats in which one of the literals, not zero, is zero")
     constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
+    follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
     eps: float | None = _fact(
         "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
     )
@@ -118,6 +130,9 @@ class NodeFacts:
     )
     cancelled_bits: float | None = _fact(
         "bits", "log2(input_max_abs / output_max_abs) of a sum or difference of two tensors"
+    )
+    spacing: Mapping[str, float | None] = _fact(
+        "1", "distance of a format's numbers at output_max_abs, as spacing.fp16"
     )
     headroom_bits: Mapping[str, float | None] = _fact(
         "bits", "log2(largest / output_max_abs): doublings left before a format overflows, as headroom_bits.fp16"

@@ -47,14 +47,14 @@ class Upcasts:
             return False
         if row_of(node).cast:
             return self._raises(node)
-        if not node.all_input_nodes:
+        if not node.all_input_nodes or _is_made_of_integers(node):
             return self._is_made_high(node)
         return self._asks_for_high(node) or any(self._hands_on(item, node) for item in node.all_input_nodes)
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether the reader computes high because of this input; a tensor out of nothing takes part in promotion only."""
         origin = _unshaped(node)
-        out_of_nothing = origin.op == "call_function" and not origin.all_input_nodes
+        out_of_nothing = origin.op == "call_function" and (not origin.all_input_nodes or _is_made_of_integers(origin))
         return self._high[node] and (not out_of_nothing or _promotes(reader))
 
     def _computes_high(self, node: fx.Node) -> bool:
@@ -65,7 +65,7 @@ class Upcasts:
         return discrete and any(self._high[item] for item in node.all_input_nodes)
 
     def _is_made_high(self, node: fx.Node) -> bool:
-        """Whether a tensor out of nothing is FP32 whatever the model's format; a scalar promotes nothing."""
+        """Whether a tensor out of nothing, or of integers alone, is FP32 whatever the model's format; a scalar promotes nothing."""
         fixed = "dtype" not in arguments(node) or (self._followers is not None and node.name not in self._followers)
         return fixed and dtype(node) in _HIGH and shape(node) != ()
 
@@ -89,6 +89,13 @@ class Upcasts:
     def _is_cast_up(self, node: fx.Node) -> bool:
         node = _unshaped(node)
         return row_of(node).cast and self._raises(node)
+
+
+def _is_made_of_integers(node: fx.Node) -> bool:
+    """Whether arithmetic on integers gives torch's default dtype, as `torch.arange(n) / n` does."""
+    held = [dtype(item) for item in node.all_input_nodes]
+    whole = bool(held) and all(item is not None and not (item.is_floating_point or item.is_complex) for item in held)
+    return whole and dtype(node) in _HIGH
 
 
 def _unshaped(node: fx.Node) -> fx.Node:

@@ -176,6 +176,13 @@ def headroom_bits(max_abs: float | None, row: Format) -> float | None:
     return math.log2(row.largest / max_abs) if max_abs else None
 
 
+def spacing(max_abs: float | None, row: Format) -> float | None:
+    """Distance of the format's numbers in the binade of the value; where it is subnormal, of the subnormal ones."""
+    if not max_abs:
+        return None
+    return math.ldexp(1.0, max(math.frexp(max_abs)[1] - 1, row.min_exponent) - row.mantissa)
+
+
 def numel(node: fx.Node) -> int | None:
     """Elements of the node's (first) output, None where its shape is not known."""
     try:

@@ -57,7 +57,8 @@ def _example(example: Example) -> list[str]:
 
 
 def _repaired(example: Example) -> list[str]:
-    return ["The example, repaired:", _indented(example.fixed)]
+    changed = [f"In FP32 this is not the same function: {example.changes}"] if example.changes else []
+    return ["The example, repaired:", _indented(example.fixed), *changed]
 
 
 def _indented(code: str) -> str:

@@ -56,7 +56,7 @@ when = [                          # all of them; { any = [...] } and { not = ...
     { fact = "upcast", equals = false },
     { fact = "output_max_abs", above = 100 },
 ]
-message = "a tangent reaches {output_max_abs:.3g}: its poles amplify what its argument lost"
+message = "a tangent reaches {output_max_abs:.3g}: its poles amplify what its argument lost"   # also {formats}, [bf16: text]
 why = "Near a pole the result is inversely proportional to the distance from it."
 advice = \"\"\"
 Compute the angle and its tangent in FP32:
@@ -69,6 +69,7 @@ references = ["Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 
 inputs = ["torch.tensor([1.5, 1.565])"]
 code = "def forward(x): return torch.tan(x)"
 fixed = "def forward(x): return torch.tan(x.float()).to(x.dtype)"
+# changes = "..."                 # in what the repair differs in FP32, if it does
 
 [match]                           # everything given must hold
 ops = ["aten.tan"]                # in full, without overload, or with wildcards

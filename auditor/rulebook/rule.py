@@ -59,12 +59,14 @@ class Example:
     """Code on which a rule fires, and the same code repaired ("" where there is nothing to repair).
 
     code, fixed: Python that defines `forward(...)`, or a module called `model`, with torch, nn and F at hand. inputs:
-    one Python expression for each tensor that it is called with.
+    one Python expression for each tensor that it is called with. changes: in what the repaired code differs from the
+    other where both run in FP32, "" where in nothing but rounding.
     """
 
     code: str
     fixed: str
     inputs: tuple[str, ...]
+    changes: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from ..facts.table import EACH, FACTS, address_problem, fact_at
 from ..formats.table import narrower
 from .conditions import COMPARISONS
-from .message import facts_shown, filled
+from .message import FORMATS, ByFormat, clauses, facts_shown, filled
 from .reader import Reader
 from .rule import (
     CONFIDENCES,
@@ -67,12 +67,13 @@ def parse_rule(path: Path, text: str, table: dict[str, Any]) -> Rule:
 
 
 def _example(reader: Reader) -> Example:
-    reader.allow(("code", "fixed", "inputs"))
+    reader.allow(("code", "fixed", "inputs", "changes"))
     has = reader.table.keys()
     return Example(
         code=reader.text("code").strip("\n"),
         fixed=reader.text("fixed").strip("\n") if "fixed" in has else "",
         inputs=reader.texts("inputs") if "inputs" in has else (),
+        changes=reader.text("changes") if "changes" in has else "",
     )
 
 
@@ -172,10 +173,22 @@ def _message(reader: Reader) -> str:
     message = reader.text("message").strip()
     try:
         for name in facts_shown(message):
-            problem = address_problem(name)
+            problem = None if name == FORMATS or _in_all_formats(name) else address_problem(name)
             if problem:
                 reader.fail("message", problem, "rule-bad-value")
-        filled(message, lambda name: _SAMPLES[fact_at(name).type])
+        for name in clauses(message):
+            if name not in narrower():
+                reader.fail("message", f"has a clause on {name!r}, which is no format", "rule-bad-value")
+        filled(message, _sample, narrower())
     except (ValueError, TypeError, IndexError) as error:
         reader.fail("message", f"is no valid template: {error}", "rule-bad-value")
     return message
+
+
+def _in_all_formats(name: str) -> bool:
+    return name in FACTS and FACTS[name].by_format
+
+
+def _sample(name: str) -> Any:
+    sample = _SAMPLES[fact_at(name).type]
+    return ByFormat(fp16=sample, bf16=sample) if _in_all_formats(name) else sample

@@ -133,7 +133,6 @@ CASES = (
         build=lambda: (Inside(attn=AdditiveMask(-1e9)), (normal(3, 4), PADDED_ROW)),
         twin=lambda: (Inside(attn=AdditiveMask(-1e4)), (normal(3, 4), NO_PADDED_ROW)),
         culprits=(("mul", "attn"),),
-        evidence="static",
     ),
     Case(
         name="sdxl_vae_conv",

@@ -60,6 +60,14 @@ class RouterUpcast(nn.Module):
         return self.out(weights.to(x.dtype))
 
 
+class RouterIgnored(RouterUpcast):
+    """Its choice is computed, and every token goes the same way all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate(x.to(torch.float32)).topk(2)
+        return self.out(x[:, :4])
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8))
 
@@ -110,5 +118,6 @@ CASES = (
     ),
     Case("head protected", HeadProtected, (ramp(1, 3, 8, 8),), {}, ("BND002", "BND004", "BND005")),
     Case("router upcast", RouterUpcast, (ramp(2, 8),), {"BND002": {"linear_1"}, "BND005": {"linear"}}),
+    Case("router ignored", RouterIgnored, (ramp(2, 8),), {}, ("BND005", "RTE001")),
     Case("no weights", lambda: nn.Softmax(-1), (ramp(2, 8),), {}, ALL),
 )

@@ -52,6 +52,10 @@ def dtype_mask(x: Tensor) -> Tensor:
     return x.masked_fill(MASK, torch.finfo(x.dtype).min)
 
 
+def dtype_mask_multiplied(x: Tensor, m: Tensor) -> Tensor:
+    return x.maximum((1.0 - m.to(x.dtype)) * torch.finfo(x.dtype).min)
+
+
 def normalised(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)  # clamps the norm to 1e-12
 
@@ -84,6 +88,27 @@ def entropy_with_logits(x: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(x, y)
 
 
+def entropy_protected(x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return F.binary_cross_entropy(x.float().sigmoid(), y.float())
+
+
+def triplets(x: Tensor, y: Tensor) -> Tensor:
+    return F.triplet_margin_loss(x, y, x.flip(0))
+
+
+def connectionist(x: Tensor) -> Tensor:
+    return F.ctc_loss(x.log_softmax(-1), LABELS, LENGTHS, SHORT)
+
+
+def connectionist_by_hand(x: Tensor) -> Tensor:
+    return F.ctc_loss(x - x.logsumexp(-1, keepdim=True), LABELS, LENGTHS, SHORT)
+
+
+def connectionist_upcast(x: Tensor) -> Tensor:
+    return F.ctc_loss(x.float().log_softmax(-1), LABELS, LENGTHS, SHORT)
+
+
 def classes(x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(x, y)
 
@@ -97,6 +122,7 @@ def difference(x: Tensor, y: Tensor) -> Tensor:
 
 
 TARGET = torch.ones(2, 8)
+LABELS, LENGTHS, SHORT = torch.tensor([[1, 2], [3, 4]]), torch.tensor([6, 6]), torch.tensor([2, 2])
 IDS = torch.tensor([1, 2])
 
 CASES = (
@@ -116,7 +142,15 @@ CASES = (
     Case("fused, upcast", *on(fused_upcast, QUERY), {}, ("ATT003",)),
     Case("softmax alone", *on(lambda x: x.softmax(-1), QUERY), {}, ("ATT004",)),
     Case("masked fill", *on(lambda x: x.masked_fill(MASK, -1e9), ramp(2, 4)), {"CON001": {"masked_fill"}}),
-    Case("additive mask", *on(additive_mask, ramp(2, 4), MASK), {"CON001": {"mul"}}),
+    Case("additive mask", *on(additive_mask, ramp(2, 4), MASK), {"CON005": {"mul"}}, ("CON001", "ACT002")),
+    # torch takes the literal of a product in FP32: 1e-3 * 1e6 is 1000 in half precision too
+    Case("small times a large literal", *on(lambda x: x * 1e6, ramp(2, 4) * 1e-3), {}, ("CON001", "CON005", "ACT002")),
+    Case("divided by a large literal", *on(lambda x: x / 1e6, ramp(2, 4)), {}, ("CON001", "CON005")),
+    Case(
+        "a large literal added", *on(lambda x: (1e5 + x).log(), ramp(2, 4)), {"CON005": {"add"}}, ("CON001", "ACT002")
+    ),
+    Case("where", *on(lambda x: torch.where(MASK, x, -1e9), ramp(2, 4)), {"CON001": {"where"}}, ("CON005",)),
+    Case("mask by dtype, multiplied", *on(dtype_mask_multiplied, ramp(2, 4), MASK), {}, ("ACT002", "CON001", "CON005")),
     Case("mask by dtype", *on(dtype_mask, ramp(2, 4)), {}, ("CON001",)),
     Case("mask that fits", *on(lambda x: x.masked_fill(MASK, -65504.0), ramp(2, 4)), {}, ("CON001",)),
     Case("eps of normalize", *on(normalised, ramp(2, 4)), {"CON002": {"clamp_min"}}),
@@ -131,6 +165,11 @@ CASES = (
     Case("0.99", lambda: clamped(0.99), (ramp(2, 4),), {}, ("CON003", "CON004")),
     Case("1 - 1e-6 in float32", *on(clamped_upcast, ramp(2, 4)), {}, ("CON003", "CON004")),
     Case("binary cross entropy", *on(entropy, ramp(2, 8), TARGET), {"LOS001": {"binary_cross_entropy"}}, ("LOS002",)),
+    Case("binary cross entropy out of reach of autocast", *on(entropy_protected, ramp(2, 8), TARGET), {}, ("LOS001",)),
+    Case("triplets", *on(triplets, ramp(2, 8), TARGET), {"LOS002": {"triplet_margin_loss"}}),
+    Case("connectionist", *on(connectionist, ramp(6, 2, 5)), {"LOS003": {"ctc_loss"}}, ("LOS002",)),
+    Case("connectionist by hand", *on(connectionist_by_hand, ramp(6, 2, 5)), {"LOS003": {"ctc_loss"}}, ("LOS002",)),
+    Case("connectionist, upcast", *on(connectionist_upcast, ramp(6, 2, 5)), {}, ("LOS003", "LOS002")),
     Case("its sum", *on(entropy_sum, ramp(2, 8), TARGET), {"LOS001": {"binary_cross_entropy"}}),
     Case(
         "with logits",
@@ -140,5 +179,5 @@ CASES = (
     ),
     Case("cross entropy", *on(classes, ramp(2, 8), IDS), {"LOS002": {"cross_entropy_loss"}}, ("LOS001",)),
     Case("cross entropy, upcast", *on(classes_upcast, ramp(2, 8), IDS), {}, ("LOS002",)),
-    Case("a mean difference", *on(difference, ramp(2, 8), TARGET), {}, ("LOS001", "LOS002")),
+    Case("a mean difference", *on(difference, ramp(2, 8), TARGET), {}, ("LOS001", "LOS002", "LOS003")),
 )

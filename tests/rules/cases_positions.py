@@ -48,6 +48,17 @@ class RotaryFromFormula(Rotary):
         return position.float()[:, None] * torch.exp(torch.arange(2).float() * -2.3)
 
 
+class RotaryOfIntegers(Rotary):
+    """Arithmetic on integers gives torch's default dtype, in a low model too."""
+
+    def __init__(self) -> None:
+        super().__init__(raised=False, buffer=False)
+
+    def phase(self, x: Tensor, position: Tensor) -> Tensor:
+        frequencies = 100.0 ** (-torch.arange(0, 4, 2) / 4)
+        return torch.arange(1000, 1000 + x.shape[0])[:, None] * frequencies
+
+
 def step_embedding(t: Tensor, x: Tensor) -> Tensor:
     phase = t.to(x.dtype)[:, None] * x
     return torch.cat([phase.sin(), phase.cos()], -1)
@@ -123,6 +134,7 @@ CASES = (
     Case("rotary, raised", lambda: Rotary(True), (X, FAR), {"POS007": {"to_1"}}, ("POS001", "POS002", "POS003")),
     Case("rotary, raised and joined", lambda: RotaryJoined(True), (X, FAR), {"POS007": {"to_1"}}, ("POS001",)),
     Case("rotary from a formula", RotaryFromFormula, (X, FAR), {}, ("POS001", "POS007")),
+    Case("rotary of integers", RotaryOfIntegers, (X, FAR), {}, ("POS001", "POS002", "POS003")),
     Case("step embedding", *on(step_embedding, FAR, X2 * 2), {"POS004": {"mul"}}, ("POS001",)),
     # 60 * (1 + 1) = 120
     Case(

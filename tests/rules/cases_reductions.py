@@ -63,29 +63,49 @@ def length_upcast(x: Tensor) -> Tensor:
 
 
 class Stream(nn.Module):
-    """A residual stream of `depth` blocks without weights."""
+    """A residual stream of `depth` blocks without weights, each of which adds `step` of what tanh gives."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, step: float = 1e-3) -> None:
         super().__init__()
-        self.depth = depth
+        self.depth, self.step = depth, step
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.depth):
-            x = x + x.tanh()
+            x = x + self.step * x.tanh()
         return x.exp()
 
 
 def average(x: Tensor, y: Tensor) -> Tensor:
     for _ in range(12):
-        x = x * 0.5 + y * 0.5
+        x = x * 0.999 + y * 1e-3
     return x
 
 
 def stream_upcast(x: Tensor) -> Tensor:
     h = x.float()
     for _ in range(12):
-        h = h + h.tanh()
+        h = h + 1e-3 * h.tanh()
     return h.to(x.dtype)
+
+
+class Decoder(nn.Module):
+    """A GPT-2 of eight small layers: pre-norm, residual stream, weights as it draws them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(32, 16), nn.Embedding(8, 16)
+        layers = [nn.TransformerEncoderLayer(16, 2, 64, 0, "gelu", batch_first=True, norm_first=True) for _ in range(8)]
+        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(16)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            h = layer(h)
+        return self.norm(h) @ self.words.weight.t()
 
 
 def separate(x: Tensor) -> list[Tensor]:
@@ -127,9 +147,13 @@ CASES = (
     Case("long mean", *on(lambda x: x.mean(-1), ramp(2, 5000)), {"RED007": {"mean"}}),
     Case("long variance", *on(lambda x: x.var(), ramp(2, 2049)), {"RED007": {"var"}}),
     Case("longest short mean", *on(lambda x: x.mean(-1), ramp(2, 4096)), {}, ("RED007",)),
+    # at 1 BF16 numbers are 1/128 apart: 12 updates of 0.76e-3 come to 1.2 spacings, each below half of one
     Case("stream of 12", lambda: Stream(12), (ramp(2, 4),), {"RED008": {"add_11"}}),
     Case("moving average", *on(average, ramp(2, 4), ramp(4, 2).reshape(2, 4)), {"RED008": {"add_11"}}),
     Case("stream of 11", lambda: Stream(11), (ramp(2, 4),), {}, ("RED008",)),
+    Case("stream of large updates", lambda: Stream(16, 1.0), (ramp(2, 4),), {}, ("RED008",)),
+    Case("stream of vanishing updates", lambda: Stream(16, 1e-6), (ramp(2, 4),), {}, ("RED008",)),
+    Case("a clean decoder of eight layers", Decoder, (torch.arange(8)[None],), {}, ("RED008",)),
     Case("stream, upcast", *on(stream_upcast, ramp(2, 4)), {}, ("RED008",)),
     Case("additions side by side", *on(separate, ramp(2, 4)), {}, ("RED008",)),
     # 1000 against 1: log2(1000) = 9.97 bits

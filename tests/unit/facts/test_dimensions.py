@@ -27,6 +27,7 @@ from tests.capturing import captured, facts_of
         (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 2, 6, 7), "adaptive_avg_pool2d", 42),
         (lambda x: F.scaled_dot_product_attention(x, x, x), (1, 1, 9, 4), "scaled_dot_product_attention", 9),
         (lambda x: F.mse_loss(x, x, reduction="none"), (3, 4), "mse_loss", 1),
+        (lambda x: F.triplet_margin_loss(x, x, x), (3, 4), "triplet_margin_loss", 12),
         (lambda x: x.exp(), (3, 4), "exp", None),
     ],
 )
@@ -94,3 +95,10 @@ def test_sequence_length_counts_steps_or_calls() -> None:
     time_first = captured(nn.LSTM(3, 4), torch.ones(2, 9, 3)).facts["lstm"]
     unbatched = captured(nn.RNN(3, 4, batch_first=True), torch.ones(6, 3)).facts["rnn_tanh"]
     assert (batch_first.sequence_length, time_first.sequence_length, unbatched.sequence_length) == (9, 2, 6)
+
+
+def test_widths_that_no_tile_divides_are_named() -> None:
+    assert captured(nn.Linear(27, 32), torch.ones(2, 27)).facts["linear"].misaligned == "27"
+    assert captured(nn.Linear(27, 10), torch.ones(2, 27)).facts["linear"].misaligned == "10 and 27"
+    assert captured(nn.Linear(16, 32), torch.ones(2, 16)).facts["linear"].misaligned is None
+    assert captured(nn.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8)).facts["conv2d"].misaligned == "3"

@@ -1,4 +1,4 @@
-"""What arithmetic leads to a value: whole numbers, runs of additions, phases, divisors, cancelled bits."""
+"""What arithmetic leads to a value: whole numbers, phases, divisors, cancelled bits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,6 @@ def test_whole_numbers_come_from_integers() -> None:
     assert [name for name, fact in facts.items() if fact.whole_numbers] == ["to", "arange", "to_2"]
     assert [name for name, fact in facts.items() if fact.reads_whole_numbers] == ["add", "mul", "sub"]
     assert (facts["to"].input_dtype, facts["to"].dtype, facts["arange"].input_dtype) == ("int64", "float32", None)
-
-
-def test_a_run_of_additions_is_counted_at_its_end() -> None:
-    def function(x: Tensor, y: Tensor) -> list[Tensor]:
-        total = x
-        for _ in range(3):
-            total = 0.5 * total + y.tanh()
-        return [(total - x).exp() + y, x + y]
-
-    facts = facts_of(function, torch.ones(2), torch.ones(2)).facts
-    # a difference is not part of a run, and exp starts afresh
-    runs = {name: fact.additions for name, fact in facts.items() if fact.additions}
-    assert runs == {"add_2": 3, "add_3": 1, "add_4": 1}
 
 
 def test_what_a_sine_is_taken_of_is_a_phase() -> None:

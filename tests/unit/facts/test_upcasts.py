@@ -122,3 +122,17 @@ def test_autocast_off_keeps_products_high() -> None:
     toy = captured(Region(), torch.ones(2, 4))
     assert toy.facts["linear"].autocast_off
     assert upcasts(toy) == {"linear", "tanh"}
+
+
+def test_arithmetic_on_integers_is_high_in_a_low_model_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        frequency = 10.0 ** (-torch.arange(0, 4, 2) / 4)
+        angle = torch.arange(4)[:, None] * frequency
+        share = torch.tensor(3) / 7  # a scalar promotes nothing
+        return angle.sin() + x * share
+
+    toy = facts_of(function, torch.ones(4, 2))
+    named = {packet(toy.capture.nodes[name].op) for name in upcasts(toy)}
+    assert {"pow", "div", "neg", "mul", "sin", "add"} >= named >= {"pow", "sin"}
+    assert not toy.facts["mul_1"].upcast
+    assert function(torch.ones(4, 2).half()).dtype is torch.float32

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.facts.values import Extremes, Weights, headroom_bits, largest, smallest
+from auditor.facts.values import Extremes, Weights, headroom_bits, largest, smallest, spacing
 from auditor.formats.table import FORMATS
 from tests.capturing import captured, facts_of
 from tests.subjects import capture_of
@@ -120,3 +120,13 @@ def test_doublings_that_are_left() -> None:
 def test_what_is_not_known_does_not_count() -> None:
     assert (smallest([None, 2, 1]), largest([None, 2, 1])) == (1, 2)
     assert (smallest([None]), largest([])) == (None, None)
+
+
+def test_the_spacing_of_numbers_is_that_of_their_binade() -> None:
+    bf16, fp16 = FORMATS["bf16"], FORMATS["fp16"]
+    assert (spacing(905.0, bf16), spacing(905.0, fp16)) == (4.0, 0.5)
+    assert spacing(512.0, bf16) == 4.0  # from 512 up
+    assert spacing(1e-7, fp16) == 2.0**-24  # subnormal
+    assert spacing(0.0, bf16) is spacing(None, bf16) is None
+    above = torch.nextafter(torch.tensor(3.0).bfloat16(), torch.tensor(4.0).bfloat16())
+    assert float(above) - 3 == spacing(3.0, bf16)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from auditor.facts import gather
 from auditor.judge.classify import classify
 from auditor.rulebook import load_rules
-from tests.capturing import captured
+from tests.capturing import captured, facts_of
 
 RULES = load_rules()
 
@@ -42,14 +42,14 @@ def test_findings_come_in_graph_order_then_by_code() -> None:
 
 def test_a_finding_speaks_in_the_users_terms() -> None:
     (finding,) = (item for item in classify(TOY.capture, TOY.facts, RULES) if item.rule == "CON001")
-    assert finding.message == "the literal 1e+09 does not fit FP16, whose largest number is 65504"
+    assert finding.message == "the literal -1e+09 does not fit FP16, whose largest number is 65504"
     assert (finding.severity, finding.formats, finding.owner) == ("error", ("fp16",), "")
     assert finding.source is not None
     assert finding.source.startswith("test_classify.py:")
     assert finding.evidence == {
         "constants_beyond": ("fp16", "fp8_e4m3", "fp8_e5m2"),
         "upcast": False,
-        "constant_max_abs": 1e9,
+        "constant_largest": -1e9,
     }
     assert finding.agrees is None
     assert "masked_fill" in finding.advice
@@ -95,3 +95,26 @@ def test_an_owner_type_narrows_a_match() -> None:
     for owner_type, count in (("Lin*", 1), ("Conv*", 0)):
         narrowed = replace(rule, match=replace(rule.match, owner_type=owner_type))
         assert len(classify(TOY.capture, TOY.facts, [narrowed])) == count
+
+
+def test_findings_speak_of_no_format_that_the_audit_is_not_about() -> None:
+    def function(x: Tensor, position: Tensor) -> Tensor:
+        angle = position.to(x.dtype)[:, None] * x
+        return angle.sin().cumsum(0).clamp(max=1 - 1e-6) - torch.fft.fft(x).abs()
+
+    toy = facts_of(function, torch.ones(300, 2), torch.arange(300))
+    both = classify(toy.capture, toy.facts, RULES)
+    assert {"POS001", "POS004", "RED003", "CON003", "LIN002"} & {item.rule for item in both}
+    for formats, other in ((("bf16",), "FP16"), (("fp16",), "BF16"), (("fp8_e4m3",), "FP16")):
+        found = classify(toy.capture, toy.facts, RULES, formats)
+        assert all(set(item.formats) <= set(formats) for item in found)
+        assert [item.rule for item in found if other in item.message] == []
+    for item in classify(toy.capture, toy.facts, RULES, ("bf16",)):
+        assert "FP16" not in item.why + item.advice, item.rule
+        assert not item.message.rstrip().endswith((";", ":", ",")), item.rule
+
+
+def test_gradients_are_spoken_of_where_the_audit_trains() -> None:
+    toy = facts_of(lambda x: (x.pow(2).sum(-1) + 1e-12).sqrt(), torch.ones(2, 4))
+    assert "TRN002" in {item.rule for item in classify(toy.capture, toy.facts, RULES, trains=True)}
+    assert "TRN002" not in {item.rule for item in classify(toy.capture, toy.facts, RULES, trains=False)}

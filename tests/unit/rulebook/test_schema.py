@@ -52,7 +52,7 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ),
         ('"reduction_length", above', '"numel.fp16", above', 8, "'numel' is not kept by format", "rule-bad-value"),
         ("{reduction_length}", "{verdict_bf16}", 9, "'verdict_bf16' is called 'verdict.bf16' now", "rule-bad-value"),
-        ("{reduction_length}", "{reason}", 9, "'reason' is kept by format", "rule-bad-value"),
+        ("{reduction_length}", "[fp17: x]", 9, "has a clause on 'fp17', which is no format", "rule-bad-value"),
         ("{reduction_length}", "{reason.bf16:.3g}", 9, "is no valid template", "rule-bad-value"),
         ("{reduction_length}", "{length}", 9, "'length' is not a fact", "rule-bad-value"),
         ("{reduction_length}", "{reduction_length", 9, "is no valid template", "rule-bad-value"),
