@@ -17,6 +17,7 @@ from .casting import in_float32
 from .nodes import operation_of, settled
 from .products import is_tensor_core, product
 from .rounded import asks_for_rounding, rounding
+from .scans import is_scan, scanned
 
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
@@ -39,6 +40,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
     and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
+    Running sums round every partial result.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
@@ -58,6 +60,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if on_cpu and is_tensor_core(target):
         _refuse_mixed(name, args, kwargs)
         return product(target, args, kwargs, row)
+    if on_cpu and is_scan(target):
+        return scanned(target, args, kwargs, row)
     try:
         return settled(target, target(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything

@@ -70,6 +70,7 @@ class Operation:
     bf16_on_cpu: bool = False  # a product that some processors compute in BF16
     flops: str = ""  # the formula for its operations, in ops/flops.py
     gemm: str = ""  # the formula for m, n and k, in facts/dimensions.py
+    scan: str = ""  # how partial results along one dimension are joined, in ops/scans.py
     reduces: str = ""  # the formula for how many entries one result stands for, in facts/dimensions.py
     recurrent: bool = False  # a recurrent layer over time
     cell: bool = False  # one step of a recurrent layer

@@ -203,8 +203,9 @@ ON_PURPOSE = {
     "state/storages.py:_words": "set_ set_",
     "state/tensors.py:TensorState.restore": "copy_ requires_grad_",
     "state/tensors.py:TensorState._cut_off": "detach_ detach_",
+    "ops/scans.py:scanned": "copy_",
 }
-"""What undoes in the caller's tensors what a run did to them; tests/unit/state is about nothing else."""
+"""What undoes in the caller's tensors what a run did to them, and what the author wrote as an operation in place."""
 
 CASES = list(dict.fromkeys(case for _, case in IN_PLACE.values()))
 

@@ -1,0 +1,132 @@
+"""Every repair repairs: it holds in the rule's format where the original fails, and is the same function in FP32."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import auditor
+from auditor.formats.table import FORMATS, dtype_of
+from auditor.rulebook import Rule, load_rules
+from tests.rules.examples import example
+
+RULES = [rule for rule in load_rules() if rule.example and rule.example.fixed and rule.family != "settings"]
+BUDGET = 0.01
+USES = ("cast", "autocast")
+
+BUDGETS = {
+    "SFT006": 1e-4,  # bits of small probabilities go one after the other
+}
+"""Where less than the budget of an audit is at stake in the example: what is."""
+
+BEYOND = {"ACT001": (torch.tensor([6.0, 12.0]),)}
+"""Rules that warn of inputs beyond those of their example: inputs on which what they warn of happens."""
+
+ELSEWHERE = {"COL001": "sums over ranks fail with many of them; see the test of a ring below"}
+
+
+def outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    with torch.no_grad():
+        return [leaf for leaf in pytree.tree_leaves(model(*inputs)) if isinstance(leaf, Tensor)]
+
+
+def low(model: nn.Module, inputs: tuple[Tensor, ...], fmt: str, use: str) -> list[Tensor] | str:
+    """The model's outputs as a GPU would give them, under autocast or cast as a whole; or why there are none."""
+    dtype = dtype_of(fmt)
+    assert dtype is not None
+    model = copy.deepcopy(model)
+    try:
+        with auditor.imitated("cuda"):
+            if use == "autocast":
+                with torch.autocast("cuda", dtype=dtype):
+                    return outputs(model, inputs)
+            cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+            return outputs(model.to(dtype), cast)
+    except RuntimeError as error:
+        return str(error)
+
+
+def error(reference: list[Tensor], found: list[Tensor] | str) -> float:
+    """The worst relative L2 error, or share of other results where they are discrete; infinite where there are none."""
+    if isinstance(found, str):
+        return float("inf")
+    assert [x.shape for x in reference] == [x.shape for x in found]
+    return max(_error(a, b) for a, b in zip(reference, found, strict=True))
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    if not a.is_floating_point():
+        return float((a != b).float().mean())
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, 0.0, a - b).norm()
+    size = torch.where(a.isfinite(), a, 0.0).norm()
+    return float(gap / size) if gap.isfinite() and size else (float("inf") if gap else 0.0)
+
+
+def formats(rule: Rule) -> list[str]:
+    return [name for name in rule.formats if FORMATS[name].low]
+
+
+def built(rule: Rule) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
+    """The example's model, the repaired one, and the inputs of both."""
+    (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
+    return broken, fixed, BEYOND.get(rule.code, inputs)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if formats(rule)], ids=lambda rule: rule.code)
+def test_the_repair_holds_where_the_original_fails(rule: Rule) -> None:
+    broken, fixed, inputs = built(rule)
+    budget = BUDGETS.get(rule.code, BUDGET)
+    truth, meant = outputs(broken, inputs), outputs(fixed, inputs)
+    cases = [(fmt, use) for fmt in formats(rule) for use in USES]
+    fails = [case for case in cases if not error(truth, low(broken, inputs, *case)) <= budget]
+    held = {case: error(meant, low(fixed, inputs, *case)) for case in fails}
+    assert {case: found for case, found in held.items() if not found <= budget} == {}
+    assert fails or rule.severity == "info" or rule.code in ELSEWHERE
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_in_fp32_the_repair_is_the_same_function_or_says_what_it_changes(rule: Rule) -> None:
+    assert rule.example is not None
+    (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
+    found = error(outputs(broken, inputs), outputs(fixed, inputs))
+    assert (found > 1e-3) == bool(rule.example.changes), found
+
+
+def test_a_sum_over_many_ranks_fails_low_and_holds_raised() -> None:
+    """COL001: a ring adds a rank after the other in the format that is sent; 300 ranks with a share of 1 each."""
+    shares = [torch.ones(4, dtype=torch.bfloat16) for _ in range(300)]
+    ring, raised = shares[0], shares[0].float()
+    for share in shares[1:]:
+        ring, raised = ring + share, raised + share.float()
+    assert error([torch.full((4,), 300.0)], [ring]) > BUDGET  # it stays at 256, where BF16 numbers are 2 apart
+    assert error([torch.full((4,), 300.0)], [raised.bfloat16()]) <= BUDGET
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+def test_the_snippet_that_keeps_an_embedding_runs_in_a_model_cast_to_half() -> None:
+    (rule,) = (rule for rule in load_rules() if rule.code == "BND003")
+    (code,) = re.findall(r"(?ms)^    .*$", rule.advice)
+    model, tokens = Embedded(), torch.tensor([[1, 2, 3, 0]])
+    space: dict[str, Any] = {"model": model}
+    exec("\n".join(line.strip() for line in code.splitlines()), space)
+    table = model.embed.weight.detach().clone()
+    with auditor.imitated("cuda"):
+        assert model(tokens).dtype is torch.float16
+    assert model.embed.weight.dtype is torch.float32
+    assert torch.equal(model.embed.weight, table)
