@@ -151,9 +151,9 @@ def test_autocast_tells_overloads_and_in_place_variants_apart() -> None:
 
 def test_kernels() -> None:
     assert not operation("aten.linalg_svd.default").half_on_cuda
-    assert operation("aten.cumprod.default").half_on_cuda
-    assert not operation("aten.cumprod.default").half_on_cpu
-    assert operation("aten.cumprod_.default").half_on_cpu  # in float32 it would write to a copy
+    assert operation("aten.renorm.default").half_on_cuda
+    assert not operation("aten.renorm.default").half_on_cpu
+    assert operation("aten.renorm_.default").half_on_cpu  # in float32 it would write to a copy
 
 
 def test_what_the_table_does_not_know_is_nothing_in_particular() -> None:
