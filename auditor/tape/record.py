@@ -244,7 +244,7 @@ class _Recorder:
             return
         target, args, kwargs = as_cast(op, given, args, kwargs)
         if draw is not None:
-            target, kwargs = Drawn(op, draw), {key: value for key, value in kwargs.items() if key != "generator"}
+            target, kwargs = Drawn(op, draw), _without_generator(kwargs)
         found = list(_places_of(result))
         if not found and op.namespace != "aten":  # a number or a truth
             self.noticed(*given)
@@ -303,7 +303,7 @@ class _Recorder:
             return
         twin = twin_of(op)
         if draw is not None:
-            node_kwargs = {key: value for key, value in node_kwargs.items() if key != "generator"}
+            node_kwargs = _without_generator(node_kwargs)
         if twin is None:
             self._copied(op, places, node_args, node_kwargs, written, result, draw)
             return
@@ -355,6 +355,11 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
     elif isinstance(result, (tuple, list)):
         for index, item in enumerate(result):
             yield from _places_of(item, (*path, index))
+
+
+def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The draw has it. None stays: there are overloads that have to be given one, `randn(..., generator=None)`."""
+    return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
 
 
 def _listed(result: Any) -> bool:

@@ -142,6 +142,18 @@ def test_a_generator_that_the_caller_hands_over() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
+def test_a_generator_that_is_none() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.layer(x) + torch.randn(4, generator=None) + torch.rand(4, generator=None)
+        y = y + torch.empty(4).normal_(generator=None) + torch.randint(9, (4,), generator=None)
+        return y[torch.randperm(3, generator=None)]
+
+    model = Model(forward, layer=linear(4, 4))
+    found = replayed(model, X)
+    assert_same(replay(found, model, ((X,), {})), replay(found, model, ((X,), {})))
+    assert len([node for node in found.nodes.values() if "rand" in node.op]) == 4
+
+
 def test_python_that_draws() -> None:
     import random
 
