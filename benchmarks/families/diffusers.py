@@ -13,11 +13,15 @@ import torch
 from torch import nn
 
 from . import Built, Unbuilt
+from .diffusion import ENTRIES, entry, filled
 from .shrinking import small
 
 BATCH, TOKENS = 2, 8
 MOST_PARAMETERS = 60_000_000
-ROOMS = ("autoencoders", "unets", "transformers", "controlnets")
+ROOMS = [
+    importlib.import_module(f"diffusers.models.{room}")
+    for room in ("autoencoders", "unets", "transformers", "controlnets")
+]
 TRIES = 40
 
 _CONTEXT = (
@@ -43,8 +47,7 @@ _TEXTS = (
 def names() -> list[str]:
     """Model classes."""
     found = []
-    for room in ROOMS:
-        module = importlib.import_module(f"diffusers.models.{room}")
+    for module in ROOMS:
         found += [
             n for n, value in vars(module).items() if inspect.isclass(value) and issubclass(value, diffusers.ModelMixin)
         ]
@@ -53,6 +56,37 @@ def names() -> list[str]:
 
 def build(name: str) -> Built:
     """A small model of that class, and a call that it runs."""
+    return _specified(name) if name in ENTRIES else _guessed(name)
+
+
+def _specified(name: str) -> Built:
+    if "part_of" in ENTRIES[name]:
+        raise Unbuilt(f"cannot run by itself: it is a part of {ENTRIES[name]['part_of']}")
+    try:
+        model, call = _entry(name)
+        with torch.no_grad():
+            model(**call)
+    except Exception as error:  # another version of the package may raise anything
+        raise Unbuilt(f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]) from error
+    return model, (), call
+
+
+def _entry(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    kind = _class(name)
+    found = entry(kind)
+    if "controlnets" in found["make"]:
+        model = kind([build(each)[0] for each in found["make"]["controlnets"]]).eval()
+    else:
+        model = _model(kind, _arguments(kind, 1) | found["make"])
+    if "transformer" in found:
+        model = kind.from_transformer(model, _entry(found["transformer"])[0])
+    if found.get("then"):
+        getattr(model, found["then"])()
+    torch.manual_seed(0)
+    return model, filled(found["call"])
+
+
+def _guessed(name: str) -> Built:
     kind, reason = _class(name), ""
     for ratio in (1, 2, 4, 8, 0):
         try:
@@ -73,8 +107,7 @@ def build(name: str) -> Built:
 
 
 def _class(name: str) -> Any:
-    modules = (importlib.import_module(f"diffusers.models.{room}") for room in ROOMS)
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
+    return next(getattr(module, name) for module in ROOMS if hasattr(module, name))
 
 
 def _model(kind: Any, arguments: dict[str, Any]) -> nn.Module:
@@ -98,7 +131,9 @@ def _arguments(kind: Any, ratio: int) -> dict[str, Any]:
 
 
 def _small(name: str, default: Any, ratio: int) -> Any:
-    if name in ("block_out_channels", "encoder_block_out_channels", "decoder_block_out_channels") and default:
+    if name in ("block_out_channels", "encoder_block_out_channels", "decoder_block_out_channels") and not isinstance(
+        default, int
+    ):
         return tuple(16 * ratio for _ in default)
     if name in _DEPTHS and isinstance(default, int):
         return 1
