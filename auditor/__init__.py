@@ -12,10 +12,11 @@ _API = {
     "Audit": "records",
     "apply": "document.live",
     "imitated": "imitation",
+    "load": "document.again",
     "load_plan": "document.read",
     "snippet": "snippets",
 }
-__all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load_plan", "snippet"]
+__all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load", "load_plan", "snippet"]
 
 
 def __getattr__(name: str) -> Any:

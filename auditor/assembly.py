@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .document.contents import shared_modules, tied_parameters
 from .facts.written import written
 from .formats.entries import extent
 from .judge.verdicts import Judgement
@@ -39,6 +40,8 @@ def assembled(
         inputs=_inputs(subject),
         graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),
         graph_outputs=captured.outputs,
+        tied_parameters=tied_parameters(subject.model),
+        shared_modules=shared_modules(subject.model),
         environment=_environment(options),
         formats=options.formats,
         max_error=options.max_error,

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from ..options import Options
 from ..records import Batch, Subject
+from ..records.audit import FILES
 from ..report.words import printable
-from .publish import FILES
 
 KINDS = {
     "spec": "audit_spec()",

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
+from ..records.audit import FILES
 
 if TYPE_CHECKING:
     from ..records.audit import Audit
 
 NOTHING: Mapping[str, str] = {}
-FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
-"""What an audit is written to."""
 
 
 def default_directory(name: str) -> Path:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..records import FORMAT_VERSION, Audit, Contribution, Finding, Magnitudes, NodeError
+from ..records.audit import Groups
 from ..records.graph import CalledFrom
 from ..records.measure import DECIDED_BY, Bearing, CauseName, Followed, Severity
 from ..records.written import Inlined, Written
-
-Groups = tuple[tuple[str, ...], ...]
-"""Names that are one thing, a parameter or a module."""
+from .places import portable, shown
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class AuditedModel:
     """The model and its inputs."""
 
     name: Annotated[str, Written("of the model: the target's, or its class")]
-    source: Annotated[str, Written("TARGET as it was given")]
+    source: Annotated[str, Written("TARGET, as it was given or as seen from the working directory")]
+    file: Annotated[
+        str | None, Written("the file it was found in, from its repository; `null` where there is none", later=True)
+    ]
     parameters: Annotated[
         int,
         Written(
@@ -36,7 +39,9 @@ class AuditedModel:
     shared_modules: Annotated[Groups, Written("groups of paths that are one module", later=True)]
     inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
     inputs_source: Annotated[str, Written("where the inputs came from")]
+    synthetic_inputs: Annotated[bool, Written("whether they are nobody's", later=True)]
     weights_source: Annotated[str, Written("where the weights came from")]
+    random_weights: Annotated[bool, Written("whether they are nobody's", later=True)]
     capture: Annotated[
         str,
         Written(
@@ -51,15 +56,18 @@ class AuditedModel:
         """What an audit says of its model."""
         subject = audit.subject
         return cls(
-            subject.name,
-            subject.target,
-            audit.parameters,
-            tied_parameters(subject.model),
-            shared_modules(subject.model),
-            audit.inputs,
-            subject.inputs_source,
-            subject.weights_source,
-            audit.capture_method,
+            name=subject.name,
+            source=portable(subject.target),
+            file=shown(subject.origin.path) if subject.origin and subject.origin.path else None,
+            parameters=audit.parameters,
+            tied_parameters=audit.tied_parameters,
+            shared_modules=audit.shared_modules,
+            inputs=audit.inputs,
+            inputs_source=portable(subject.inputs_source),
+            synthetic_inputs=subject.synthetic_inputs,
+            weights_source=portable(subject.weights_source),
+            random_weights=subject.random_weights,
+            capture=audit.capture_method,
         )
 
 
@@ -142,12 +150,16 @@ class Measurements:
             measured=True,
         ),
     ]
+    not_finite: Annotated[
+        Mapping[str, tuple[str, ...]],
+        Written("JSON pointers to what is `null` in either file for being `inf`, `-inf` or `nan`", measured=True),
+    ]
     audit: Annotated[Audit, Inlined()]
 
     @classmethod
     def of(cls, audit: Audit, plan: Any) -> Measurements:
         """What measurements.json holds of an audit. plan: the document that plan.json holds."""
-        return cls(FORMAT_VERSION, digest(plan), audit)
+        return cls(FORMAT_VERSION, digest(plan), {}, audit)
 
 
 @dataclass(frozen=True)
@@ -231,6 +243,12 @@ class Range:
         """The same magnitudes."""
         return cls(found.max_abs, found.min_abs, found.zero_share, found.exponents)
 
+    def back(self) -> Magnitudes:
+        """With as many zeros as make the share."""
+        some = sum(self.exponents.values())
+        zeros = round(self.zeros * some / (1 - self.zeros)) if self.zeros < 1 else 1
+        return Magnitudes(self.max_abs, self.min_abs, zeros, self.exponents)
+
 
 @dataclass(frozen=True)
 class Histogram:
@@ -272,6 +290,13 @@ class Histogram:
             found.rounding.get("fp16"),
         )
 
+    def back(self) -> Magnitudes:
+        """With the power of two below the smallest magnitude as the smallest."""
+        low = {"bf16": self.bf16_rounding, "fp16": self.fp16_rounding}
+        rounding = {name: error for name, error in low.items() if error is not None}
+        least = 2.0 ** min(self.exponents, default=-math.inf)
+        return Magnitudes(self.max_abs, least, self.zeros, self.exponents, self.nonfinite, self.norm, rounding)
+
 
 @dataclass(frozen=True)
 class BackwardPass:
@@ -285,6 +310,10 @@ class BackwardPass:
     def of(cls, found: NodeError) -> BackwardPass:
         """The same error."""
         return cls(found.local_error, found.overflow + found.nan, found.unsupported)
+
+    def back(self) -> NodeError:
+        """With all that is not finite as overflow."""
+        return NodeError(local_error=self.error, overflow=self.nonfinite, unsupported=self.unsupported)
 
 
 @dataclass(frozen=True)
@@ -312,14 +341,29 @@ class MovedGradients:
         """The same contribution."""
         return cls(found.isolated, found.backward, found.decided_by)
 
+    def back(self) -> Contribution:
+        """Without what was not asked for of gradients."""
+        own = math.sqrt(max(self.contribution**2 - self.contribution_backward**2, 0.0))
+        return Contribution(self.contribution, own, 0.0, self.decided_by, backward=self.contribution_backward)
 
-FORMS: dict[str, tuple[type, Callable[[Any], Any]]] = {
-    "Range": (Range, Range.of),
-    "Histogram": (Histogram, Histogram.of),
-    "BackwardPass": (BackwardPass, BackwardPass.of),
-    "MovedGradients": (MovedGradients, MovedGradients.of),
+
+@dataclass(frozen=True)
+class Form:
+    """What stands in a file for a value. of: it, made of the value; back: a value as near to the first as it allows."""
+
+    shown: type
+    of: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+
+FORMS: dict[str, Form] = {
+    "Range": Form(Range, Range.of, Range.back),
+    "Histogram": Form(Histogram, Histogram.of, Histogram.back),
+    "BackwardPass": Form(BackwardPass, BackwardPass.of, BackwardPass.back),
+    "MovedGradients": Form(MovedGradients, MovedGradients.of, MovedGradients.back),
+    "Place": Form(str, shown, str),
 }
-"""{`Written.form`: (what stands in the file for a record, how to make that of it)}."""
+"""{`Written.form`: what it stands for}."""
 
 
 def tied_parameters(model: Any) -> Groups:

@@ -53,7 +53,7 @@ def part_of(record: Any, file: str = WHOLE) -> Part:
     plain: list[Entry] = []
     by_format: list[Entry] = []
     tables: list[str] = []
-    for field, type_, marks in _marked(record):
+    for field, type_, marks in marked(record):
         grouped, written = marks.get(ByFormat), marks.get(Written)
         if grouped is not None:
             tables.append(field.name)
@@ -64,7 +64,7 @@ def part_of(record: Any, file: str = WHOLE) -> Part:
             plain += [_below(entry, _then(read, entry.value), nullable(type_)) for entry in within]
         elif written is not None and (share := _share(type_, written, file)):
             plain.append(replace(_entry(field, type_, written, _reader(field.name)), file=share))
-    shared = file == MEASUREMENTS and any(m[Written].measured is False for _, _, m in _marked(record) if Written in m)
+    shared = file == MEASUREMENTS and any(m[Written].measured is False for _, _, m in marked(record) if Written in m)
     name = f"Measured{record.__name__}" if shared else record.__name__
     below = Part(f"{name} by format", _ordered(by_format)) if tables else None
     return Part(name, _ordered(plain), below, _reader(tables[0]) if tables else Part.formats)
@@ -85,7 +85,7 @@ def _share(type_: Any, written: Written, file: str) -> str | None:
         return WHOLE
     if file == PLAN:
         return None if written.measured else PLAN
-    shown = FORMS[written.form][0] if written.form else type_
+    shown = FORMS[written.form].shown if written.form else type_
     return MEASUREMENTS if any(part_of(record, file).entries for record in records_in(shown)) else None
 
 
@@ -107,7 +107,7 @@ def nullable(type_: Any) -> bool:
     return get_origin(type_) in (Union, UnionType) and NoneType in get_args(type_)
 
 
-def _marked(record: type) -> Iterable[tuple[Field[Any], Any, dict[type, Any]]]:
+def marked(record: type) -> Iterable[tuple[Field[Any], Any, dict[type, Any]]]:
     """(field, type, marks) of the fields that the file holds, in the record's order."""
     hints = get_type_hints(record, include_extras=True)
     for field in fields(record):
@@ -121,7 +121,8 @@ def _marked(record: type) -> Iterable[tuple[Field[Any], Any, dict[type, Any]]]:
 def _columns(field: Field[Any], type_: Any, written: Written | None, left_out: bool) -> Iterable[Entry]:
     """What a field {format: value} puts in the object of each format."""
     name, value = field.name, get_args(type_)[1]
-    value, made = FORMS[written.form] if written is not None and written.form else (value, _same)
+    form = FORMS[written.form] if written is not None and written.form else None
+    value, made = (form.shown, form.of) if form else (value, _same)
     if not is_record(value):
         assert written is not None
         return [_entry(field, value | None, written, lambda at: getattr(at[0], name).get(at[1]))]
@@ -148,8 +149,8 @@ def _or_none(type_: Any) -> Any:
 
 def _entry(field: Field[Any], type_: Any, written: Written, read: Callable[[Any], Any]) -> Entry:
     if written.form:
-        shown, made = FORMS[written.form]
-        type_, read = _or_none(shown) if nullable(type_) else shown, _then(read, made)
+        form = FORMS[written.form]
+        type_, read = _or_none(form.shown) if nullable(type_) else form.shown, _then(read, form.of)
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return Entry(
         written.key or field.name,

@@ -13,8 +13,8 @@ from .. import strategies
 from ..errors import PlanError
 from ..formats.table import FORMATS, NAME
 from ..records import FORMAT_VERSION, Plan
-from .contents import Measurements, PlanFile, digest
-from .parts import MEASUREMENTS, PLAN
+from .contents import Document, Measurements, PlanFile, digest
+from .parts import MEASUREMENTS, PLAN, WHOLE
 
 Place = Sequence[str | int]
 """Keys and indices from the top of a document on."""
@@ -121,6 +121,11 @@ def read_plan(plan: Any, where: str) -> Any:
     found = _read(Plan, plan, where, "plan")
     _check_names(found, where, ())
     return found
+
+
+def read_all(document: Any, where: str) -> Any:
+    """What both files hold, in one document. Raises: PlanError(slug="bad-plan"), with the path of what is wrong."""
+    return _read(Document, document, where, "audit", WHOLE)
 
 
 def _document(document: Any, where: str, reader: str) -> Any:

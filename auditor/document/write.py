@@ -17,8 +17,8 @@ Encoder = Callable[[Any], Any]
 
 def texts(audit: Audit) -> dict[str, str]:
     """plan.json and measurements.json, by their names."""
-    plan = to_plan(audit)
-    return {PLAN: laid_out(plan), MEASUREMENTS: one_a_line(written(Measurements.of(audit, plan), MEASUREMENTS))}
+    plan, measured = _both(audit)
+    return {PLAN: laid_out(plan), MEASUREMENTS: one_a_line(measured)}
 
 
 def to_plan(audit: Audit) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def to_plan(audit: Audit) -> dict[str, Any]:
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
     """The contents of measurements.json, in the same way."""
-    return written(Measurements.of(audit, to_plan(audit)), MEASUREMENTS)
+    return _both(audit)[1]
 
 
 def to_document(audit: Audit) -> dict[str, Any]:
@@ -36,11 +36,39 @@ def to_document(audit: Audit) -> dict[str, Any]:
     return written(Document.of(audit))
 
 
+def _both(audit: Audit) -> tuple[dict[str, Any], dict[str, Any]]:
+    odd: dict[str, list[str]] = {}
+    plan = finite(_encoded(PlanFile.of(audit), PLAN), odd)
+    measured = finite(_encoded(Measurements.of(audit, plan), MEASUREMENTS), odd)
+    return plan, {**measured, "not_finite": odd}
+
+
 def written(record: Any, file: str = WHOLE) -> dict[str, Any]:
     """What a file holds of a record."""
-    kind: Any = type(record)
-    found: dict[str, Any] = encoder(kind, file=file)(record)
+    found: dict[str, Any] = finite(_encoded(record, file), {})
     return found
+
+
+def _encoded(record: Any, file: str) -> Any:
+    kind: Any = type(record)
+    return encoder(kind, file=file)(record)
+
+
+def finite(value: Any, odd: dict[str, list[str]], pointer: str = "") -> Any:
+    """The same data with null for what is not finite; odd: takes the JSON pointers (RFC 6901) to that, by what it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        odd.setdefault(str(value), []).append(pointer)
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item, odd, f"{pointer}/{pointed(key)}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item, odd, f"{pointer}/{index}") for index, item in enumerate(value)]
+    return value
+
+
+def pointed(key: str) -> str:
+    """A key as a step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 @functools.cache
@@ -97,10 +125,8 @@ def _mapping(key: Any, encode: Encoder) -> Encoder:
 
 
 def number(value: float | None, exact: bool = False) -> float | None:
-    """A finite number, to seven significant digits: what is beyond them varies with the order of a reduction."""
-    if value is None or not math.isfinite(value):
-        return None
-    return value if exact else float(f"{value:.7g}")
+    """A number to seven significant digits: what is beyond them varies with the order of a reduction."""
+    return value if exact or value is None or not math.isfinite(value) else float(f"{value:.7g}")
 
 
 def plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,12 @@ from .written import ByFormat, Inlined, Written
 
 FORMAT_VERSION = 2
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names that are one thing, a parameter or a module."""
+
+FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
+"""What an audit is written to."""
 
 PLAN_NAME = "^[a-z0-9]+_[a-z0-9_]+$"
 """What names of plans look like: a strategy and a format."""
@@ -82,7 +89,9 @@ class Audit:
     subject: Subject
     parameters: int
     inputs: tuple[str, ...]
-    formats: tuple[str, ...]
+    tied_parameters: Groups = ()
+    shared_modules: Groups = ()
+    formats: Annotated[tuple[str, ...], Written("number formats that were audited", measured=True)]
     max_error: float
     metric: str
     capture_method: str
@@ -137,8 +146,20 @@ class Audit:
         Training | None, Written("what a training step meets; only in mode `training`", left_out=True)
     ] = None
     seconds: Mapping[str, float]
-    command: str
-    plan_errors: Mapping[str, float] = field(default_factory=dict)
+    command: Annotated[str, Written("what was called", measured=True)]
+    plan_errors: Annotated[
+        Mapping[str, float],
+        Written(
+            "by node: relative L2 error of its output in a run of the graph under the recommended plan", measured=True
+        ),
+    ] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> Audit:
+        """`auditor.load(directory)`."""
+        from ..document.again import load
+
+        return load(directory)
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds: what was decided, and why."""
@@ -161,19 +182,18 @@ class Audit:
         from ..patch.emit import emit
         from ..report.reporters import files
 
-        reports = files(self)
-        return {
-            **texts(self),
-            "patched_model.py": emit(
+        found = {**texts(self), **files(self)}
+        if self.subject.present:
+            found["patched_model.py"] = emit(
                 self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
-            ),
-            **reports,
-        }
+            )
+        return {name: found[name] for name in (*FILES, *found) if name in found}
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:
         """Write report.html, plan.json, measurements.json, patched_model.py and findings.sarif; returns their paths.
 
-        The files appear together, in place of older ones; all others in the directory stay.
+        The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
+        where the audit was loaded from files.
         Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.
         """
         check_directory(Path(directory), texts := self.texts(directory))

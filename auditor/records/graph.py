@@ -51,7 +51,8 @@ class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
     raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
-    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}.
+    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. present: whether
+    model and batches are there; they are not where an audit was loaded from its files.
     """
 
     model: nn.Module
@@ -68,6 +69,7 @@ class Subject:
     objective: Objective | None = None
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
+    present: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,23 +126,28 @@ class Node:
     name: Annotated[str, Written("in the captured graph")]
     op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`", needed="audit")]
     owner: Annotated[str, Written("module it belongs to", needed="audit")]
-    owner_type: str
+    owner_type: Annotated[str, Written("class of that module")]
     source: Annotated[
         str | None, Written("line that wrote it, outside of torch; `null` where no file's line was on the way")
     ]
-    source_path: str | None
-    code: str | None
-    inputs: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    floating: bool
+    source_path: Annotated[
+        str | None,
+        Written("the file of `source`, from its repository or from `site-packages`", key="file", form="Place"),
+    ]
+    code: Annotated[str | None, Written("what stands there")]
+    inputs: Annotated[tuple[str, ...], Written("names of the nodes that it reads", key="reads")]
+    shape: Annotated[tuple[int, ...], Written("of its result, of the first of several")]
+    dtype: Annotated[str, Written("of the same, in FP32")]
+    floating: Annotated[bool, Written("whether that is floating")]
     calls: tuple[Call, ...] = ()
     region: AutocastRegion | None = None
     in_place: bool = False
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
     called_from: CalledFrom = None
-    caller_path: str | None = None
+    caller_path: Annotated[
+        str | None, Written("the file of `called_from`", key="called_from_file", left_out=True, form="Place")
+    ] = None
 
 
 @dataclass(frozen=True)

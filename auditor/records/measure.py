@@ -76,8 +76,8 @@ class Contribution:
             "how far it alone, low, moves the outputs (relative L2); the verdict rests on this", key="contribution"
         ),
     ]
-    own: float
-    cast: float
+    own: Annotated[float, Written("of that, what the operation and its result make, its inputs in FP32")]
+    cast: Annotated[float, Written("how far its FP32 result does, rounded on its way into a low reader")]
     decided_by: Annotated[
         str,
         Written(
@@ -202,16 +202,16 @@ class Finding:
     confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
     message: Annotated[str, Written("what is wrong here, with this model's numbers", needed="audit")]
-    why: str
-    advice: str
+    why: Annotated[str, Written("why that hurts, as the rule has it")]
+    advice: Annotated[str, Written("what to do, as the rule has it")]
     evidence: Annotated[Mapping[str, Any], Written("the facts that the rule read")] = field(default_factory=dict)
     agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")] = None
     cause: CauseName = ""
     plan: Followed = None
     bearing: Bearing = None
-    references: tuple[str, ...] = ()
-    declared: str = ""
-    measurable: bool = True
+    references: Annotated[tuple[str, ...], Written("what the rule refers to")] = ()
+    declared: Annotated[str, Written("the severity that the rule states")] = ""
+    measurable: Annotated[bool, Written("whether running the operation low can bear the rule out at all")] = True
     called_from: CalledFrom = None
 
 

@@ -42,8 +42,10 @@ class Verification:
     error: relative L2 of all outputs, worst run without gradients; None if it failed. execution: native | emulated.
     """
 
-    error: float | None
-    finite: bool
+    error: Annotated[
+        float | None, Written("as it was run; `measured_error` is that of a run that counts", measured=True)
+    ]
+    finite: Annotated[bool, Written("whether the outputs were", measured=True)]
     worst_output: Annotated[
         float | None, Written("the largest of any one output tensor", key="worst_output_error", before="verified")
     ]
@@ -55,7 +57,12 @@ class Verification:
             choices=("held-out", "audited"),
         ),
     ]
-    execution: str
+    execution: Annotated[
+        str,
+        Written(
+            "`native`: on a GPU; `emulated`: on a CPU that imitated one", choices=("native", "emulated"), measured=True
+        ),
+    ]
     failure: Annotated[str | None, Written("why the patched model did not run, in one line")] = None
     with_gradients: Annotated[
         float | None,
@@ -135,7 +142,7 @@ class Plan:
         tuple[tuple[float, float], ...],
         Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from", measured=True),
     ] = ()
-    note: str = ""
+    note: Annotated[str, Written("what is to be said of it beside, in words", measured=True)] = ""
     raised: Annotated[
         str,
         Written(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
+from ..document.places import from_repository, installed
 from ..records import Finding, Node
 from ..records.audit import Audit
 
@@ -40,7 +40,7 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
     name, line = _split(finding.source or (node.source if node else None))
     path = node.source_path if node else None
     if line and path and not installed(path):
-        return Place(_relative(Path(path)), line)
+        return Place(from_repository(Path(path)), line)
     caller = _caller(node) if node else None
     if caller is not None:
         return caller
@@ -48,7 +48,7 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
         return Place(name, line)
     origin = audit.subject.origin
     if origin is not None and origin.path:
-        return Place(_relative(Path(origin.path)), 1)
+        return Place(from_repository(Path(origin.path)), 1)
     return Place(name, line) if line else Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
 
 
@@ -56,29 +56,10 @@ def _caller(node: Node) -> Place | None:
     _, line = _split((node.called_from or "").partition(" in ")[0])
     if not line or node.caller_path is None or installed(node.caller_path):
         return None
-    return Place(_relative(Path(node.caller_path)), line)
+    return Place(from_repository(Path(node.caller_path)), line)
 
 
 def _split(source: str | None) -> tuple[str, int]:
     """`model.py:42` -> (`model.py`, 42); line 0 where there is none."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
-
-
-def _relative(path: Path) -> str:
-    root = _repository(path.parent)
-    for base in (root, Path.cwd()):
-        if base is not None and path.is_relative_to(base):
-            return path.relative_to(base).as_posix()
-    return path.name if path.is_absolute() else path.as_posix()
-
-
-def installed(path: str | None) -> bool:
-    """Whether a file belongs to an installed package, and so to no repository of the user's."""
-    return path is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
-
-
-@cache
-def _repository(folder: Path) -> Path | None:
-    """The nearest folder upwards that holds `.git`."""
-    return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
-from ..document.contents import Groups, shared_modules, tied_parameters
 from ..document.read import load_plan, read_document
 from ..errors import PlanError
 from ..formats.table import label, runs
 from ..paths import nearest
+from ..records.audit import Groups
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def offer_of(plan: Any) -> Offer:
 
 
 def _from_audit(audit: Any) -> Offer:
-    tied, shared = tied_parameters(audit.subject.model), shared_modules(audit.subject.model)
+    tied, shared = audit.tied_parameters, audit.shared_modules
     window = getattr(getattr(audit, "training", None), "fp16", None)
     init_scale = window.init if window is not None else None
     plans = {

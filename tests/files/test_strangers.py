@@ -23,6 +23,7 @@ import auditor
 from auditor import cli
 from auditor.document.contents import digest
 from auditor.errors import AuditorError
+from auditor.report import reporters
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -178,6 +179,18 @@ def test_measurements(seeds: range, folder: Path, document: dict[str, Any], meas
         (folder / "measurements.json").write_text(json.dumps(spoilt))
         for words in COMMANDS[2:4]:
             check(words)
+        check_loaded()
+
+
+def check_loaded() -> None:
+    """The files in this folder come back as an audit that can be told of, or are refused in one line."""
+    if said := refusal(lambda: auditor.load(".")):
+        assert len(said) < 2000
+        assert "\n" not in said
+        return
+    found = auditor.load(".")
+    assert all(reporters.rendered(name, found) for name in reporters.names())
+    assert "<script>alert" not in reporters.rendered("html", found)
 
 
 def check_calls(document: dict[str, Any]) -> None:
@@ -210,6 +223,7 @@ def test_plans(seeds: range, folder: Path, document: dict[str, Any]) -> None:
         for words in COMMANDS:
             check(words)
         check_calls(spoilt)
+        check_loaded()
 
 
 class Runs:

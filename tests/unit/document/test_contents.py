@@ -57,6 +57,7 @@ def test_the_top_has_the_order_of_the_file() -> None:
     assert list(written(Document.of(make_audit(4)))) == [
         "format_version",
         "subject",
+        "formats",
         "environment",
         "budget",
         "recommended",
@@ -70,6 +71,8 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "regions",
         "findings",
         "warnings",
+        "command",
+        "plan_errors",
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from auditor.document.contents import digest
-from auditor.document.write import number, plain, texts, to_document, to_measurements, to_plan, written
+from auditor.document.write import finite, number, plain, texts, to_document, to_measurements, to_plan, written
 from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, ScopeChoice
 from auditor.records.written import Written
 from tests.unit.report.factory import make_audit
@@ -36,7 +36,7 @@ def test_each_file_has_its_share_and_together_they_have_everything(kind: dict[st
         "plan.json": json.loads(json.dumps(plan)),
         "measurements.json": json.loads(json.dumps(measured)),
     }
-    assert plan.keys() | measured.keys() == whole.keys() | {"plan"}
+    assert plan.keys() | measured.keys() == whole.keys() | {"plan", "not_finite"}
     assert not plan.keys() & {"nodes", "weights", "regions"}
     assert {name: {**plan["plans"][name], **measured["plans"][name]} for name in plan["plans"]} == whole["plans"]
     assert measured["findings"] == whole["findings"]
@@ -58,8 +58,11 @@ def test_strict_json_and_the_same_bytes_twice(kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, None])
-def test_what_is_not_finite_becomes_null(value: float | None) -> None:
-    assert number(value) is None
+def test_what_is_not_finite_becomes_null_and_is_pointed_at(value: float | None) -> None:
+    assert number(value) is value
+    odd: dict[str, list[str]] = {}
+    assert finite({"a/b": [{"~": value}]}, odd) == {"a/b": [{"~": None}]}
+    assert odd == ({} if value is None else {str(value): ["/a~1b/0/~0"]})
 
 
 def test_seven_digits_are_kept() -> None:
@@ -71,7 +74,7 @@ def test_seven_digits_are_kept() -> None:
 
 def test_evidence_becomes_plain_data() -> None:
     evidence = {"length": 3, "values": (1.5, math.inf), "nested": {1: {math.nan}}, "flag": True, "odd": object}
-    assert plain(evidence) == {
+    assert finite(plain(evidence), {}) == {
         "length": 3,
         "values": [1.5, None],
         "nested": {"1": [None]},
