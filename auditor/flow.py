@@ -31,6 +31,7 @@ from .rulebook import spread
 from .stages import Stages
 from .state.process import untouched
 from .tape import capture
+from .training.recommend import agreed
 from .training.stage import conclude, prepare
 
 
@@ -75,10 +76,12 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
             recommended, reason = recommend(plans, options.max_error, trains=options.training)
-            findings = about(findings, plans, recommended, captured, graph)
-            followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
+            recommended, reason = agreed(training, plans, recommended, reason) if training else (recommended, reason)
+        with stages("follow", recommended or "FP32"):
+            findings = about(findings, plans, recommended, captured, graph)
+            followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
     return assembled(
         options,
         bench,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 BEFORE, AFTER = ("load",), ("write",)
-AUDIT = ("capture", "measure", "regions", "classify", "baseline", "plan")
-TRAINED = ("capture", "measure", "regions", "training", "classify", "baseline", "plan", "low steps")
+AUDIT = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
+TRAINED = ("capture", "measure", "regions", "training", "classify", "baseline", "plan", "low steps", "follow")
 
 AFTER_NODES = 2.5
 """What `measure` takes once every node was run, over what that took: derivatives, and nodes run again."""
 
-FROM_MEASURE = {"regions": 0.02, "training": 1.5, "classify": 0.1, "baseline": 0.35, "low steps": 0.5, "write": 0.1}
+FROM_MEASURE = {"regions": 0.02, "training": 1.5, "classify": 0.1, "baseline": 0.35, "low steps": 0.5, "follow": 0.1, "write": 0.1}
 """Seconds of a stage over those of `capture` and `measure` together, as they were on models of 8 to 800 operations."""
 
 FROM_BASELINE = 2.6

@@ -186,6 +186,10 @@ class Trial:
     predicted: Annotated[float, Written("what the histograms say of it", key="predicted_flushed", least=0, most=1)]
     overflow: Annotated[bool, Written("GradScaler would skip the step")]
     predicted_overflow: Annotated[bool, Written("the scale is beyond the window")]
+    explained: Annotated[
+        str | None,
+        Written("why overflow was seen and not predicted, or predicted and not seen", later=True, left_out=True),
+    ] = None
 
 
 @dataclass(frozen=True)

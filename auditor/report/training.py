@@ -128,28 +128,50 @@ def loop_code(audit: Audit) -> str | None:
     own = found.loss_source == "the model's own loss"
     lines = ["import torch", *(["import patched_model"] if plan else []), ""]
     lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
-    lines += [f"model = patched_model.apply(model, plan={plan!r})"] if plan else []
+    if plan:
+        lines += [
+            "# The patched model has autocast regions of its own: put no torch.autocast around it.",
+            f"model = patched_model.apply(model, plan={plan!r})",
+        ]
     lines += [
         "model = model.to(device).train()  # weights stay FP32: they are the master copy",
         "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)",
     ]
     if scaler is not None:
         lines += [f"scaler = torch.amp.{scaler_code(scaler).replace('(', '(device, ', 1)}"]
-    lines += [
-        "",
-        "for batch in loader:" if own else "for inputs, targets in loader:",
-        "    optimizer.zero_grad(set_to_none=True)",
-        f"    with torch.autocast(device, dtype={dtype}):",
-        "        loss = model(**batch).loss" if own else "        loss = loss_fn(model(inputs), targets)",
-    ]
+    lines += ["", "for batch in loader:" if own else "for inputs, targets in loader:"]
+    lines += ["    optimizer.zero_grad(set_to_none=True)", *_forward(plan is not None, own, dtype)]
     if scaler is None:
         return "\n".join([*lines, "    loss.backward()", *_clip(), "    optimizer.step()", ""])
     stepped = ["    scaler.unscale_(optimizer)  # before clipping", *_clip(), "    scaler.step(optimizer)"]
     return "\n".join([*lines, "    scaler.scale(loss).backward()", *stepped, "    scaler.update()", ""])
 
 
+def _forward(planned: bool, own: bool, dtype: str) -> list[str]:
+    """From the batch to its loss, which a plan has outside of its regions, in FP32."""
+    if planned and own:
+        return ["    loss = model(**batch).loss"]
+    if planned:
+        return ["    loss = loss_fn(model(inputs).float(), targets)  # in FP32; of several outputs, raise each"]
+    inside = "        loss = model(**batch).loss" if own else "        loss = loss_fn(model(inputs), targets)"
+    return [f"    with torch.autocast(device, dtype={dtype}):", inside]
+
+
 def _clip() -> list[str]:
     return ["    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"]
+
+
+def training_headline(audit: Audit) -> str | None:
+    """How to train, in one sentence; None for an audit in mode inference."""
+    found = audit.training
+    if found is None:
+        return None
+    if found.format is None:
+        return "Train it in FP32."
+    under = "under that plan" if training_plan(audit) == audit.recommended else "under autocast"
+    if FORMATS[found.format].loss_scaling and found.fp16 is not None and found.fp16.init is not None:
+        return f"Train it in {label(found.format)} {under}, with a loss scale from {found.fp16.init:,.10g}."
+    return f"Train it in {label(found.format)} {under}, without a loss scale."
 
 
 @dataclass(frozen=True)

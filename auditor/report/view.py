@@ -15,6 +15,7 @@ from ..paths import pattern as pattern  # shared with reporters and templates
 from ..records import Baseline, Plan
 from ..records.audit import Audit
 from ..strategies import names
+from .training import training_headline
 from .words import VERDICTS, count, label, plan_title, ratio, scope
 
 
@@ -90,7 +91,7 @@ def view(audit: Audit) -> View:
     plans = tuple(_plan_view(audit, plan) for plan in audit.plans.values())
     chosen = next((p for p in plans if p.recommended), None)
     return View(
-        _headline(audit, chosen),
+        _headlines(audit, chosen),
         _proof(audit, chosen),
         tuple(_contrast(t) for t in tallies),
         tallies,
@@ -188,6 +189,23 @@ def _before(baseline: Baseline | None) -> str:
     return ratio(baseline.measured_error) if baseline.finite else "non-finite"
 
 
+def _headlines(audit: Audit, chosen: PlanView | None) -> str:
+    """What to run, and how to train where that was asked."""
+    if _for_inference_alone(audit, chosen):
+        return "Keep it in FP32 to train it; plans that hold the budget for inference are below."
+    return " ".join(filter(None, (_headline(audit, chosen), training_headline(audit))))
+
+
+def _for_inference_alone(audit: Audit, chosen: PlanView | None) -> bool:
+    """Whether plans run something low within the budget, and the step that was audited does not train under any."""
+    if chosen is not None or audit.training is None or audit.training.format is not None:
+        return False
+    return any(
+        plan.verified and any(choice.precision != "fp32" for choice in plan.scopes.values())
+        for plan in audit.plans.values()
+    )
+
+
 def _headline(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and audit.plans and not any(map(runs, audit.formats)):
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
@@ -208,6 +226,8 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         return (
             "Its plans are simulated, their errors predictions: audit a format that torch computes in for one to run."
         )
+    if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
+        return f"{audit.training.recommendation}."
     if chosen is None:
         return "Raise the budget with --max-error, or start with the findings below."
     plan, budget = chosen.plan, f"{audit.max_error:g}"

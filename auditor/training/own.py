@@ -15,6 +15,7 @@ from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
 from ..formats.table import dtype_of, is_low
 from ..imitation import Imitation, imitated
+from ..ops.casting import raised
 from ..ops.nodes import tensors_of
 from ..patch.table import plan_table
 from ..patch.temporary import patched
@@ -41,7 +42,7 @@ FAITHFUL = 1e-3
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a step is run low: a region of autocast around model and loss, and inside of it the scopes of a plan, if any.
+    """How a step is run low: the model under a plan and the loss in FP32, or without a plan both in a region of autocast.
 
     format "fp32": as it is, without any region.
     """
@@ -51,8 +52,9 @@ class Lowering:
 
     def precision(self, path: str) -> str:
         """Precision of a module path, or of the loss."""
-        inner = plain(self.format) if self.plan is None else scoped(self.plan.scopes)
-        return self.format if path == LOSS else inner(path)
+        if self.plan is None:
+            return self.format if path == LOSS else plain(self.format)(path)
+        return "fp32" if path == LOSS else scoped(self.plan.scopes)(path)
 
 
 FP32 = Lowering("fp32")
@@ -70,7 +72,7 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None 
     beat()
     try:
         with patched(subject.model, plan_table(low.plan)) if low.plan is not None else nullcontext():
-            module = _Region(subject.model, subject.objective.loss_fn, low.format)
+            module = _Region(subject.model, subject.objective.loss_fn, low)
             run = partial(_forward_and_backward, step, module, low, scale, watch)
             return from_the_start(module, step.batch, run, step.seed)
     except Exception as error:
@@ -100,20 +102,24 @@ def settle(step: Step) -> Step:
 
 
 class _Region(TrainingStep):
-    """A training step whose model and loss run under autocast."""
+    """A training step as the loop in the report has it: a plan has regions of its own, and the loss is outside of them."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, format: str) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: Lowering) -> None:
         super().__init__(model, loss_fn)
-        self.format = format
+        self.low = low
         self.kept: list[torch.Tensor] = []
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss, which is kept as it is: whoever records the step hands out copies."""
-        region = nullcontext() if self.format == "fp32" else torch.autocast("cuda", dtype=dtype_of(self.format))
-        with region:
+        without = self.low.format == "fp32" or self.low.plan is not None
+        with nullcontext() if without else torch.autocast("cuda", dtype=dtype_of(self.low.format)):
             loss = super().forward(args, kwargs, targets, named)
         self.kept.append(loss)
         return loss
+
+    def handed(self, outputs: Any) -> Any:
+        """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
+        return outputs if self.low.plan is None or self.loss_fn is None else raised(outputs)
 
 
 def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float, watch: Watch | None) -> LowStep:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..formats.table import label
-from ..records.training import LossScale
+from ..records import Plan
+from ..records.training import LossScale, Training
 from .window import scaler_code
 
 TOLERATED = 0.1
@@ -14,20 +15,30 @@ TOLERATED = 0.1
 
 
 def format_to_train_in(
-    formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], recommended: str | None
+    formats: tuple[str, ...],
+    scale: LossScale | None,
+    errors: Mapping[str, float | None],
+    recommended: str | None,
+    idle: Collection[str] = (),
 ) -> tuple[str | None, str]:
-    """The format to train in, and why, in one sentence."""
+    """The format to train in, and why, in one sentence.
+
+    idle: formats in which no verified plan under autocast runs anything low, though one was asked for.
+    """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):
         return None, "FP32: autocast lowers nothing in this step"
+    if near and set(near) <= set(idle):
+        return None, f"FP32: no verified plan under autocast runs anything in {' or '.join(map(label, near))}"
+    near = {fmt: error for fmt, error in near.items() if fmt not in idle}
     fp16 = "fp16" in near and scale is not None and scale.init is not None
     closer = fp16 and near.get("bf16", math.inf) < near["fp16"]
     if "bf16" in near and (not fp16 or closer or (recommended or "").endswith("bf16")):
-        return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer)}"
+        return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer, 'fp16' in idle)}"
     if fp16 and scale is not None and scale.init is not None:
         return "fp16", (
             f"FP16 with {scaler_code(scale.init)}: scales from {scale.minimum:,.10g} to {scale.maximum:,.10g} overflow "
-            f"nothing and keep flushed gradients within {scale.allowed:.0%}{_why_not_bf16(errors)}"
+            f"nothing and keep flushed gradients within {scale.allowed:.0%}{_why_not_bf16(errors, 'bf16' in idle)}"
         )
     return None, f"FP32: {_why_fp32(errors)}"
 
@@ -44,7 +55,7 @@ def _why_fp32(errors: Mapping[str, float | None]) -> str:
 
 
 def _why_bf16(
-    formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], closer: bool
+    formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], closer: bool, idle: bool
 ) -> str:
     error = f"its gradients differ from FP32's by {errors['bf16']:.2g}"
     if "fp16" not in formats or scale is None:
@@ -59,13 +70,17 @@ def _why_bf16(
         return f"an FP16 step gives no finite gradients; {error}"
     if not fp16 <= TOLERATED:
         return f"{_off('fp16', fp16)}; {error}"
+    if idle:
+        return f"no verified plan under autocast runs anything in FP16; {error}"
     if closer:
         return f"{error}, FP16's by {fp16:.2g}"
     needed = f"FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
     return f"the recommended plan runs in it, {error}, and {needed}"
 
 
-def _why_not_bf16(errors: Mapping[str, float | None]) -> str:
+def _why_not_bf16(errors: Mapping[str, float | None], idle: bool) -> str:
+    if idle:
+        return "; no verified plan under autocast runs anything in BF16"
     error = errors.get("bf16")
     return "" if error is None or error <= TOLERATED else f"; {_off('bf16', error)}"
 
@@ -75,3 +90,28 @@ def _off(fmt: str, error: float) -> str:
     if not math.isfinite(error):
         return f"{name} gives no finite gradients"
     return f"the gradients of {name} are {error:.0%} off, where {TOLERATED:.0%} would be tolerated"
+
+
+def agreed(
+    training: Training, plans: Mapping[str, Plan], recommended: str | None, reason: str
+) -> tuple[str | None, str]:
+    """The recommended plan, and why, once it is known how to train: the plan to train under, or none where that is FP32.
+
+    Plans are chosen by how far outputs are off; a step may be further off, or need what FP16 has not. Where nobody asked
+    for a plan under autocast, the recommendation stays.
+    """
+    if training.format is None:
+        if recommended is None:
+            return None, reason
+        why = training.recommendation.removeprefix("FP32: ")
+        return None, f"Train in FP32: {why}. Outputs alone hold the budget under {recommended}."
+    wanted = plans.get(f"autocast_{training.format}")
+    if wanted is None or wanted.name == recommended:
+        return recommended, reason
+    kept = sum(choice.precision == "fp32" for choice in wanted.scopes.values())
+    stay = f"{kept} scopes stay" if kept > 1 else "1 scope stays"
+    islands = f"{stay} FP32" if kept else "nothing has to stay FP32"
+    return wanted.name, (
+        f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, {islands}; "
+        f"it is the plan to train under: {training.recommendation}."
+    )

@@ -97,14 +97,16 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     scale = loss_scale(low_by_module(prepared.capture, prepared.gradients, low)) if fmt == "fp16" else None
     parameters = parameter_gradients(prepared.capture, prepared.gradients, prepared.weights, low)
+    cast = {parameter.name for parameter in parameters if parameter.low}
     with in_training(prepared.subject.model):
         tick("low steps")
         errors = {f: _gradient_error(prepared.first, lowerings[f], scale) for f in prepared.formats}
-        trials = trials_of(prepared.first, lowerings["fp16"], scale) if scale else ()
+        trials = trials_of(prepared.first, lowerings["fp16"], scale, cast) if scale else ()
         tick("batch sizes")
         sizes = batch_sizes(prepared.subject, prepared.first, errors, lowerings)
     bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
-    format, reason = format_to_train_in(prepared.formats, scale, errors, recommended)
+    idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
+    format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
     assert prepared.subject.objective is not None
     plan = lowerings[fmt].plan
     found = Training(

@@ -29,7 +29,7 @@ THEMES = {
     "state": "modes",
     "strategies": "made_up_strategy nowhere_else",
     "tape": "control_flow cost examples kinds_of_values modules operators programs regions state transforms writes",
-    "training": "loops report",
+    "training": "loops report sentences",
     "verify": "models",
 }
 """{room: tests of what several of its modules do together}."""

@@ -53,7 +53,7 @@ def test_a_notebook_shows_one_line_by_default(notebook: Shown) -> None:
     audited()
     assert [update for *_, update in notebook] == [False] + [True] * (len(notebook) - 1)
     stages = [text.split()[0] for text, *_ in notebook[:-1]]
-    assert list(dict.fromkeys(stages)) == ["capture", "measure", "regions", "classify", "baseline", "plan"]
+    assert list(dict.fromkeys(stages)) == ["capture", "measure", "regions", "classify", "baseline", "plan", "follow"]
     assert re.fullmatch(r"audited in \d+ s", notebook[-1][0])
     assert "auditor-progress" not in {thread.name for thread in threading.enumerate()}
 
@@ -63,7 +63,7 @@ def test_it_is_redrawn_while_nothing_is_told(notebook: Shown, monkeypatch: pytes
     with Cell() as line:
         line("measure", "<b>", 8, 8)
         time.sleep(0.3)
-    assert sum("measure 2/6" in text for text, *_ in notebook) >= 4
+    assert sum("measure 2/7" in text for text, *_ in notebook) >= 4
     assert all("&lt;b&gt;" in html and "<progress" in html for text, html, _ in notebook[:-1])
     assert "about" in notebook[1][0]
 

@@ -81,7 +81,7 @@ def test_the_place_of_a_stage_among_all() -> None:
     whole = Forecast(training=True)
     whole.heard("load", "", 0, 0, 0.0)
     whole.heard("training", "", 0, 0, 1.0)
-    assert whole.place == (5, 10)
+    assert whole.place == (5, 11)
 
 
 def test_stages_that_nobody_knows_do_not_break_it() -> None:

@@ -112,7 +112,7 @@ def test_a_line_is_redrawn_though_nothing_is_told(monkeypatch):
         before = len(stream.getvalue())
         time.sleep(0.5)
         during = stream.getvalue()[before:]
-    assert during.count("measure 2/6") >= 4
+    assert during.count("measure 2/7") >= 4
     assert "100%" not in during
     assert "100% done" in stream.getvalue()
 

@@ -39,7 +39,7 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert "Gradients against FP16" in section
     assert f"{training.fp16.maximum:,.10g}" in section
     assert all(advice.title.replace("'", "&#39;") in section for advice in training.advice)
-    assert "loss_fn(model(inputs), targets)" in section
+    assert "loss_fn(model(inputs).float(), targets)" in section
     assert '<a href="#training">' in page
     assert training.recommendation.split(":")[0] in " ".join(text.render(trained.audit, width=200).split())
     assert "Training: " in md.render(trained.audit)
