@@ -78,7 +78,7 @@ def run(subject: Subject, options: Options) -> Audit:
             recommended, reason = recommend(plans, options.max_error, trains=options.training)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
-            recommended, reason = agreed(training, plans, recommended, reason) if training else (recommended, reason)
+            recommended, reason = agreed(training, plans, recommended, reason)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))

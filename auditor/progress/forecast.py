@@ -11,7 +11,15 @@ TRAINED = ("capture", "measure", "regions", "training", "classify", "baseline", 
 AFTER_NODES = 2.5
 """What `measure` takes once every node was run, over what that took: derivatives, and nodes run again."""
 
-FROM_MEASURE = {"regions": 0.02, "training": 1.5, "classify": 0.1, "baseline": 0.35, "low steps": 0.5, "follow": 0.1, "write": 0.1}
+FROM_MEASURE = {
+    "regions": 0.02,
+    "training": 1.5,
+    "classify": 0.1,
+    "baseline": 0.35,
+    "low steps": 0.5,
+    "follow": 0.1,
+    "write": 0.1,
+}
 """Seconds of a stage over those of `capture` and `measure` together, as they were on models of 8 to 800 operations."""
 
 FROM_BASELINE = 2.6

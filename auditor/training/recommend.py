@@ -93,13 +93,15 @@ def _off(fmt: str, error: float) -> str:
 
 
 def agreed(
-    training: Training, plans: Mapping[str, Plan], recommended: str | None, reason: str
+    training: Training | None, plans: Mapping[str, Plan], recommended: str | None, reason: str
 ) -> tuple[str | None, str]:
     """The recommended plan, and why, once it is known how to train: the plan to train under, or none where that is FP32.
 
     Plans are chosen by how far outputs are off; a step may be further off, or need what FP16 has not. Where nobody asked
-    for a plan under autocast, the recommendation stays.
+    for a plan under autocast, or none about training, the recommendation stays.
     """
+    if training is None:
+        return recommended, reason
     if training.format is None:
         if recommended is None:
             return None, reason
