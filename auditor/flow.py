@@ -24,7 +24,7 @@ from .plan.plans import as_run, plans_of, recommend
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import workbench
 from .pulse import listening
-from .records import Audit, Subject
+from .records import Audit, Capture, Finding, Subject
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
@@ -64,12 +64,8 @@ def run(subject: Subject, options: Options) -> Audit:
             step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
-            facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
-            rules = spread(options.rules, formats)
-            classified = classify(captured, facts, rules, formats, options.training)
-            wanted = silenced(confronted(classified, judged.verdicts), options.selection, rules)
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = with_causes(wanted, graph, rules)
+            findings = _findings(subject, captured, graph, options)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
         with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)
@@ -97,3 +93,11 @@ def run(subject: Subject, options: Options) -> Audit:
         training=training,
         seconds=stages.seconds,
     )
+
+
+def _findings(subject: Subject, captured: Capture, graph: Graph, options: Options) -> tuple[Finding, ...]:
+    """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
+    rules = spread(options.rules, options.formats)
+    facts = gather(captured, subject.model, graph.measured.ranges, graph.verdicts)
+    fired = confronted(classify(captured, facts, rules, options.formats, options.training), graph.verdicts)
+    return with_causes(silenced(fired, options.selection, rules), graph, rules)
