@@ -27,7 +27,7 @@ function GraphView(table, shape, show, changed) {
   }
 
   function under(item, m, value) {
-    if (!item.child) return m.column === "plan" && table.dtypes(item.op) ? `${table.dtypes(item.op).computes} · ${table.shape(item.op)}` : Measures.text(table, m, value);
+    if (!item.child) return m.column === "plan" && table.dtypes(item.op) ? [table.dtypes(item.op).computes, table.shape(item.op)].filter(Boolean).join(" · ") : Measures.text(table, m, value);
     const size = `${item.ops.length.toLocaleString("en")} ops · `;
     if (m.kind !== "name") return size + Measures.text(table, m, value);
     const parts = Measures.parts(table, m, item.ops);

@@ -69,7 +69,7 @@ def _birth(audit: Audit) -> Answer:
     for fmt in audit.formats:
         found = [birth for birth in origins(audit, fmt).births if birth.cause != "unsupported"]
         if found:
-            node = found[0].report.node
+            node = next((birth for birth in found if not birth.report.written), found[0]).report.node
             return Answer(question, f"In {label(fmt)}, {op(node.op)} in {place(node.owner, node.source)}.", "origins")
     return Answer(question, "None: no value that is finite in FP32 became Inf or NaN.", "origins", applies=False)
 

@@ -78,26 +78,26 @@ def table(audit: Audit) -> dict[str, Any]:
         "classes": _classes(audit),
         "measures": measures(audit.formats, planned=plan is not None),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
-        "cells": {fmt: _cells(nodes, fmt, strings) for fmt in audit.formats},
+        "cells": {fmt: _cells(nodes, fmt, strings, audit.max_error) for fmt in audit.formats},
         "folds": folds(nodes),
         "strings": strings.values,
         "leftOut": strings.left_out,
     }
 
 
-def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings) -> dict[str, Any]:
+def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings, budget: float) -> dict[str, Any]:
     cells: dict[str, Any] = {key: [] for key in ("effect", "own", "local", "propagated", "reason")}
     verdicts: list[str] = []
     events: dict[str, list[Any]] = {}
     for i, report in enumerate(nodes):
         error, moved, verdict = report.errors.get(fmt), report.contributions.get(fmt), report.verdicts.get(fmt)
-        safe = verdict is not None and verdict.verdict == "safe"
+        plain = verdict is None or (verdict.verdict == "safe" and (moved is None or moved.isolated <= budget))
         verdicts.append(str(VERDICTS.index(verdict.verdict)) if verdict else "-")
         cells["effect"].append(_number(moved.isolated if moved else None))
         cells["own"].append(_number(moved.own if moved else None))
         cells["local"].append(_number(error.local_error if error else None))
         cells["propagated"].append(_number(error.propagated_error if error else None))
-        cells["reason"].append(strings.add_prose(verdict.reason if verdict and not safe else None))
+        cells["reason"].append(strings.add_prose(None if plain or verdict is None else verdict.reason))
         if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
             events[str(i)] = [error.overflow, error.nan, _number(error.underflow), strings.add_prose(error.unsupported)]
     return {**cells, "verdict": "".join(verdicts), "events": events}

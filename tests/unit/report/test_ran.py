@@ -135,6 +135,23 @@ def test_a_mask_is_not_how_close_it_is_to_overflow() -> None:
     assert masked.range.max_abs == 1e9
 
 
+def test_the_layer_that_makes_infinities_is_not_the_mask_that_is_one() -> None:
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = (self.linear(x) + torch.full((16, 16), -1e9).triu(1)).softmax(-1)
+            return (1000 * weights).square().mean(-1).sqrt()
+
+    found = auditor.audit(seeded(Overflowing), normal(16, 16), formats=("fp16",), strategies=("cast",), device="cpu")
+    first, *_ = [r for r in found.nodes if r.errors["fp16"].born]
+    assert first.written
+    (answer,) = [a.answer for a in questions(found) if a.question == "Which layer makes the NaN or Inf?"]
+    assert answer.startswith("In FP16, square in (whole model) at")
+
+
 def test_labels_and_tallies(audit: Audit) -> None:
     assert [dtype_label(d) for d in ("float16", "bfloat16", "float32", "float64", "int64", "bool", "float8_e4m3fn")] == [
         "FP16", "BF16", "FP32", "FP64", "int64", "bool", "float8_e4m3fn",

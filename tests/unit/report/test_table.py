@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from auditor.records import Verdict
 from auditor.report.table import TEXT_BUDGET, folds, measures, table
 from tests.unit.report.factory import HOSTILE, make_audit
 
@@ -109,3 +110,17 @@ def test_classes_are_those_of_the_modules_around_others():
     audit = make_audit(20)
     columns = table(replace(audit, subject=replace(audit.subject, model=model)))
     assert columns["classes"] == {"blocks": "ModuleList"}  # blocks.0 adds, and so stands with its operations
+
+
+def test_a_verdict_of_safe_says_why_where_the_operation_alone_breaks_the_budget():
+    """As where its author keeps it in FP32."""
+    audit = make_audit(20)
+    kept = Verdict("safe", "the author keeps it in FP32 under both strategies")
+    row = audit.nodes[3]
+    moved = replace(row.contributions["bf16"], isolated=2 * audit.max_error)
+    row = replace(row, verdicts={**row.verdicts, "bf16": kept}, contributions={**row.contributions, "bf16": moved})
+    columns = table(replace(audit, nodes=(*audit.nodes[:3], row, *audit.nodes[4:])))
+    said = [columns["strings"][i] for i in columns["cells"]["bf16"]["reason"]]
+    assert said[3] == kept.reason
+    safe = [i for i, r in enumerate(audit.nodes) if r.verdicts["bf16"].verdict == "safe" and i != 3]
+    assert {said[i] for i in safe} == {""}
