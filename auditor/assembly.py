@@ -16,10 +16,11 @@ from .formats.entries import extent
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
 from .options import Options
+from .paths import enclosing
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Finding, NodeReport, Subject, Weight
 from .replay.depth import UnderPlan
-from .state.members import size_of
+from .state.members import named_modules, size_of
 
 
 def assembled(
@@ -40,6 +41,7 @@ def assembled(
         inputs=_inputs(subject),
         graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),
         graph_outputs=captured.outputs,
+        classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
         environment=_environment(options),
@@ -54,6 +56,13 @@ def assembled(
         weights=_weights(captured, measured),
         **found,
     )
+
+
+def _classes(bench: Workbench) -> dict[str, str]:
+    """Classes of the modules that others run in and that run nothing themselves, by path."""
+    owners = {node.owner for node in bench.capture.nodes.values()}
+    around = {path for owner in owners for path in enclosing(owner)} - owners
+    return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
 def _environment(options: Options) -> Environment:

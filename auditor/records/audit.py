@@ -120,6 +120,15 @@ class Audit:
         tuple[NodeReport, ...],
         Written("every operation of the captured graph, in the order it runs", measured=True),
     ]
+    classes: Annotated[
+        Mapping[str, str],
+        Written(
+            "classes of the modules that others run in and that run nothing themselves, by path; those of all others "
+            "stand with their operations",
+            measured=True,
+            later=True,
+        ),
+    ] = field(default_factory=dict)
     graph_inputs: Annotated[
         tuple[str, ...],
         Written(

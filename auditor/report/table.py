@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..formats.table import FORMATS
-from ..paths import enclosing
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
-from ..state.members import named_modules
 from .ran import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
@@ -75,7 +73,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "reads": _reads(nodes),
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
-        "classes": _classes(audit),
+        "classes": dict(audit.classes),
         "measures": measures(audit.formats, planned=plan is not None),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
         "cells": {fmt: _cells(nodes, fmt, strings, audit.max_error) for fmt in audit.formats},
@@ -147,14 +145,6 @@ def _inputs(audit: Audit) -> list[dict[str, Any]]:
             if name in readers:
                 readers[name].append(i)
     return [{"name": name, "shape": shape, "into": readers[name]} for name, shape in zip(names, shapes, strict=True)]
-
-
-def _classes(audit: Audit) -> dict[str, str]:
-    """Classes of the modules that other modules run in, by path; those of all others stand with their operations."""
-    owners = {report.node.owner for report in audit.nodes}
-    around = {path for owner in owners for path in enclosing(owner)} - owners
-    model: Any = audit.subject.model
-    return {path: type(module).__name__ for path, module in named_modules(model) if path in around}
 
 
 def _reads(nodes: Sequence[NodeReport]) -> list[list[int]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
+
+from auditor.api import audit
 from auditor.assembly import _rules_by_node
 from auditor.records import Finding
 
@@ -13,3 +17,21 @@ def finding(rule: str, node: str) -> Finding:
 def test_a_node_names_every_rule_that_fired_on_it() -> None:
     fired = [finding("EXP001", "exp"), finding("SFT001", "softmax"), finding("RNG001", "exp")]
     assert _rules_by_node(fired) == {"exp": ("EXP001", "RNG001"), "softmax": ("SFT001",)}
+
+
+class Block(nn.Module):
+    """Adds, and so stands with its operation; what it adds comes from modules that run nothing themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"a": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner["a"](x)
+
+
+def test_classes_are_those_of_modules_around_others_that_run_nothing_themselves() -> None:
+    model = nn.Sequential(Block(), Block())
+    found = audit(model, torch.ones(2, 4), formats=("bf16",), strategies=("autocast",), device="cpu")
+    assert found.classes == {"": "Sequential", "0.inner": "ModuleDict", "1.inner": "ModuleDict"}
+    assert {report.node.owner for report in found.nodes} == {"0", "0.inner.a", "1", "1.inner.a"}

@@ -65,6 +65,7 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "plans",
         "baselines",
         "nodes",
+        "classes",
         "graph_inputs",
         "graph_outputs",
         "weights",
