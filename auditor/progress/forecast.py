@@ -25,6 +25,9 @@ FROM_MEASURE = {
 FROM_BASELINE = 2.6
 """Seconds of `plan` over those of `baseline`, which runs every strategy and format once."""
 
+LEAST_PLAN = 0.4
+"""The least of it over `capture` and `measure` together."""
+
 KNOWN = 0.1
 """Share of the nodes that must have run before anything is said of the end."""
 
@@ -85,8 +88,13 @@ class Forecast:
         if expected is None:
             return None
         spent = now - self._since
-        rest = max(expected[self.stage] - spent, expected[self.stage] / 3 + spent / 10)
+        rest = max(expected[self.stage] - spent, expected[self.stage] / 3 + spent / 8)
         return rest + sum(seconds for stage, seconds in expected.items() if stage != self.stage)
+
+    def late(self, now: float) -> bool:
+        """Whether the stage takes longer than its like: what is left is then a lower bound."""
+        expected = None if self._over else self._expected(now)
+        return expected is not None and now - self._since > 1.2 * expected[self.stage] + 2
 
     def share(self, now: float) -> float:
         """Of the whole, 0 to 1 and never less than it was; 1 is for `finished` to say."""
@@ -111,7 +119,8 @@ class Forecast:
         measured = self._took.get("capture", 0.0) + measure
         guessed = {stage: ratio * measured for stage, ratio in FROM_MEASURE.items()}
         baseline = self._took.get("baseline", guessed["baseline"])
-        guessed |= {"measure": measure, "plan": FROM_BASELINE * baseline}
+        process = self._took.get("load", 0.0)  # plans are verified in a process that has to load the model too
+        guessed |= {"measure": measure, "plan": max(FROM_BASELINE * baseline, LEAST_PLAN * measured) + process}
         stages = self._stages()
         at = stages.index(self.stage) if self.stage in stages else len(stages)
         following = {stage: guessed[stage] for stage in stages[at:]}

@@ -111,14 +111,14 @@ class Lines:
 
 
 def said(forecast: Forecast, now: float) -> str:
-    """`34% done, 12 s, about 25 s left`, without what is not known."""
+    """`34% done, 12 s, about 25 s left`, without what is not known; `more than` where a stage is late."""
     left = forecast.left(now)
     spent = duration(forecast.elapsed(now))
     if left is None:
         return spent
     if not left:
         return f"100% done, {spent}"
-    return f"{percent(forecast.share(now))} done, {spent}, about {duration(left)} left"
+    return f"{percent(forecast.share(now))} done, {spent}, {'more than' if forecast.late(now) else 'about'} {duration(left)} left"
 
 
 class Bar:

@@ -23,6 +23,7 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _GENERATED = "<eval_with_key>"
 """What torch.fx calls the code that it writes."""
 _MODULE = nn.Module.__call__.__code__.co_filename
+_AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Methods that hand on an operation which another line wrote."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
@@ -98,10 +99,12 @@ def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
 
 
 def _is_forward(frame: FrameType) -> bool:
-    """Whether a module's call runs this: a function called so, or whatever stands in its place."""
+    """Whether a module's call runs this: a function called so, unless it is an autograd.Function's, or what stands in its
+    place."""
+    caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
     if _function(frame.f_code).rpartition(".")[2] == "forward":
-        return True
-    return frame.f_back is not None and frame.f_back.f_code.co_filename == _MODULE
+        return caller != _AUTOGRAD
+    return caller == _MODULE
 
 
 def _place(frame: FrameType) -> Place:

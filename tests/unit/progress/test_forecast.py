@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from auditor.progress.forecast import AUDIT, Forecast, duration
+from auditor.progress.shown import said
 
 Run = list[tuple[str, float]]
 """Stages and how long each takes."""
@@ -60,6 +61,19 @@ def test_a_long_search_for_plans_neither_shows_the_end_nor_stops() -> None:
     assert half[0] < 0.9
     assert half[1] is not None
     assert half[1] > 5
+
+
+def test_a_stage_that_is_late_says_so() -> None:
+    forecast = Forecast()
+    forecast.heard("load", "", 0, 0, 0.0)
+    forecast.heard("capture", "", 0, 0, 10.0)
+    forecast.heard("measure", "", 100, 100, 11.0)
+    forecast.heard("baseline", "", 0, 0, 21.0)
+    forecast.heard("plan", "", 0, 0, 25.0)
+    assert forecast.left(25.0) == pytest.approx(2.6 * 4 + 10, rel=0.2)  # and the other process loads the model
+    assert [forecast.late(25.0 + spent) for spent in (0, 15, 22, 60)] == [False, False, False, True]
+    assert said(forecast, 24.0 + 60).count("more than") == 1
+    assert said(forecast, 26.0).count("about") == 1
 
 
 def test_nothing_is_said_before_a_tenth_of_the_nodes_ran() -> None:

@@ -259,3 +259,28 @@ def test_a_function_in_the_place_of_forward() -> None:
     found = replayed(model, X)
     assert written(found, "log1p") == (f"{HERE}:{line_of(other) + 1}", None)
     assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", f"{HERE}:{line_of(other) + 1} in other")
+
+
+class Hyperbolic(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sinh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_the_forward_of_an_autograd_function_is_a_helper() -> None:
+    class Net(nn.Module):
+        @property
+        def shift(self) -> Tensor:
+            return torch.ones(4).cosh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Hyperbolic.apply(x) + self.shift  # type: ignore[no-untyped-call]
+
+    found, beside = replayed(Net(), X), f"{HERE}:{line_of(Net.forward) + 1} in Net.forward"
+    assert written(found, "sinh") == (f"{HERE}:{line_of(Hyperbolic.forward) + 2}", beside)
+    assert written(found, "cosh") == (f"{HERE}:{line_of(Net.shift.fget) + 2}", beside)
+    assert written(found, "add") == (beside.partition(" in ")[0], None)
