@@ -79,13 +79,13 @@ def test_a_stage_that_is_late_says_so() -> None:
 def test_nothing_is_said_before_a_tenth_of_the_nodes_ran() -> None:
     forecast = Forecast()
     forecast.heard("load", "model.py", 0, 0, 0.0)
-    forecast.heard("capture", "", 0, 0, 100.0)
-    forecast.heard("measure", "", 0, 100, 103.0)
-    assert (forecast.share(103.0), forecast.left(103.0)) == (0.0, None)
-    forecast.heard("measure", "", 9, 100, 104.0)
-    assert forecast.left(104.0) is None
-    forecast.heard("measure", "", 10, 100, 104.0)
-    assert forecast.left(104.0) == pytest.approx(103, rel=0.6)  # 10 s of nodes, 25 s to tell what they move, and plans
+    forecast.heard("capture", "", 0, 0, 5.0)
+    forecast.heard("measure", "", 0, 100, 8.0)
+    assert (forecast.share(8.0), forecast.left(8.0)) == (0.0, None)
+    forecast.heard("measure", "", 9, 100, 9.0)
+    assert forecast.left(9.0) is None
+    forecast.heard("measure", "", 10, 100, 9.0)
+    assert forecast.left(9.0) == pytest.approx(103, rel=0.6)  # 10 s of nodes, 25 s to tell what they move, and plans
 
 
 def test_the_place_of_a_stage_among_all() -> None:
