@@ -34,6 +34,8 @@ def audit(
     device: str = "auto",
     strategies: Sequence[str] = SHIPPED,
     mode: str = "inference",
+    objective: str = "time",
+    use: str | None = None,
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
     rules: str | Path | None = None,
@@ -47,6 +49,8 @@ def audit(
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
     candidate)` over the two lists of output tensors. target: the device that times and speed-ups are predicted for, a
     row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
+    objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the recommended plan is
+    for, "inference" or "training"; the mode unless given.
     mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
     progress: called as progress(stage, detail, done, total); True shows how far the audit is, and when it ends, as a line
@@ -64,6 +68,8 @@ def audit(
             device=device,
             gpu=target,
             mode=mode,
+            objective=objective,
+            wanted_for=use,
             seed=seed,
             progress=told,
         )

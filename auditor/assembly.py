@@ -47,6 +47,7 @@ def assembled(
         environment=_environment(options),
         formats=options.formats,
         max_error=options.max_error,
+        use=options.use,
         metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),

@@ -20,7 +20,8 @@ from .measure.regions import run_regions
 from .options import Options
 from .plan.baselines import baselines_of
 from .plan.costs import costs_of
-from .plan.plans import as_run, plans_of, recommend
+from .plan.plans import as_run, plans_of
+from .plan.recommend import recommend
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import workbench
 from .pulse import listening
@@ -71,10 +72,11 @@ def run(subject: Subject, options: Options) -> Audit:
             baselines = baselines_of(bench, options.strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
-            recommended, reason = recommend(plans, options.max_error, trains=options.training)
+            recommended, reason = recommend(plans, options.max_error, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
-            recommended, reason = agreed(training, plans, recommended, reason)
+            if options.use == "training":
+                recommended, reason = agreed(training, plans, recommended, reason)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))

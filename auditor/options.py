@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .rulebook import Rule
 
 MODES = ("inference", "training")
+OBJECTIVES = ("time", "memory", "flops")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -29,7 +30,8 @@ class Options:
 
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`. device: where it
     runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
-    selection: those of their findings that are wanted. command: what the user called, for the report.
+    selection: those of their findings that are wanted. objective: what plans save within the budget. wanted_for:
+    inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
     timeout: seconds that a plan may take to answer in the process that verifies it, half an hour unless given.
     """
 
@@ -42,6 +44,8 @@ class Options:
     device: str = "auto"
     gpu: str = "A100"
     mode: str = "inference"
+    objective: str = "time"
+    wanted_for: str | None = None
     seed: int = 0
     timeout: float | None = None
     selection: Selection = EVERYTHING
@@ -51,6 +55,8 @@ class Options:
         check_names("formats", self.formats, auditable())
         check_names("strategies", self.strategies, names())
         check_names("modes", (self.mode,), MODES)
+        check_names("objectives", (self.objective,), OBJECTIVES)
+        check_names("uses", (self.use,), MODES)
         if self.training:
             trainable = [name for name in auditable() if runs(name)]
             check_names("formats that a training step runs in", self.formats, trainable)
@@ -67,6 +73,11 @@ class Options:
     def native(self) -> bool:
         """Whether a GPU runs the formats; a CPU imitates one otherwise."""
         return self.device == "cuda" or (self.device == "auto" and _sees_cuda())
+
+    @property
+    def use(self) -> str:
+        """What the recommended plan is for: what was said, else what the audit is about."""
+        return self.wanted_for or self.mode
 
     @property
     def training(self) -> bool:

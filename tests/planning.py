@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,10 +17,14 @@ from auditor.judge.verdicts import judge
 from auditor.measure.calibrate import calibrate
 from auditor.options import Options
 from auditor.paths import enclosing, within
+from auditor.plan.choose import scopes_of
 from auditor.plan.costs import costs_of
+from auditor.plan.explained import as_candidate
+from auditor.plan.plans import verify
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.workbench import Workbench, workbench
+from auditor.records import Plan
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
 from auditor.tape import capture
@@ -61,3 +66,19 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
         if tried.predicted_error <= limit and tried.cost < best.cost:
             best = tried
     return best
+
+
+def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
+    """A plan with further modules low, patched into the model and run as on a GPU; all other modules stay as they are."""
+    chosen = as_candidate(problem, plan)
+    together = {other for path in modules for other in (path, *problem.energy.tied_to(path))}
+    labels = problem.energy.settled({**chosen.precision, **dict.fromkeys(together, problem.format)})
+    return kept(bench, problem, plan, [path for path, precision in labels.items() if precision == "fp32"])
+
+
+def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
+    """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
+    labels = {path: "fp32" if path in modules else problem.format for path in problem.energy.scopes}
+    scopes = scopes_of(problem, evaluate(problem, labels))
+    changed = replace(plan, scopes=scopes, measured_error=None, verified=False)
+    return verify(bench, {plan.name: changed}, lambda detail: None)[plan.name]

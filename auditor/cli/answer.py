@@ -39,6 +39,14 @@ def rendered(audit: Audit, form: str) -> str:
     return reporters.rendered(form, audit)
 
 
+def about(audit: Audit, layer: str) -> str:
+    """What `--explain-layer` asks for. Raises: AuditorError(slug="no-such-layer")."""
+    from ..report.layer import explain_layer
+
+    owners = {report.node.name: report.node.owner for report in audit.nodes}
+    return explain_layer(audit.plans, audit.recommended, owners, layer) + "\n"
+
+
 def append_summary(audit: Audit) -> None:
     """The Markdown summary on the page of the job, where GitHub runs this and names a file for it.
 

@@ -54,6 +54,8 @@ def audit(args: argparse.Namespace) -> int:
         answer.append_summary(found)
     else:
         streams.say(answer.rendered(found, args.format))
+    if args.explain_layer is not None:
+        streams.say(answer.about(found, args.explain_layer))
     if args.format == "text":
         streams.say(answer.listing(files) + "\n")
         if known is not None:
@@ -109,6 +111,8 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         device=args.device,
         gpu=args.gpu,
         mode=args.mode,
+        objective=args.objective,
+        wanted_for=args.use,
         seed=args.seed,
         timeout=args.timeout,
         selection=config.selection(Path.cwd()),

@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import config
 from ..errors import AuditorError
 from ..formats.table import DEFAULT, auditable
-from ..options import DEVICES, MODES, check_budget, check_names
+from ..options import DEVICES, MODES, OBJECTIVES, check_budget, check_names
 from ..report import reporters
 from ..resources import table
 from ..strategies import SHIPPED, names
@@ -19,7 +19,8 @@ from . import verbs
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
 or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
-other verbs: explain CODE | rules | apply PLAN TARGET | snippet PLAN | diff A B | completion SHELL (each with --help)
+other verbs: explain CODE | explain-layer PLAN NAME | rules | apply PLAN TARGET | snippet PLAN |
+  diff A B | completion SHELL (each with --help)
 exit code: 0 clean, 1 findings at or above --fail-on, 2 error
 """
 
@@ -59,6 +60,7 @@ def audit_parser() -> argparse.ArgumentParser:
         help="times are predicted for it: %(choices)s; default %(default)s",
     )
     add("--mode", choices=MODES, default="inference", help="default: %(default)s")
+    _wanted(parser)
     add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
@@ -69,6 +71,7 @@ def audit_parser() -> argparse.ArgumentParser:
         type=Path,
         help="an earlier audit, its plan.json or directory: what it found does not fail this one",
     )
+    add("--explain-layer", metavar="NAME", help="also say what each plan runs this module or operation in, and why")
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
     add(
         "--model-explorer",
@@ -80,6 +83,13 @@ def audit_parser() -> argparse.ArgumentParser:
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
+
+
+def _wanted(parser: argparse.ArgumentParser) -> None:
+    """What a plan is for, and what it is to save."""
+    add = parser.add_argument
+    add("--use", choices=MODES, help="what the recommended plan is for; default: the mode")
+    add("--objective", choices=OBJECTIVES, default="time", help="what plans save in the budget, default %(default)s")
 
 
 def configured(parser: argparse.ArgumentParser) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import AuditorError, first_line
 from ..raised import hiding, out_of_memory, time_is_up
 from ..report.words import printable
-from . import audit, completion, diff, guard, options, snippet, streams, verbs
+from . import audit, completion, diff, explain_layer, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
 
 
@@ -118,6 +118,7 @@ def _complete(args: argparse.Namespace) -> int:
 VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
     "audit": (options.audit_parser, audit.audit),
     "explain": (verbs.explain_parser, verbs.explain),
+    "explain-layer": (explain_layer.explain_layer_parser, explain_layer.explain_layer),
     "rules": (verbs.rules_parser, verbs.rules),
     "apply": (verbs.apply_parser, verbs.apply),
     "snippet": (snippet.snippet_parser, snippet.snippet),

@@ -35,6 +35,8 @@ def verdict_of(
         return Verdict("untested", f"it computes in {node.dtype}, which no format here replaces")
     if error.cause == "nested":
         return Verdict("untested", "it works on nested tensors, whose entries are not compared")
+    if not exposed and not node.floating:
+        return Verdict("safe", "it is no floating-point operation")
     if not exposed:
         return Verdict("safe", "the author keeps it in FP32 under both strategies")
     if error.unsupported:

@@ -70,7 +70,7 @@ class Trial:
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
 
-def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[Finding]) -> Plan:
+def make_plan(problem: Problem, trial: Trial, budget: float) -> Plan:
     """The fastest candidate whose simulated error stays within `budget`; everything low where that holds and takes as long.
 
     Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
@@ -80,7 +80,7 @@ def make_plan(problem: Problem, trial: Trial, budget: float, findings: Sequence[
     close = low.seconds <= (1 + SHORTER) * chosen.seconds and low.cost <= (1 + SHORTER) * chosen.cost
     if chosen.precision != low.precision and close and _allowed(low):
         chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
-    return _plan(problem, chosen, curve, findings)
+    return _plan(problem, chosen, curve)
 
 
 def plain_plan(problem: Problem) -> Plan:
@@ -93,9 +93,9 @@ def fp32_plan(problem: Problem) -> Plan:
     return as_plan(problem, _everything(problem, "fp32"))
 
 
-def as_plan(problem: Problem, chosen: Candidate, findings: Sequence[Finding] = ()) -> Plan:
+def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice that was not found on the curve, as a plan."""
-    return _plan(problem, chosen, candidates(problem), findings)
+    return _plan(problem, chosen, candidates(problem))
 
 
 def _everything(problem: Problem, precision: str) -> Candidate:
@@ -140,19 +140,20 @@ def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
     return not _allowed(evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in problem.energy.scopes}))
 
 
-def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate], findings: Sequence[Finding]) -> Plan:
+def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Plan:
     slowest = max(curve, key=lambda point: point.seconds).seconds
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
-        scopes=scopes_of(problem, chosen, findings),
+        scopes=scopes_of(problem, chosen),
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
         note=_unfit(problem),
         raised=problem.raised,
         stored_low=problem.stored_low,
+        objective=problem.objective,
         target=problem.device,
         memory=memory_of(problem.capture, problem.costs, problem.resolve(_precision_in(chosen)), problem.format),
         fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
@@ -223,43 +224,15 @@ def _precision_in(candidate: Candidate) -> Callable[[str], str]:
     return lambda owner: candidate.precision.get(owner, "fp32")
 
 
-def scopes_of(problem: Problem, chosen: Candidate, findings: Sequence[Finding]) -> dict[str, ScopeChoice]:
+def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
     saved = savings(problem, chosen)
     wrapped = boundaries(problem.capture, problem.strategy, _precision_in(chosen))
     return {
         path: ScopeChoice(
             boundary.precision,
-            _because(problem, chosen, path, findings) if boundary.precision == "fp32" else (),
-            "keep" if boundary.keeps else "cast",
-            saved.get(path) if boundary.precision == "fp32" else None,
+            output="keep" if boundary.keeps else "cast",
+            cost=saved.get(path) if boundary.precision == "fp32" else None,
         )
         for path, boundary in wrapped.items()
     }
-
-
-def _because(problem: Problem, chosen: Candidate, owner: str, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Rules that fired on the scope's unsafe and sensitive nodes, then the worst node's own reason, or the price."""
-    names = [name for name, node in problem.capture.nodes.items() if node.owner == owner]
-    marked = [name for name in names if problem.verdicts[name].verdict in ("unsafe", "sensitive")]
-    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
-    if not marked:
-        return (*codes, _price(problem, chosen, owner))
-    worst = max(marked, key=lambda name: (problem.verdicts[name].verdict == "unsafe", _weight(problem, name)))
-    verdict = problem.verdicts[worst]
-    return (*codes, f"{worst} is {verdict.verdict}: {verdict.reason}")
-
-
-def _weight(problem: Problem, name: str) -> float:
-    contribution = problem.contributions.get(name)
-    return contribution.isolated if contribution is not None else 0.0
-
-
-def _price(problem: Problem, chosen: Candidate, owner: str) -> str:
-    """What lowering one FP32 scope would do to the plan."""
-    lowered = evaluate(problem, {**chosen.precision, owner: problem.format})
-    if lowered.predicted_error >= math.sqrt(FORBIDDEN):
-        return "it must share the precision of a scope that stays FP32"
-    saved = 1 - lowered.seconds / chosen.seconds if chosen.seconds else 0.0
-    change = f"the predicted error from {chosen.predicted_error:.2g} to {lowered.predicted_error:.2g}"
-    return f"lowering it would take {change}, and " + (f"save {saved:.1%} of the time" if saved > 0 else "save no time")

@@ -22,11 +22,26 @@ from ..raised import let_through
 from ..records import Baseline, Plan, Verification
 from ..replay.strategies import running, scoped
 from ..state.members import size_of
-from ..strategies import strategy_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
-from .choose import MARGIN, accepted, as_plan, fp32_plan, lowers_unsafe, make_plan, plain_plan, ruled
+from .choose import (
+    MARGIN,
+    accepted,
+    as_plan,
+    fp32_plan,
+    lowers_unsafe,
+    make_plan,
+    plain_plan,
+    ruled,
+    simulated_error,
+)
+from .explained import as_candidate, explained
 from .problem import Problem
+from .recommend import gains, has_fp32
+from .solve import evaluate
 from .workbench import Workbench
+
+WORTH = 0.002
+"""Share by which a plan that could have been taken must be better, to be taken after all."""
 
 ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
@@ -48,10 +63,12 @@ def plans_of(
     trial = bench.trial(bench.usable(bench.subject.batches))
     problems = {f"{strategy}_{fmt}": bench.problem(strategy, fmt) for strategy in strategies for fmt in formats}
     pending, found = dict.fromkeys(problems, MARGIN * bench.max_error), dict[str, Plan]()
+    targets = dict(pending)
     for _ in range(ROUNDS):
+        targets |= pending
         for name, budget in pending.items():
             tick(name.replace("_", " "))
-            found[name] = make_plan(problems[name], trial, budget, bench.findings)
+            found[name] = make_plan(problems[name], trial, budget)
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
@@ -62,17 +79,22 @@ def plans_of(
             break
     harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
     found |= _undone(bench, harmful, baselines, tick)
-    useless = {
-        n: p for n, p in problems.items() if runs(found[n].format) and _has_fp32(found[n]) and not _gains(found[n])
-    }
-    return found | _instead(bench, useless, baselines, tick)
+    improvable = {n: p for n, p in problems.items() if runs(found[n].format) and has_fp32(found[n])}
+    found |= _instead(bench, improvable, found, baselines, tick)
+    return {name: _with_reasons(bench, problems[name], plan, targets[name], tick) for name, plan in found.items()}
+
+
+def _with_reasons(bench: Workbench, problem: Problem, plan: Plan, target: float, tick: Tick) -> Plan:
+    tick(f"why {plan.name.replace('_', ' ')}")
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    return explained(problem, plan, trial, bench.max_error, target, bench.findings)
 
 
 def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
     """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
     found = dict(baselines)
     for name, plan in plans.items():
-        if not _has_fp32(plan) and plan.measured_error is not None:
+        if not has_fp32(plan) and plan.measured_error is not None:
             found[name] = replace(found[name], measured_error=plan.measured_error, finite=True, failure=None)
     return found
 
@@ -84,7 +106,7 @@ def _allowed(plan: Plan, baseline: Baseline, max_error: float) -> float:
 
 def _outdone(plan: Plan, baseline: Baseline) -> bool:
     """Whether the model is closer to FP32 without the plan. With everything low the two are one."""
-    if plan.measured_error is None or baseline.measured_error is None or not _has_fp32(plan):
+    if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
     return plan.measured_error > baseline.measured_error
 
@@ -105,48 +127,75 @@ def _undone(
 
 
 def _instead(
-    bench: Workbench, problems: Mapping[str, Problem], baselines: Mapping[str, Baseline], tick: Tick
+    bench: Workbench,
+    problems: Mapping[str, Problem],
+    made: Mapping[str, Plan],
+    baselines: Mapping[str, Baseline],
+    tick: Tick,
 ) -> dict[str, Plan]:
-    """What holds without a plan, for plans that do not, or leave everything FP32: all low, else all that runs so, else
-    what the rules keep.
+    """What holds and is better by the objective than the plan that was made, of what could have been taken as well: all
+    low, all that runs so, what the rules keep, what a plan of another strategy keeps.
 
-    The curve may have nothing between a point that fails and FP32, and the solver sees no use in what saves no time.
+    The curve may have nothing between a point that fails and FP32, and keeps to a share of the budget.
     """
     found: dict[str, Plan] = {}
-    for attempt in (_plainly, _where_it_runs, _by_the_rules):
-        pending = {name: problem for name, problem in problems.items() if name not in found}
-        made = {name: attempt(bench, problem, baselines[name]) for name, problem in pending.items()}
-        plans = {n: p for n, p in made.items() if p is not None and not lowers_unsafe(problems[n], p)}
+    for attempt in (_plainly, _where_it_runs, _by_the_rules, _as_another):
+        plans = {}
+        for name, problem in problems.items():
+            known = {**made, **found}
+            tried = attempt(bench, problem, baselines[name], known)
+            if tried is not None and not lowers_unsafe(problem, tried) and _better(problem, tried, known[name]):
+                plans[name] = tried
         held = verify(bench, plans, tick) if plans else {}
-        found |= {name: plan for name, plan in held.items() if _gains(plan)}
+        found |= {name: plan for name, plan in held.items() if gains(plan)}
     return found
 
 
-def _plainly(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
+def _better(problem: Problem, plan: Plan, than: Plan) -> bool:
+    """Whether the one takes less by the objective, or the other is of no use."""
+    return not gains(than) or as_candidate(problem, plan).cost < (1 - WORTH) * as_candidate(problem, than).cost
+
+
+Known = Mapping[str, Plan]
+
+
+def _plainly(bench: Workbench, problem: Problem, baseline: Baseline, known: Known) -> Plan | None:
     return plain_plan(problem) if _holds(bench, baseline.measured_error) else None
 
 
-def _where_it_runs(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
-    if baseline.failure is None:
+def _where_it_runs(bench: Workbench, problem: Problem, baseline: Baseline, known: Known) -> Plan | None:
+    if baseline.failure is None or gains(known[problem.name]):
         return None
     found = accepted(problem, bench.trial(bench.usable(bench.subject.batches)))
-    return None if found is None else as_plan(problem, found, bench.findings)
+    return None if found is None else as_plan(problem, found)
 
 
-def _by_the_rules(bench: Workbench, problem: Problem, baseline: Baseline) -> Plan | None:
+def _by_the_rules(bench: Workbench, problem: Problem, baseline: Baseline, known: Known) -> Plan | None:
     alone = baseline.rules_only
     if alone is None or not _holds(bench, alone.measured_error):
         return None
-    return as_plan(problem, ruled(problem, bench.findings), bench.findings)
+    return as_plan(problem, ruled(problem, bench.findings))
+
+
+def _as_another(bench: Workbench, problem: Problem, baseline: Baseline, known: Known) -> Plan | None:
+    """The scopes of the best plan of another strategy in this format, where they hold under this one too."""
+    rivals = [plan for plan in known.values() if plan.format == problem.format and plan.strategy != problem.strategy]
+    energy, found = problem.energy, []
+    for rival in filter(gains, rivals):
+        kept = {owner for owner in energy.scopes if scoped(rival.scopes)(owner) == "fp32"}
+        kept |= {other for owner in kept for other in energy.tied_to(owner)}
+        labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
+        found.append(evaluate(problem, energy.settled(labels)))
+    best = min(found, key=lambda point: point.cost, default=None)
+    if best is None or not best.cost < (1 - WORTH) * as_candidate(problem, known[problem.name]).cost:
+        return None
+    trial = bench.trial(bench.usable(bench.subject.batches))
+    held = simulated_error(problem, best, trial, bench.max_error) <= MARGIN * bench.max_error
+    return as_plan(problem, best) if held else None
 
 
 def _holds(bench: Workbench, error: float | None) -> bool:
     return error is not None and error <= bench.max_error
-
-
-def _gains(plan: Plan) -> bool:
-    """Whether a plan holds the budget and is worth more than FP32."""
-    return plan.verified and strategy_of(plan.strategy).gains(plan)
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
@@ -294,69 +343,3 @@ def _tightened(budget: float, plan: Plan, max_error: float) -> float:
 
 def _can_be_tightened(plan: Plan) -> bool:
     return runs(plan.format) and any(choice.precision != "fp32" for choice in plan.scopes.values())
-
-
-def _has_fp32(plan: Plan) -> bool:
-    return any(choice.precision == "fp32" for choice in plan.scopes.values())
-
-
-NEGLIGIBLE = 0.1
-"""Share of the time that the best plan saves, below which a plan is passed over for all that its strategy does besides."""
-
-
-def recommend(plans: Mapping[str, Plan], max_error: float, *, trains: bool = False) -> tuple[str | None, str]:
-    """The plan to use, and why, in one sentence.
-
-    By the rank of its strategy, since one also trains; then speed, then error. trains: whether the user asked about that;
-    else a plan that saves next to nothing beside the fastest is passed over.
-    """
-    good = [plan for plan in plans.values() if _gains(plan)]
-    if not good:
-        return None, _none(plans, max_error)
-    most = max(1 - 1 / plan.predicted_speedup for plan in good)
-    worth = [plan for plan in good if trains or 1 - 1 / plan.predicted_speedup >= NEGLIGIBLE * most]
-    chosen = min(worth or good, key=_preference)
-    islands = sum(choice.precision == "fp32" for choice in chosen.scopes.values())
-    many = f"{islands} scopes stay" if islands > 1 else "1 scope stays"
-    kept = f"{many} FP32" if islands else "nothing has to stay FP32"
-    return chosen.name, (
-        f"{label(chosen.format)} under {chosen.strategy}: measured error {chosen.measured_error:.2g} within the budget of "
-        f"{max_error:.2g}, {_share(chosen)}, {kept}{_other(chosen, plans)}."
-    )
-
-
-def _none(plans: Mapping[str, Plan], max_error: float) -> str:
-    """Why there is no plan to use."""
-    if not any(runs(plan.format) for plan in plans.values()):
-        labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-    measured = [plan for plan in plans.values() if plan.measured_error is not None]
-    best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
-    if any(plan.verified and not _has_fp32(plan) for plan in plans.values()):
-        return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no time to gain by it."
-    reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
-    return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
-
-
-def _share(plan: Plan) -> str:
-    """How much of the model is low, of one that multiplies nothing how much faster it moves its data."""
-    if plan.low_precision_flops:
-        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    return f"no products to run low but {plan.predicted_speedup:.2g}x as fast by moving fewer bytes"
-
-
-def _preference(plan: Plan) -> tuple[int, float, float]:
-    return strategy_of(plan.strategy).rank, round(1 / plan.predicted_speedup, 2), plan.measured_error or 0.0
-
-
-def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
-    rivals = [
-        p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format and runs(p.format)
-    ]
-    if not rivals:
-        return ""
-    rival = rivals[0]
-    if not rival.verified or (_has_fp32(rival) and not _gains(rival)):
-        return f"; {label(rival.format)} does not hold the budget"
-    share = f" with {_share(rival)}" if rival.low_precision_flops else ""
-    return f"; {label(rival.format)} measures {rival.measured_error:.2g}{share}"

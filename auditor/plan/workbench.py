@@ -29,7 +29,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. timeout: seconds for a plan to answer in a process of its own, where somebody said.
+    are asked for. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective: see Options.
     """
 
     subject: Subject
@@ -44,6 +44,7 @@ class Workbench:
     gpu: str
     native: bool
     timeout: float | None = None
+    objective: str = "time"
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -103,7 +104,9 @@ class Workbench:
         """What a plan under one strategy and format is solved from."""
         measured = self.contributions[fmt], self.verdicts[fmt]
         stored = self.subject.raised, self.subject.stored_low
-        return Problem(self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored, self.contributions)
+        return Problem(
+            self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored, self.contributions, self.objective
+        )
 
 
 def workbench(
@@ -130,6 +133,7 @@ def workbench(
         gpu=options.gpu,
         native=options.native,
         timeout=options.timeout,
+        objective=options.objective,
     )
 
 

@@ -17,7 +17,7 @@ from .graph import (
     Subject,
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Dtypes, Memory, Plan, RulesOnly, ScopeChoice, Verification
+from .plan import Baseline, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 
 __all__ = [
     "FORMAT_VERSION",
@@ -44,6 +44,7 @@ __all__ = [
     "Placeholder",
     "Plan",
     "Progress",
+    "Reason",
     "RulesOnly",
     "ScopeChoice",
     "Subject",

@@ -103,6 +103,10 @@ class Audit:
             schema={"pattern": PLAN_NAME},
         ),
     ]
+    use: Annotated[
+        str,
+        Written("what the recommended plan is for", choices=("inference", "training"), later=True),
+    ] = "inference"
     recommendation: Annotated[str, Written("why, in one sentence")]
     plans: Annotated[
         Mapping[str, Plan],

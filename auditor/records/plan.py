@@ -35,6 +35,55 @@ class ScopeChoice:
     ] = None
 
 
+KINDS = (
+    "unsafe",
+    "untested",
+    "conflict",
+    "budget",
+    "margin",
+    "no-gain",
+    "tied",
+    "inherited",
+    "author",
+    "strategy",
+    "not-floating",
+)
+"""Why something does not run low, in one word."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why modules or operations do not run low under a plan, in one clause that holds for each of them."""
+
+    kind: Annotated[
+        str,
+        Written(
+            "`unsafe`: an operation of it must not run low; `untested`: what it does low is not known; `conflict`: low, it "
+            "would be handed two dtypes; `budget`: lowering it alone breaks the budget; `margin`: that stays within the "
+            "budget, but not within the share of it that a plan uses; `no-gain`: it can be lowered, and nothing is gained "
+            "by it; `tied`: it shares a weight; `inherited`: FP32 reaches it, or would have to leave it; `author`: so it is "
+            "written; `strategy`: the strategy runs it so by itself; `not-floating`: nothing in it has a precision",
+            choices=KINDS,
+        ),
+    ]
+    words: Annotated[str, Written("the same in one clause, with its evidence")]
+    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about")] = ()
+    operations: Annotated[
+        tuple[str, ...], Written("operations in modules that run low, and those without a precision, by name")
+    ] = ()
+    by: Annotated[str | None, Written("the module or operation that decides, where it is another")] = None
+    adds: Annotated[
+        float | None, Written("what lowering it alone adds to the plan's error; `null` where that is forbidden")
+    ] = None
+    left: Annotated[float | None, Written("how much of the budget the plan leaves")] = None
+    saves: Annotated[
+        float | None, Written("share of what the plan still takes, by its objective, that lowering it alone saves")
+    ] = None
+    ran: Annotated[
+        bool, Written("whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted")
+    ] = False
+
+
 @dataclass(frozen=True)
 class Verification:
     """The emitted artefact, run for real: the batches without gradients, and the first one with them.
@@ -143,6 +192,28 @@ class Plan:
         Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from", measured=True),
     ] = ()
     note: Annotated[str, Written("what is to be said of it beside, in words", measured=True)] = ""
+    reasons: Annotated[
+        tuple[Reason, ...],
+        Written("why modules and operations do not run low under the plan, each one once", before="pareto", later=True),
+    ] = ()
+    least: Annotated[
+        tuple[str, ...] | None,
+        Written(
+            "modules that stay FP32 where all that gains nothing by it is low too: the recorded graph, run so, holds the "
+            "budget wherever the plan does; `null`: not looked for",
+            before="pareto",
+            later=True,
+        ),
+    ] = None
+    objective: Annotated[
+        str,
+        Written(
+            "what the plan was to have little of within the budget: `time`, `memory`, or `flops` in FP32",
+            choices=("time", "memory", "flops"),
+            before="pareto",
+            later=True,
+        ),
+    ] = "time"
     raised: Annotated[
         str,
         Written(
@@ -172,6 +243,13 @@ class Plan:
         Written("what one forward needs under the plan", key="predicted_memory", before="pareto"),
     ] = None
     fp32_memory: Annotated[Memory | None, Written("the same without the plan", before="pareto")] = None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Modules in FP32 with something in them that has a precision; where no reasons are known, scopes in FP32."""
+        if not self.reasons:
+            return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
+        return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from .exponents import narrowest
 from .origins import origins
 from .ran import raised_by_autocast
 from .training import training_answers
-from .view import Island, View, place, view
-from .words import compact, count, label, magnitude, memory, op, percent, scope
+from .view import View, own, pattern, place, view
+from .words import compact, count, label, magnitude, memory, op, percent
 
 
 @dataclass(frozen=True)
@@ -102,23 +102,22 @@ def _minimum(audit: Audit, seen: View) -> Answer:
     if seen.chosen is None:
         why = "met the budget" if any(map(runs, audit.formats)) else "can be run"
         return Answer(question, f"All of it: no plan {why}.", "plans")
-    kept = [i for i in seen.chosen.islands if i.precision == "fp32"]
-    risky = {r.node.owner for r in audit.nodes if _is_risky(r, seen.chosen.plan.format)}
-    needed = [i for i in kept if risky & set(i.paths)]
-    spared = [i for i in kept if i not in needed]
-    answer = f"{_listed(needed)}." if needed else "Nothing."
+    plan = seen.chosen.plan
+    least = plan.kept if plan.least is None else plan.least
+    spared = [path for path in plan.kept if path not in least]
+    answer = f"{seen.chosen.title}: {count(len(least), 'module')}, {_listed(least)}." if least else "Nothing."
     if spared:
-        answer += f" The plan also leaves {_listed(spared)} in FP32, where low precision saves little or no time."
+        answer += f" The plan also leaves {_listed(spared)} in FP32, where lowering gains little or nothing."
     return Answer(question, answer, "plans")
 
 
-def _is_risky(report: NodeReport, fmt: str) -> bool:
-    return fmt in report.verdicts and report.verdicts[fmt].verdict in ("unsafe", "sensitive")
-
-
-def _listed(islands: Sequence[Island]) -> str:
-    names = [scope(i.pattern if len(i.paths) > 1 else i.paths[0]) for i in islands]
-    return ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
+def _listed(paths: Sequence[str]) -> str:
+    """Modules, those of repeated blocks under one pattern, as many as fit a sentence."""
+    shapes: dict[str, list[str]] = {}
+    for path in paths:
+        shapes.setdefault(pattern(path), []).append(path)
+    names = [f"{shape} ({len(found)})" if len(found) > 1 else own(found[0]) for shape, found in shapes.items()]
+    return ", ".join(names[:4]) + (" and more, in plan.json" if len(names) > 4 else "")
 
 
 def _accuracy(audit: Audit) -> Answer:

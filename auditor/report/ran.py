@@ -15,6 +15,8 @@ from .words import label
 _NAMES = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
 
+KEPT = "its module stays FP32"
+
 
 def dtype_label(dtype: str) -> str:
     """`float16` -> `FP16`; a dtype that is no format keeps torch's name: `int64`."""
@@ -47,7 +49,8 @@ def why_raised(report: NodeReport, plan: Plan) -> str:
         return ""
     node, regional = report.node, strategy_of(plan.strategy).regional
     if precision_of(node.owner, plan) == "fp32":
-        return "its module is one that the plan keeps in FP32"
+        words = next((reason.words for reason in plan.reasons if node.owner in reason.modules), None)
+        return KEPT if words is None else f"{KEPT}: {words}"
     reads = {_NAMES[dtype] for dtype in ran.inputs if dtype in _NAMES}
     if regional and node.region is not None and not node.region.enabled:
         return "the author switched autocast off here"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import nearest
 from ..paths import pattern as pattern  # shared with reporters and templates
-from ..records import Baseline, Plan
+from ..plan.clauses import GAINS, apart, gained
+from ..plan.recommend import best_for, gains, saves_nothing
+from ..records import Baseline, Plan, Reason
 from ..records.audit import Audit
 from ..strategies import names
 from .training import training_headline
@@ -50,6 +52,12 @@ class Island:
     paths: tuple[str, ...]
     precision: str
     because: tuple[str, ...]
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called: a path, a pattern for several, or the root's own operations."""
+        return self.pattern if len(self.paths) > 1 else own(self.paths[0])
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,11 @@ class PlanView:
     islands: tuple[Island, ...]
     baseline: Baseline | None
     before: str
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any scope runs low."""
+        return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
 
 
 @dataclass(frozen=True)
@@ -117,8 +130,64 @@ def precision_of(path: str, plan: Plan) -> str:
     return "fp32" if listed is None else plan.scopes[listed].precision
 
 
+def own(path: str) -> str:
+    """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
+    return path or "(the model's own operations)"
+
+
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The scopes that differ from the model's own precision, repeated blocks folded into one."""
+    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root."""
+    return _kept(plan) if plan.reasons else _apart(plan)
+
+
+def _kept(plan: Plan) -> tuple[Island, ...]:
+    groups: dict[tuple[str, str], list[tuple[str, Reason]]] = {}
+    for reason in plan.reasons:
+        for path in reason.modules if reason.kind != "not-floating" else ():
+            groups.setdefault((pattern(path), reason.kind), []).append((path, reason))
+    return tuple(
+        Island(shape, tuple(path for path, _ in found), "fp32", _shared_words(plan, found), kind)
+        for (shape, kind), found in groups.items()
+    )
+
+
+def _shared_words(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
+    """Codes of rules, then why: the clause of all of them, or of the first with how far those of the others reach."""
+    codes = {code: None for path, _ in found for code in rule_codes(plan, path)}
+    words = {re.sub(r"_\d+\b", "", reason.words): reason.words for _, reason in found}
+    first = next(iter(words.values()))
+    if len(words) == 1:
+        return (*codes, first)
+    adds = [reason.adds for _, reason in found if reason.adds is not None]
+    if len(adds) < len(found):
+        return (*codes, f"{first}; the others likewise")
+    low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
+    saves = max(reason.saves or 0.0 for _, reason in found)
+    many = (
+        f"lowering one of them adds {low} to {high} of error"
+        if low != high
+        else f"lowering one of them adds {low} of error"
+    )
+    return (
+        *codes,
+        f"{many}, and {'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}{_limit(found[0][1])}",
+    )
+
+
+def _limit(reason: Reason) -> str:
+    """What a folded clause ends with."""
+    if reason.kind in ("budget", "margin") and reason.left is not None:
+        return f"; {reason.left:.2g} of the budget is left"
+    return ""
+
+
+def rule_codes(plan: Plan, path: str) -> tuple[str, ...]:
+    """Codes of the rules that fired on what makes a scope stay FP32."""
+    because = plan.scopes[path].because if path in plan.scopes else ()
+    return tuple(text for text in because if re.fullmatch(r"[A-Z]{3}\d{3}", text))
+
+
+def _apart(plan: Plan) -> tuple[Island, ...]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for path, choice in plan.scopes.items():
         if path:
@@ -210,15 +279,20 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and audit.plans and not any(map(runs, audit.formats)):
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
     if chosen is None:
-        return f"Keep it in FP32: no plan met the error budget of {audit.max_error:g}."
-    plan = chosen.plan
-    root = precision_of("", plan)
-    others = [path for path, choice in plan.scopes.items() if path and choice.precision != root]
-    if root == "fp32":
-        return f"Keep it in FP32, except {count(len(others), 'module')} that can run in {chosen.title}."
-    if not others:
+        return f"Keep it in FP32: {_nothing(audit)}."
+    kept = len(chosen.plan.kept)
+    if not kept:
         return f"Run it in {chosen.title}; nothing has to stay in FP32."
-    return f"Run it in {chosen.title}, keeping {count(len(others), 'module')} in FP32."
+    return f"Run it in {chosen.title}, keeping {count(kept, 'module')} in FP32."
+
+
+def _nothing(audit: Audit) -> str:
+    """Why no plan is recommended."""
+    if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
+        return f"no plan for {audit.use} met the error budget of {audit.max_error:g}"
+    if saves_nothing(audit.plans):
+        return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
+    return f"no plan met the error budget of {audit.max_error:g}"
 
 
 def _proof(audit: Audit, chosen: PlanView | None) -> str:
@@ -228,6 +302,8 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         )
     if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
         return f"{audit.training.recommendation}."
+    if chosen is None and not _nothing(audit).startswith("no plan met"):
+        return audit.recommendation
     if chosen is None:
         return "Raise the budget with --max-error, or start with the findings below."
     plan, budget = chosen.plan, f"{audit.max_error:g}"

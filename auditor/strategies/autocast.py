@@ -41,6 +41,7 @@ class Autocast(Strategy):
     purpose = "weights stay FP32; also trains"
     runtime = AutocastRuntime
     rank = 0
+    trains = True
     regional = True
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:

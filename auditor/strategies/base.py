@@ -32,7 +32,7 @@ class Strategy:
 
     A plan gives every scope a precision; the strategy says what that means. name: an identifier, the first part of its
     plans' names. title: what a report puts behind a format, "under autocast". purpose: what it is for, a few words.
-    rank: of plans that hold the budget, those of the lowest rank are recommended. runtime: what it does to a live module;
+    rank: of plans that are as good, those of the lowest rank are recommended. runtime: what it does to a live module;
     its class is copied into `patched_model.py` as it stands, with those it builds on, so it uses torch and
     `auditor.strategies.runtime` alone.
     """
@@ -42,6 +42,8 @@ class Strategy:
     purpose: str
     runtime: type[Runtime]
     rank = 2
+    trains = False
+    """Whether its plans are for training too: weights and gradients stay FP32."""
     regional = False
     """Whether low scopes run under `torch.autocast`, which sets anew what the author set around them."""
     stores: frozenset[str] = frozenset()

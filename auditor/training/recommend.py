@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from ..formats.table import label
 from ..records import Plan
 from ..records.training import LossScale, Training
+from ..strategies import strategy_of
 from .window import scaler_code
 
 TOLERATED = 0.1
@@ -107,11 +108,12 @@ def agreed(
             return None, reason
         why = training.recommendation.removeprefix("FP32: ")
         return None, f"Train in FP32: {why}. Outputs alone hold the budget under {recommended}."
-    wanted = plans.get(f"autocast_{training.format}")
+    trains = (plan for plan in plans.values() if strategy_of(plan.strategy).trains)
+    wanted = next((plan for plan in trains if plan.format == training.format), None)
     if wanted is None or wanted.name == recommended:
         return recommended, reason
-    kept = sum(choice.precision == "fp32" for choice in wanted.scopes.values())
-    stay = f"{kept} scopes stay" if kept > 1 else "1 scope stays"
+    kept = len(wanted.kept)
+    stay = f"{kept} modules stay" if kept > 1 else "1 module stays"
     islands = f"{stay} FP32" if kept else "nothing has to stay FP32"
     return wanted.name, (
         f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, {islands}; "

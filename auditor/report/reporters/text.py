@@ -85,8 +85,7 @@ def _plan_cells(p: PlanView) -> tuple[str, ...]:
 
 def _islands(page: Page, islands: tuple[Island, ...]) -> None:
     for island in islands[:ISLANDS_SHOWN]:
-        times = f" x{len(island.paths)}" if len(island.paths) > 1 else ""
-        name = (island.pattern if times else island.paths[0]) + times
+        name = island.name + (f" x{len(island.paths)}" if len(island.paths) > 1 else "")
         why = ", ".join(island.because)
         page.line("    " + columns([(f"{label(island.precision)}", 4), (name, 30), (why, max(page.width - 42, 8))]))
     if len(islands) > ISLANDS_SHOWN:

@@ -61,6 +61,7 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "environment",
         "budget",
         "recommended",
+        "use",
         "recommendation",
         "plans",
         "baselines",

@@ -20,13 +20,13 @@ from auditor.plan.choose import Trial, _bisect, accepted, make_plan, scopes_of, 
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
-from auditor.records import Capture, Finding, ScopeChoice, Verdict
+from auditor.records import Capture, ScopeChoice, Verdict
 from auditor.replay.strategies import plain, running, scoped
 from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, must_stay_fp32, owners_of
-from tests.subjects import FORMATS, capture_of
+from tests.subjects import capture_of
 
 NO_TRIAL: Any = None
 
@@ -89,7 +89,7 @@ def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(
     monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
     problem = unsafe_at(drawn("chain", strategy, random.Random(1), unsafe=0.0), "2")
     assert must_stay_fp32(problem) == {"2"}
-    assert scoped(make_plan(problem, NO_TRIAL, 0.01, ()).scopes)("2") == "fp32"
+    assert scoped(make_plan(problem, NO_TRIAL, 0.01).scopes)("2") == "fp32"
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -100,7 +100,7 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
     owners = owners_of(problem.capture)
     labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
     chosen = evaluate(problem, labels)
-    scopes = scopes_of(problem, chosen, ())
+    scopes = scopes_of(problem, chosen)
     precision = scoped(scopes)
     assert {owner: precision(owner) for owner in owners} == labels
     assert "" in scopes
@@ -114,8 +114,8 @@ def low(owners: str) -> dict[str, str]:
     return {"": "fp16", **dict.fromkeys(owners, "fp16")}
 
 
-def plan_of(problem: Problem, labels: dict[str, str], findings: tuple[Finding, ...] = ()) -> dict[str, ScopeChoice]:
-    return scopes_of(problem, evaluate(problem, labels), findings)
+def plan_of(problem: Problem, labels: dict[str, str]) -> dict[str, ScopeChoice]:
+    return scopes_of(problem, evaluate(problem, labels))
 
 
 def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
@@ -128,37 +128,12 @@ def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
     assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
 
 
-def finding(rule: str, node: str, formats: tuple[str, ...] = FORMATS) -> Finding:
-    return Finding(rule, "", node, "", "", None, "warning", "high", formats, "", "", "")
-
-
-def test_every_fp32_scope_says_why() -> None:
-    problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
-    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
-    verdicts = {**problem.verdicts, bad: Verdict("unsafe", "it overflows")}
-    problem = Problem(
-        problem.capture,
-        problem.costs,
-        problem.contributions,
-        verdicts,
-        problem.strategy,
-        problem.format,
-        problem.device,
-    )
-    labels = {**low("014"), "2": "fp32", "3": "fp32"}
-    found = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
-    scopes = plan_of(problem, labels, found)
-    assert scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
-    assert len(scopes["3"].because) == 1
-    assert scopes[""].because == ()
-
-
 def test_a_plan_states_what_it_gains() -> None:
     problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
     curve = candidates(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "simulated_error", lambda *_: 0.0)
-        plan = make_plan(problem, NO_TRIAL, math.inf, ())
+        plan = make_plan(problem, NO_TRIAL, math.inf)
     assert plan.name == "autocast_fp16"
     assert plan.predicted_speedup == pytest.approx(max(point.seconds for point in curve) / curve[0].seconds)
     assert plan.predicted_error == curve[0].predicted_error
@@ -223,7 +198,7 @@ def test_nothing_is_accepted_where_a_scope_in_fp32_refuses_what_it_is_given() ->
 def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "simulated_error", lambda *_: 0.0)
     problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
-    plan = make_plan(problem, NO_TRIAL, math.inf, ())
+    plan = make_plan(problem, NO_TRIAL, math.inf)
     assert plan.target == device
     assert word in plan.note
     assert bool(word) == bool(plan.note)

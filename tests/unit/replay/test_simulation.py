@@ -43,7 +43,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
     problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
     chosen = evaluate(problem, labels)
-    plan = Plan("drawn", strategy, fmt, scopes_of(problem, chosen, ()), 0.0, 0.0, 1.0)
+    plan = Plan("drawn", strategy, fmt, scopes_of(problem, chosen), 0.0, 0.0, 1.0)
     patched = apply_plan(copy.deepcopy(model), plan_table(plan))
     try:
         simulated = simulation_of(problem, chosen, model, inputs)

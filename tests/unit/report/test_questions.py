@@ -73,16 +73,20 @@ def test_positions_are_looked_for_by_their_rules():
     assert "1 finding, the first in" in found.answer
 
 
-def test_what_must_stay_is_told_from_what_merely_saves_no_time():
+def test_what_must_stay_is_told_from_what_merely_gains_nothing():
     question = "What is the least that must stay FP32?"
     audit = make_audit(60)
-    assert answers(audit)[question].answer == (
-        "blocks.2.attn.proj. The plan also leaves norm in FP32, where low precision saves little or no time."
+
+    def said(least):
+        plan = replace(audit.plans["autocast_fp16"], least=least)
+        return answers(replace(audit, plans={**audit.plans, plan.name: plan}))[question].answer
+
+    assert said(("blocks.2.attn.proj",)) == (
+        "FP16 under autocast: 1 module, blocks.2.attn.proj. The plan also leaves norm in FP32, where lowering gains little "
+        "or nothing."
     )
-    safe = tuple(
-        replace(r, verdicts={f: replace(v, verdict="safe") for f, v in r.verdicts.items()}) for r in audit.nodes
-    )
-    assert answers(replace(audit, nodes=safe))[question].answer.startswith("Nothing. The plan also leaves")
+    assert said(()).startswith("Nothing. The plan also leaves blocks.2.attn.proj, norm in FP32")
+    assert said(None) == "FP16 under autocast: 2 modules, blocks.2.attn.proj, norm."
 
 
 def test_every_answer_leads_to_a_section_there_is():

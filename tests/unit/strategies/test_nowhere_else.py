@@ -18,7 +18,6 @@ ALLOWED = {
     "plan/choose.py": OUTPUT,
     "records/plan.py": OUTPUT,
     "replay/lowstep.py": "the training step of a model that is low as a whole: loss, gradients and weights",
-    "report/questions.py": "the question of what autocast keeps in FP32",
     "report/training.py": "training, which runs under autocast",
     "report/view.py": "the sentence on operations that autocast protects and a model with cast weights does not",
     "snippets/fsdp2.py": "strategies that the tool can follow",

@@ -1,0 +1,58 @@
+"""A finished plan with its reasons: one for every module and operation that it does not run low."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..records import Finding, Plan, Reason
+from ..replay.strategies import scoped
+from .choose import Trial, simulated_error
+from .operations import operation_reasons
+from .problem import Problem
+from .reasons import Limits, least, module_reasons
+from .solve import Candidate, evaluate
+
+
+def explained(
+    problem: Problem, plan: Plan, trial: Trial, budget: float, target: float, findings: Sequence[Finding]
+) -> Plan:
+    """The plan with `reasons`, and what they say of its scopes. target: the error that it was made for.
+
+    Modules are lowered on the batches of `trial`: those that the plan is verified on.
+    """
+    chosen = as_candidate(problem, plan)
+    known: dict[tuple[tuple[str, str], ...], float] = {}
+
+    def error(point: Candidate) -> float:
+        key = tuple(sorted(point.precision.items()))
+        if key not in known:
+            known[key] = simulated_error(problem, point, trial)
+        return known[key]
+
+    low = any(choice.precision != "fp32" for choice in plan.scopes.values())
+    own = error(chosen) if low else 0.0
+    limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
+    modules = module_reasons(problem, chosen, limits, error)
+    scopes = {
+        path: replace(choice, because=_because(problem, path, modules, findings))
+        if choice.precision == "fp32"
+        else choice
+        for path, choice in plan.scopes.items()
+    }
+    needed = least(problem, chosen, modules, limits, error)
+    return replace(plan, scopes=scopes, reasons=(*modules, *operation_reasons(problem, chosen)), least=needed)
+
+
+def as_candidate(problem: Problem, plan: Plan) -> Candidate:
+    """What a plan chooses, evaluated."""
+    return evaluate(problem, {owner: scoped(plan.scopes)(owner) for owner in problem.energy.scopes})
+
+
+def _because(problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Rules that fired on the scope's unsafe and sensitive nodes, then its reason."""
+    nodes = problem.capture.nodes
+    marked = {n for n, node in nodes.items() if node.owner == path and problem.verdicts[n].verdict != "safe"}
+    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
+    return (*codes, *(reason.words for reason in reasons if path in reason.modules))

@@ -1,0 +1,241 @@
+"""Why every module that stays FP32 under a plan does: what forbids it, or what lowering it alone would add and save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..records import Reason
+from ..replay.resolve import Resolution
+from .clauses import close, no_gain, over
+from .energy import FORBIDDEN
+from .problem import Problem
+from .solve import Candidate, evaluate
+
+VISITS = 60_000
+"""Operations looked at, over all modules that are lowered in thought: the rest is estimated from the terms of the cut."""
+
+RUNS = 24
+"""Modules that are lowered in a run of the recorded graph; what the others add is predicted, and said to be."""
+
+Error = Callable[[Candidate], float]
+"""Error of the recorded graph under a choice; inf where it cannot run."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """budget: the error that is allowed; target: the share of it that the plan was made to use; error: the plan's."""
+
+    budget: float
+    target: float
+    error: float
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """One module lowered in thought, with those that must go along. point: None where it is only estimated."""
+
+    owner: str
+    group: tuple[str, ...]
+    point: Candidate | None
+    saves: float
+    predicted: float
+    gains: bool
+
+
+def module_reasons(problem: Problem, chosen: Candidate, limits: Limits, error: Error) -> tuple[Reason, ...]:
+    """A reason for every module in FP32, those alike together."""
+    kept = [owner for owner in problem.energy.scopes if chosen.precision.get(owner, "fp32") == "fp32"]
+    forbidden: dict[str, Reason] = {}
+    open_: list[_Lowered] = []
+    now = problem.resolve(lambda owner: chosen.precision.get(owner, "fp32"))
+    tries = VISITS // max(len(problem.capture.nodes), 1)
+    for owner in sorted(kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
+        reason = _without_operations(problem, owner)
+        if reason is None and tries > 0:
+            tries -= 1
+            reason = _forbidden(problem, chosen, now, owner)
+        if reason is not None:
+            forbidden[owner] = reason
+            continue
+        open_.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
+    found = {**forbidden, **_weighed(problem, chosen, open_, limits, error)}
+    return together(replace(found[owner], modules=(owner,)) for owner in kept)
+
+
+def least(
+    problem: Problem, chosen: Candidate, reasons: Iterable[Reason], limits: Limits, error: Error
+) -> tuple[str, ...]:
+    """Modules without which in FP32 the budget is known to hold, all others low: those that a run says so of.
+
+    From what the plan keeps, all that gains nothing is lowered; where that does not hold together, one after the other as
+    long as the prediction allows it; and where a run does not bear that out, nothing.
+    """
+    idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
+    for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, limits.budget)):
+        if point.predicted_error < math.sqrt(FORBIDDEN) and error(point) <= limits.budget:
+            return _kept(problem, point)
+    return _kept(problem, chosen)
+
+
+def _kept(problem: Problem, point: Candidate) -> tuple[str, ...]:
+    kept = [owner for owner in problem.energy.scopes if point.precision.get(owner, "fp32") == "fp32"]
+    return tuple(owner for owner in kept if _without_operations(problem, owner) is None)
+
+
+def _all_low(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+    return evaluate(problem, _changed(problem, chosen, [each for owner in owners for each in _group(problem, owner)]))
+
+
+def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], budget: float) -> Candidate:
+    found, tries = chosen, VISITS // max(len(problem.capture.nodes), 1)
+    for owner, _ in zip(owners, range(tries), strict=False):
+        point = evaluate(problem, _changed(problem, found, _group(problem, owner)))
+        if point.predicted_error <= max(budget, chosen.predicted_error):
+            found = point
+    return found
+
+
+def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Reasons that say the same of several, once."""
+    found: dict[Reason, tuple[list[str], list[str]]] = {}
+    for reason in reasons:
+        modules, operations = found.setdefault(replace(reason, modules=(), operations=()), ([], []))
+        modules += reason.modules
+        operations += reason.operations
+    return tuple(replace(r, modules=tuple(m), operations=tuple(o)) for r, (m, o) in found.items())
+
+
+def _own_saving(problem: Problem, owner: str) -> float:
+    low, high, _ = problem.energy.scopes[owner]
+    return high - low
+
+
+def _without_operations(problem: Problem, owner: str) -> Reason | None:
+    nodes = [node for node in problem.capture.nodes.values() if node.owner == owner]
+    if not nodes:
+        return Reason("not-floating", "it has no operations of its own, only modules in it")
+    if not any(node.floating or problem.lowest.resolution.touches_low(node.name) for node in nodes):
+        if any(node.floating for node in nodes):
+            return None
+        return Reason("not-floating", "it has no floating-point operations")
+    return None
+
+
+def _group(problem: Problem, owner: str) -> tuple[str, ...]:
+    return tuple(sorted({owner, *problem.energy.tied_to(owner)}))
+
+
+def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
+    return problem.energy.settled({**chosen.precision, **dict.fromkeys(group, problem.format)})
+
+
+def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str) -> Reason | None:
+    """Why lowering a module is out of the question; None where it is not."""
+    group = _group(problem, owner)
+    changed = _changed(problem, chosen, group)
+    if changed[owner] == "fp32":
+        return Reason("author", "the author switches autocast off around it")
+    then = problem.resolve(lambda path: changed.get(path, "fp32"))
+    broken = [
+        name for name in problem.capture.nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)
+    ]
+    if not broken:
+        return None
+    nodes = problem.capture.nodes
+    worst = max(
+        broken, key=lambda name: (nodes[name].owner == owner, nodes[name].owner in group, _weight(problem, name))
+    )
+    return _because(problem, then, owner, group, worst)
+
+
+def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, ...], worst: str) -> Reason:
+    where, verdict = problem.capture.nodes[worst].owner, problem.verdicts[worst]
+    if worst in then.conflicts and verdict.verdict not in ("unsafe", "untested"):
+        kind, why = "conflict", f"{worst} would be handed tensors of two dtypes, which raises an error"
+    else:
+        kind, why = verdict.verdict, f"{worst} is {verdict.verdict}: {verdict.reason}"
+    if where == owner:
+        return Reason(kind, why, by=worst)
+    if where in group:
+        return Reason("tied", f"it shares a weight with {where or 'the whole model'}, where {why}", by=where)
+    return Reason(
+        "inherited", f"low, it would hand on low values to {where or 'the whole model'}, where {why}", by=where
+    )
+
+
+def _weight(problem: Problem, name: str) -> float:
+    contribution = problem.contributions.get(name)
+    return contribution.isolated if contribution is not None else 0.0
+
+
+def _lowered(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
+    group = _group(problem, owner)
+    point = evaluate(problem, _changed(problem, chosen, group))
+    saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
+    return _Lowered(owner, group, point, saves, point.predicted_error, point.price < chosen.price)
+
+
+def _estimated(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
+    group = _group(problem, owner)
+    saved = sum(_own_saving(problem, each) for each in group)
+    square = sum(problem.energy.scopes[each][2] for each in group)
+    predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))
+    return _Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)
+
+
+def _weighed(
+    problem: Problem, chosen: Candidate, lowered: list[_Lowered], limits: Limits, error: Error
+) -> Mapping[str, Reason]:
+    """Budget or gain: those that gain most are run, and of those that gain nothing all together, to see that they hold."""
+    idle = [each for each in lowered if not each.gains]
+    harmless = not idle or _all_hold(problem, chosen, idle, limits, error)
+    found: dict[str, Reason] = {}
+    left = RUNS
+    for each in lowered:
+        asked = each.gains or not harmless
+        ran = error(each.point) if asked and left > 0 and each.point is not None else None
+        left -= ran is not None
+        found[each.owner] = _reason(problem, each, chosen, limits, ran, held=harmless and not each.gains)
+    return found
+
+
+def _all_hold(problem: Problem, chosen: Candidate, idle: list[_Lowered], limits: Limits, error: Error) -> bool:
+    point = _all_low(problem, chosen, [each.owner for each in idle])
+    return point.predicted_error < math.sqrt(FORBIDDEN) and error(point) <= limits.budget
+
+
+def _reason(
+    problem: Problem, each: _Lowered, chosen: Candidate, limits: Limits, ran: float | None, held: bool
+) -> Reason:
+    """held: whether a run with more than this lowered is within the budget."""
+    before = limits.error
+    squares = before**2 + each.predicted**2 - chosen.predicted_error**2
+    after = math.sqrt(max(squares, 0.0)) if ran is None else ran
+    numbers = Reason(
+        "no-gain",
+        "",
+        adds=after - before if math.isfinite(after) else None,
+        left=max(limits.budget - limits.error, 0.0),
+        saves=max(each.saves, 0.0),
+        ran=ran is not None,
+    )
+    if not held and not after <= limits.budget:
+        words = over(before, after, limits.budget, each.saves, problem.objective, ran is not None)
+        return replace(numbers, kind="budget", words=words)
+    if each.gains:
+        return replace(
+            numbers, kind="margin", words=close(before, after, limits.budget, limits.target, ran is not None)
+        )
+    scopes, least = _length(problem, each, chosen)
+    return replace(numbers, words=no_gain(each.saves, problem.objective, scopes, least))
+
+
+def _length(problem: Problem, each: _Lowered, chosen: Candidate) -> tuple[int, float]:
+    """How many scopes longer the plan would be, and which share of what it takes these must save."""
+    longer = problem.island
+    if each.point is not None:
+        longer = (each.point.price - each.point.cost) - (chosen.price - chosen.cost)
+    scopes = round(longer / problem.island) if problem.island else 1
+    return scopes, longer / chosen.cost if chosen.cost else 0.0

@@ -1,0 +1,126 @@
+"""Which of the plans to use, for inference or for training, and why, in a sentence or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..formats.table import label, runs
+from ..records import Plan
+from ..strategies import strategy_of
+from .clauses import GAINS, count
+
+USES = ("inference", "training")
+"""What a plan is for. A strategy says whether its plans also train."""
+
+
+def gains(plan: Plan) -> bool:
+    """Whether a plan holds the budget and is worth more than FP32."""
+    return plan.verified and strategy_of(plan.strategy).gains(plan)
+
+
+def has_fp32(plan: Plan) -> bool:
+    """Whether any scope of a plan is FP32."""
+    return any(choice.precision == "fp32" for choice in plan.scopes.values())
+
+
+def best_for(plans: Mapping[str, Plan], use: str) -> Plan | None:
+    """Of the plans that hold and gain something, the best by its objective for this use; None where there is none."""
+    good = [plan for plan in plans.values() if gains(plan)]
+    return min((p for p in good if use != "training" or strategy_of(p.strategy).trains), key=_preference, default=None)
+
+
+def recommend(plans: Mapping[str, Plan], max_error: float, use: str = "inference") -> tuple[str | None, str]:
+    """The plan to use, and why.
+
+    The one that is best by the objective, of those whose strategy is for the use; of two as good, the one whose strategy
+    ranks first, then the one with the smaller error.
+    """
+    chosen = best_for(plans, use)
+    if chosen is None:
+        return None, _none(plans, max_error) + _else(plans, use)
+    kept = len(chosen.kept)
+    stay = f"{count(kept, 'module')} {'stays' if kept == 1 else 'stay'} FP32" if kept else "nothing has to stay FP32"
+    return chosen.name, (
+        f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error:.2g} within "
+        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_other(chosen, plans)}. {_uses(plans)}"
+    )
+
+
+def saves_nothing(plans: Mapping[str, Plan]) -> bool:
+    """Whether low precision is within the budget, and there is nothing to gain by it."""
+    held = [plan for plan in plans.values() if plan.verified]
+    return not any(map(gains, held)) and any(not has_fp32(plan) or _idle(plan) for plan in held)
+
+
+def _idle(plan: Plan) -> bool:
+    """Whether all that a plan keeps in FP32 could be low."""
+    return bool(plan.reasons) and all(reason.kind in ("no-gain", "not-floating") for reason in plan.reasons)
+
+
+def _none(plans: Mapping[str, Plan], max_error: float) -> str:
+    """Why there is no plan to use."""
+    if not any(runs(plan.format) for plan in plans.values()):
+        labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+        return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
+    measured = [plan for plan in plans.values() if plan.measured_error is not None]
+    best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
+    if saves_nothing(plans):
+        what = GAINS[next(iter(plans.values())).objective]
+        return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no {what} to gain by it."
+    reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+    return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+
+
+def _else(plans: Mapping[str, Plan], use: str) -> str:
+    """What there is for the other use, where there is nothing for this one."""
+    other = next(name for name in USES if name != use)
+    found = best_for(plans, other)
+    return "" if found is None else f" That is about {use}: for {other}, {found.name} holds it at {_worth(found)}."
+
+
+def _uses(plans: Mapping[str, Plan]) -> str:
+    """The best plan for each use, with what it is worth."""
+    found = {use: best_for(plans, use) for use in USES}
+    named = [f"for {use}: {f'{plan.name} {_worth(plan)}' if plan else 'none holds'}" for use, plan in found.items()]
+    return f"F{'; '.join(named)[1:]}."
+
+
+def _worth(plan: Plan) -> str:
+    """A plan's figure by its objective."""
+    if plan.objective == "memory" and plan.memory and plan.fp32_memory:
+        share = (plan.memory.weights + plan.memory.activations) / (
+            plan.fp32_memory.weights + plan.fp32_memory.activations
+        )
+        return f"{share:.0%} of the memory"
+    if plan.objective == "flops":
+        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
+    return f"{plan.predicted_speedup:.2f}x"
+
+
+def _share(plan: Plan) -> str:
+    """How much of the model is low, of one that multiplies nothing how much faster it moves its data."""
+    if plan.low_precision_flops:
+        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
+    return f"no products to run low but {plan.predicted_speedup:.2g}x as fast by moving fewer bytes"
+
+
+def _preference(plan: Plan) -> tuple[float, float, int, float]:
+    elapsed = round(1 / plan.predicted_speedup, 2)
+    taken = {"time": elapsed, "flops": round(1 - plan.low_precision_flops, 2)}.get(plan.objective, elapsed)
+    if plan.objective == "memory" and plan.memory:
+        taken = float(plan.memory.weights + plan.memory.activations)
+    return taken, elapsed, strategy_of(plan.strategy).rank, plan.measured_error or 0.0
+
+
+def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
+    rivals = [
+        p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format and runs(p.format)
+    ]
+    if not rivals:
+        return ""
+    rival = rivals[0]
+    if not rival.verified:
+        return f"; {label(rival.format)} does not hold the budget"
+    if not gains(rival):
+        return f"; {label(rival.format)} has nothing low that gains anything within the budget"
+    return f"; {label(rival.format)} measures {rival.measured_error:.2g} with {_share(rival)}"

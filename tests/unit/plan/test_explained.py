@@ -1,0 +1,53 @@
+"""A plan with its reasons: rules first, then the clause, in the scopes of the plan."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from auditor.plan import explained as explained_module
+from auditor.plan.choose import as_plan
+from auditor.plan.explained import as_candidate, explained
+from auditor.plan.solve import evaluate
+from auditor.records import Finding, Plan, Verdict
+from tests.problems import drawn
+
+
+def finding(rule: str, node: str, formats: tuple[str, ...] = ("fp16", "bf16")) -> Finding:
+    return Finding(rule, "", node, "", "", None, "warning", "high", formats, "", "", "")
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, str]:
+    """A chain of five layers; the one in the middle is unsafe, the one behind it stays FP32 too."""
+    monkeypatch.setattr(explained_module, "simulated_error", lambda problem, point, trial: point.predicted_error)
+    drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
+    bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
+    problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
+    plan = as_plan(problem, evaluate(problem, {"": "fp16", **dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"}))
+    rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
+    trial = None
+    return explained(problem, plan, trial, 0.5, 0.4, rules), bad  # type: ignore[arg-type]
+
+
+def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
+    plan, bad = found
+    assert plan.scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
+    assert len(plan.scopes["3"].because) == 1
+    assert plan.scopes[""].because == ()
+    assert {reason.kind for reason in plan.reasons if "2" in reason.modules} == {"unsafe"}
+    assert plan.kept == ("2", "3")
+
+
+def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
+    plan, _ = found
+    other = next(reason for reason in plan.reasons if "3" in reason.modules)
+    assert plan.least == (("2",) if other.kind == "no-gain" else ("2", "3"))
+
+
+def test_a_plan_is_what_it_was_made_from() -> None:
+    problem = drawn("branches", "cast", random.Random(1), unsafe=0.0)
+    chosen = evaluate(problem, {owner: "fp32" if owner == "a" else "fp16" for owner in problem.energy.scopes})
+    assert as_candidate(problem, as_plan(problem, chosen)) == chosen

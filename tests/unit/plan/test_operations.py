@@ -1,0 +1,63 @@
+"""Why operations are not low in modules that are: each clause on a model in which it is true."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.plan.costs import costs_of
+from auditor.plan.operations import operation_reasons
+from auditor.plan.problem import Problem
+from auditor.plan.solve import evaluate
+from auditor.records import Reason, Verdict
+from tests.subjects import capture_of, normal
+
+
+class Every(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.layer(x)
+        with torch.autocast("cuda", enabled=False):
+            off = low.float() @ torch.eye(8)
+        single = low.softmax(-1)
+        negated = -single
+        ramp = torch.arange(8).sin()
+        scaled = self.scale.neg()
+        double = x.double().cos()
+        return off + negated + ramp + scaled + double.float()
+
+
+def why(strategy: str = "autocast") -> dict[str, Reason]:
+    capture = capture_of(Every(), normal(4, 8))
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(capture, costs_of(capture), {}, verdicts, strategy, "fp16", "A100")
+    found = operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
+    ops = {name: node.op.removeprefix("aten.").partition(".")[0] for name, node in capture.nodes.items()}
+    return {f"{ops[name]} {name}": reason for reason in found for name in reason.operations}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "words"),
+    [
+        ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
+        ("neg neg", "inherited", "it is handed FP32 by softmax"),
+        ("matmul matmul", "author", "the author switches autocast off around it"),
+        ("arange arange", "not-floating", "it is no floating-point operation"),
+        ("sin sin", "author", "it makes values of its own, in FP32"),
+        ("neg neg_1", "inherited", "it is handed FP32 by the parameter scale"),
+        ("cos cos", "author", "it computes in float64, which no plan lowers"),
+    ],
+)
+def test_each_reason(op: str, kind: str, words: str) -> None:
+    found = why()
+    assert op in found, found.keys()
+    assert (found[op].kind, found[op].words) == (kind, words)
+
+
+def test_what_runs_low_has_none() -> None:
+    assert not [name for name in why() if name.startswith("linear")]
+    assert not [name for name in why("cast") if name.startswith(("linear", "softmax"))]

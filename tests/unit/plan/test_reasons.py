@@ -1,0 +1,179 @@
+"""Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.plan.baselines import baselines_of
+from auditor.plan.explained import as_candidate
+from auditor.plan.plans import plans_of
+from auditor.plan.problem import Problem
+from auditor.plan.reasons import together
+from auditor.plan.solve import evaluate
+from auditor.plan.workbench import Workbench
+from auditor.records import Plan, Reason
+from auditor.replay.strategies import scoped
+from auditor.strategies import SHIPPED
+from tests.planning import bench_of, kept, lowered
+from tests.small_models import ConvNet
+from tests.subjects import normal, seeded
+from tests.unet import UNet
+
+Planned = tuple[Workbench, dict[str, Plan]]
+FORMATS = ("fp16", "bf16")
+MOST = 8
+"""Modules of a kind that are lowered, a plan."""
+
+
+class Overflowing(nn.Module):
+    """A norm by hand whose squares leave FP16's range, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32), Squares(), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x) * 500))
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+
+class Shared(nn.Module):
+    """The head has the weight of a table; what it gives is scaled beyond FP16's range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix = nn.Embedding(20, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.mix(self.table(ids)) * 8000).abs().log1p()
+
+
+class Deep(nn.Module):
+    """Errors pile up: not all of it can be low."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+MODELS = {
+    "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
+    "conv": (ConvNet, (normal(2, 3, 8, 8),), 0.004),
+    "overflowing": (Overflowing, (normal(4, 16),), 0.01),
+    "shared": (Shared, (torch.arange(12).reshape(2, 6),), 0.003),
+    "deep": (Deep, (normal(64, 256),), 0.0025),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def planned(request: pytest.FixtureRequest) -> Planned:
+    model, inputs, budget = MODELS[request.param]
+    bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
+    baselines = baselines_of(bench, SHIPPED, FORMATS)
+    return bench, plans_of(bench, SHIPPED, FORMATS, baselines, lambda detail: None)
+
+
+def problems(bench: Workbench, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:
+    for plan in plans.values():
+        yield plan, bench.problem(plan.strategy, plan.format)
+
+
+def by_kind(plan: Plan, *kinds: str) -> list[str]:
+    return [path for reason in plan.reasons if reason.kind in kinds for path in reason.modules]
+
+
+def test_every_module_and_operation_that_is_not_low_has_one_reason(planned: Planned) -> None:
+    bench, plans = planned
+    for plan, problem in problems(bench, plans):
+        resolution = problem.resolve(scoped(plan.scopes))
+        named = [path for reason in plan.reasons for path in reason.modules]
+        assert len(named) == len(set(named))
+        operations = [name for reason in plan.reasons for name in reason.operations]
+        assert len(operations) == len(set(operations))
+        for name, node in bench.capture.nodes.items():
+            low = resolution.low(name) or (not node.floating and resolution.touches_low(name))
+            assert low == (name not in operations and node.owner not in named), (plan.name, name)
+        assert all(reason.words for reason in plan.reasons)
+
+
+def test_what_is_affordable_holds_the_budget_and_what_is_over_it_breaks_it(planned: Planned) -> None:
+    bench, plans = planned
+    for plan, problem in problems(bench, plans):
+        if not plan.verified:
+            continue
+        for path in by_kind(plan, "no-gain", "margin")[:MOST]:
+            found = lowered(bench, problem, plan, [path])
+            assert found.verified, (plan.name, path, found.measured_error, found.verification)
+        for path in by_kind(plan, "budget"):
+            found = lowered(bench, problem, plan, [path])
+            assert not found.verified, (plan.name, path, found.measured_error)
+
+
+def test_what_they_add_is_what_a_run_adds(planned: Planned) -> None:
+    bench, plans = planned
+    for plan, problem in problems(bench, plans):
+        for reason in plan.reasons if plan.verified else ():
+            for path in reason.modules[:1] if reason.ran and reason.adds is not None else ():
+                found = lowered(bench, problem, plan, [path])
+                assert found.measured_error - plan.measured_error == pytest.approx(reason.adds, abs=2e-5)
+                assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
+
+
+def test_what_must_stay_at_least_runs_and_holds(planned: Planned) -> None:
+    bench, plans = planned
+    for plan, problem in problems(bench, plans):
+        assert plan.least is not None
+        assert set(plan.least) <= set(plan.kept)
+        if plan.verified:
+            found = kept(bench, problem, plan, plan.least)
+            assert found.verified, (plan.name, plan.least, found.measured_error, found.verification)
+
+
+def test_no_plan_is_slower_than_one_that_it_could_have_been(planned: Planned) -> None:
+    bench, plans = planned
+    for strategy in SHIPPED:
+        for fmt in FORMATS:
+            plan, problem = plans[f"{strategy}_{fmt}"], bench.problem(strategy, fmt)
+            known = as_candidate(problem, plan)
+            for others in ((), *(p.kept for p in plans.values() if p.format == fmt and p.strategy != strategy)):
+                labels = {path: "fp32" if path in others else fmt for path in problem.energy.scopes}
+                rival = evaluate(problem, labels)
+                if rival.predicted_error < 1 and rival.seconds < 0.95 * known.seconds:
+                    ran = kept(bench, problem, plan, others)
+                    assert not ran.verified or ran.measured_error > 0.8 * bench.max_error, (plan.name, others)
+
+
+def test_those_alike_stand_together() -> None:
+    one = Reason("no-gain", "lowering it saves no time", ("a",))
+    two = Reason("no-gain", "lowering it saves no time", ("b",))
+    other = Reason("no-gain", "lowering it saves no time", ("c",), adds=0.1)
+    assert together([one, two, other]) == (Reason("no-gain", "lowering it saves no time", ("a", "b")), other)
+
+
+KINDS = {
+    "UNet": {"margin", "no-gain", "not-floating", "strategy", "author", "inherited"},
+    "Overflowing": {"unsafe", "inherited"},
+    "Shared": {"unsafe", "tied"},
+    "Deep": {"budget"},
+}
+
+
+def test_the_kinds_are_met(planned: Planned) -> None:
+    bench, plans = planned
+    found = {reason.kind for plan in plans.values() for reason in plan.reasons}
+    assert KINDS.get(type(bench.subject.model).__name__, set()) <= found, found

@@ -1,0 +1,109 @@
+"""The plan to use, and the sentence that says why: hand-made plans in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from auditor.plan.recommend import best_for, recommend, saves_nothing
+from auditor.records import Memory, Plan, Reason, ScopeChoice
+
+ROOT = {"": ScopeChoice("fp16")}
+BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
+FP32 = Memory(100, 100)
+
+
+def plans(*several: Plan) -> dict[str, Plan]:
+    return {plan.name: plan for plan in several}
+
+
+def named(name: str, **changes: Any) -> Plan:
+    strategy, fmt = name.split("_")
+    return replace(BASE, name=name, strategy=strategy, format=fmt, **changes)
+
+
+def test_the_fastest_is_for_inference_and_what_trains_for_training() -> None:
+    both = plans(named("cast_bf16", predicted_speedup=2.69), replace(BASE, predicted_speedup=1.69))
+    name, reason = recommend(both, 0.01)
+    assert name == "cast_bf16"
+    assert reason.endswith("For inference: cast_bf16 2.69x; for training: autocast_fp16 1.69x.")
+    assert recommend(both, 0.01, "training")[0] == "autocast_fp16"
+
+
+def test_of_two_as_fast_the_one_that_also_trains_then_the_closer_one() -> None:
+    # 1 / 2.00 and 1 / 2.01 are 0.50 both
+    assert recommend(plans(named("cast_fp16", predicted_speedup=2.01), BASE), 0.01)[0] == "autocast_fp16"
+    assert recommend(plans(BASE, named("autocast_bf16", predicted_speedup=3.0)), 0.01)[0] == "autocast_bf16"
+    assert recommend(plans(BASE, named("autocast_bf16", measured_error=0.001)), 0.01)[0] == "autocast_bf16"
+
+
+def test_what_is_not_verified_or_not_low_is_not_recommended() -> None:
+    assert recommend(plans(replace(BASE, verified=False), named("cast_fp16")), 0.01)[0] == "cast_fp16"
+    nothing = replace(BASE, low_precision_flops=0.0, predicted_speedup=1.0)
+    assert recommend(plans(nothing, named("cast_bf16")), 0.01)[0] == "cast_bf16"
+
+
+def test_each_objective_has_its_best() -> None:
+    slow = named("cast_fp16", predicted_speedup=1.5, low_precision_flops=0.95, memory=Memory(50, 50), fp32_memory=FP32)
+    fast = replace(BASE, memory=Memory(100, 80), fp32_memory=FP32)
+    for objective, best, worth in (
+        ("time", "autocast_fp16", "2.00x"),
+        ("memory", "cast_fp16", "50% of the memory"),
+        ("flops", "cast_fp16", "95% of the FLOPs low"),
+    ):
+        name, reason = recommend(plans(*(replace(p, objective=objective) for p in (slow, fast))), 0.01)
+        assert name == best
+        assert f"For inference: {best} {worth}" in reason
+
+
+def test_nothing_trains() -> None:
+    name, reason = recommend(plans(named("cast_fp16")), 0.01, "training")
+    assert name is None
+    assert "for inference, cast_fp16 holds it at 2.00x" in reason
+    assert best_for(plans(named("cast_fp16")), "training") is None
+    assert recommend(plans(named("cast_fp16")), 0.01)[1].endswith("for training: none holds.")
+
+
+def test_nothing_holds() -> None:
+    name, reason = recommend(plans(replace(BASE, verified=False, measured_error=0.5)), 0.01)
+    assert name is None
+    assert "no plan holds an error of 0.01" in reason
+    assert "the best that was reached is 0.5 (autocast_fp16)" in reason
+    assert recommend(plans(replace(BASE, verified=False, measured_error=None)), 0.01)[0] is None
+    assert recommend({}, 0.01)[0] is None
+
+
+@pytest.mark.parametrize(("objective", "what"), [("time", "time"), ("memory", "memory"), ("flops", "FP32 FLOPs")])
+def test_nothing_gains(objective: str, what: str) -> None:
+    idle = (Reason("no-gain", "lowering it saves no time", ("",)),)
+    whole = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
+    found = plans(replace(whole, reasons=idle, objective=objective))
+    assert saves_nothing(found)
+    assert recommend(found, 0.01) == (
+        None,
+        f"Run it in FP32: low precision holds an error of 0.01, but there is no {what} to gain by it.",
+    )
+    assert not saves_nothing(plans(replace(whole, reasons=(Reason("unsafe", "x is unsafe: it overflows", ("",)),))))
+
+
+def test_the_sentence_holds_the_evidence() -> None:
+    island = {**ROOT, "norm": ScopeChoice("fp32")}
+    rival = named("autocast_bf16", verified=False, measured_error=0.5)
+    _, reason = recommend(plans(replace(BASE, scopes=island), rival), 0.01)
+    for word in ("FP16 under autocast", "0.002", "0.01", "90%", "1 module stays FP32", "BF16 does not hold the budget"):
+        assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("islands", "words"),
+    [
+        ((), "nothing has to stay FP32"),
+        (("norm",), "1 module stays FP32"),
+        (("norm", "head"), "2 modules stay FP32"),
+    ],
+)
+def test_what_stays_fp32_is_counted(islands: tuple[str, ...], words: str) -> None:
+    kept = replace(BASE, scopes={**ROOT, **{path: ScopeChoice("fp32") for path in islands}})
+    assert f"{words}. For" in recommend(plans(kept), 0.01)[1]
