@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.records import Audit, NodeReport
+from auditor.document.compare import fresh
+from auditor.document.compared import record
+from auditor.document.steady import watched
+from auditor.document.write import to_plan
+from auditor.records import Audit, Finding, NodeReport
+from auditor.records.measure import MEASURED
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import names, rendered
 from tests.planted import MISTAKES, REPAIRED, line, llama
@@ -25,9 +30,9 @@ class Loud(nn.Module):
 AUTOCAST, CAST = "under autocast", "with cast weights"
 
 
-def audited(**planted: float) -> Audit:
+def audited(max_error: float = 0.01, **planted: float) -> Audit:
     model, inputs = llama(**planted)
-    return auditor.audit(model, inputs)
+    return auditor.audit(model, inputs, max_error=max_error)
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +142,34 @@ def test_where_no_plan_holds_errors_say_so() -> None:
     assert found.about == "No plan holds the budget with anything low: severities are those of the rules."
     assert found.wanting[0].severity == "error"
     assert found.wanting[0].bearing == "No plan holds the budget, and this is part of why."
+
+
+def test_repairs_elsewhere_bring_no_new_finding_of_the_measurement(bad: Audit) -> None:
+    mended = {"eps": REPAIRED["eps"], "masked": REPAIRED["masked"]}
+    crossing = _between(_moved(bad), _moved(audited(**mended)))
+    before = audited(max_error=crossing)
+    after = audited(max_error=crossing, **mended)
+    known = record(to_plan(before), "before")
+    crossed = {_identity(f) for f in after.findings} - {_identity(f) for f in before.findings}
+    assert {rule for rule, _, _ in crossed} & MEASURED  # at this budget the repair takes some operation over it
+    assert fresh(known, after.findings, watched(after), known.settings["budget"]) == ()
+
+
+def _moved(audit: Audit) -> dict[tuple[str, str], float]:
+    """{(module, operation): largest contribution in BF16}."""
+    found: dict[tuple[str, str], float] = {}
+    for report in audit.nodes:
+        if "bf16" in report.contributions:
+            key = report.node.owner, report.node.op
+            found[key] = max(found.get(key, 0.0), report.contributions["bf16"].isolated)
+    return found
+
+
+def _between(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> float:
+    """A budget that the operation whose contribution grows most, of those near the usual one, is under before and over after."""
+    key = max((key for key in after if 0.005 < before[key] < 0.1), key=lambda key: after[key] / before[key])
+    return (before[key] * after[key]) ** 0.5
+
+
+def _identity(finding: Finding) -> tuple[str, str, str]:
+    return finding.rule, finding.owner, finding.op

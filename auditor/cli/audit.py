@@ -87,8 +87,9 @@ def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
     if known is None:
         return audit.findings
     from ..document.compare import fresh
+    from ..document.steady import watched
 
-    return fresh(known.findings, audit.findings)
+    return fresh(known, audit.findings, watched(audit), f"{audit.max_error} {audit.metric}")
 
 
 def _dry_run(options: Options, subject: Subject, directory: Path) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ..records.measure import MEASURED
 from .compared import LEVELS, Figures, Judged, Known, Record
+from .steady import Contributions, unmoved
 
 
 class Identified(Protocol):
@@ -21,6 +23,10 @@ class Identified(Protocol):
     def op(self) -> str: ...
     @property
     def severity(self) -> str: ...
+    @property
+    def formats(self) -> tuple[str, ...]: ...
+    @property
+    def agrees(self) -> bool | None: ...
 
 
 F = TypeVar("F", bound=Identified)
@@ -59,7 +65,7 @@ def compare(before: Record, after: Record) -> Comparison:
     return Comparison(
         before,
         after,
-        new=fresh(before.findings, after.findings),
+        new=fresh(before, after.findings, after.contributions, after.settings["budget"]),
         gone=_left_over(after.findings, before.findings, _identity),
         plans=tuple((n, before.plans.get(n), after.plans.get(n)) for n in {**after.plans, **before.plans}),
         verdicts=_verdict_changes(before.nodes, after.nodes),
@@ -71,20 +77,43 @@ def compare(before: Record, after: Record) -> Comparison:
     )
 
 
-def fresh(known: Iterable[Known], found: Sequence[F]) -> tuple[F, ...]:
-    """The findings, of an audit or of a file, that `known` does not hold, or holds as less severe."""
-    severities: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for old in known:
-        severities[_identity(old)].append(LEVELS.index(old.severity))
+def fresh(before: Record, found: Sequence[F], contributions: Contributions, budget: str) -> tuple[F, ...]:
+    """The findings of an audit that an earlier one does not hold, or holds as less severe.
+
+    One that is there for another plan's sake, or a number that is not `steady.BAND` times what it was, is not new; an
+    error is. contributions, budget: the audit's own; those of another budget are not comparable.
+    """
+    same = before.settings["budget"] == budget
+    steady = unmoved(before.contributions, contributions) if same else _moved
+    left: dict[tuple[str, ...], list[Known]] = defaultdict(list)
+    for old in before.findings:
+        left[_identity(old)].append(old)
     new: list[F] = []
-    for finding in sorted(found, key=lambda f: -LEVELS.index(f.severity)):
-        held = sorted(severities[_identity(finding)])
-        if held and held[-1] >= LEVELS.index(finding.severity):
-            severities[_identity(finding)].remove(held[-1])
-        else:
+    for finding in sorted(found, key=lambda f: -_level(f)):
+        held = left[_identity(finding)]
+        known = max((old for old in held if _covers(old, finding, steady)), key=_level, default=None)
+        if known is not None:
+            held.remove(known)
+        elif finding.rule not in MEASURED or not steady(finding):
             new.append(finding)
     order = {id(item): i for i, item in enumerate(found)}
     return tuple(sorted(new, key=lambda f: order[id(f)]))
+
+
+def _covers(old: Known, finding: Identified, steady: Callable[[Identified], bool]) -> bool:
+    """Whether a finding is the old one still: as severe at most, or more so without the model having changed there."""
+    if _level(old) >= _level(finding):
+        return True
+    borne_out = old.agrees is not None and old.agrees == finding.agrees
+    return finding.severity != "error" and (borne_out or steady(finding))
+
+
+def _moved(finding: Identified) -> bool:
+    return False
+
+
+def _level(finding: Identified) -> int:
+    return LEVELS.index(finding.severity)
 
 
 def _identity(finding: Identified) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from .read import loaded, measured_beside, own_measurements, read_audit, read_measurements
+from .steady import Contributions, largest
 
 LEVELS = ("info", "warning", "error")
 
@@ -23,6 +24,8 @@ class Known:
     severity: str
     message: str
     source: str | None
+    formats: tuple[str, ...] = ()
+    agrees: bool | None = None
 
 
 _KNOWN = tuple(field.name for field in fields(Known))
@@ -64,6 +67,7 @@ class Record:
     plans: Mapping[str, Figures]
     nodes: tuple[Judged, ...]
     findings: tuple[Known, ...]
+    contributions: Contributions = field(default_factory=dict)
 
 
 def read(path: Path) -> Record:
@@ -90,15 +94,22 @@ def record(document: Any, label: str, measured: Any = None) -> Record:
         settings=_settings(found.subject, found.environment, found.budget),
         plans={name: _figures(plan) for name, plan in found.plans.items()},
         nodes=tuple(_judged(node) for node in nodes or ()),
+        contributions=found.contributions or _measured(nodes or ()),
         findings=tuple(known for finding in found.findings for known in _known(finding)),
     )
 
 
 def _known(kind: Any) -> Iterator[Known]:
     """One for each place."""
-    first = Known(**{key: getattr(kind, key) for key in _KNOWN})
+    first = Known(**{key: getattr(kind, key) for key in _KNOWN} | {"formats": tuple(kind.formats or ())})
     yield first
     yield from (replace(first, owner=owner) for owner in kind.also_in or ())
+
+
+def _measured(nodes: Iterable[Any]) -> Contributions:
+    """Contributions of a file that has those of its operations."""
+    each = ((node, fmt, found) for node in nodes for fmt, found in node.formats().items())
+    return largest((fmt, node.owner, node.op, found.contribution) for node, fmt, found in each)
 
 
 def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ..records.graph import CalledFrom
 from ..records.measure import DECIDED_BY, Bearing, CauseName, Followed, Severity
 from ..records.written import Inlined, Written
 from .places import portable, shown
+from .steady import BAND, Contributions, watched
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,15 @@ class PlanFile:
     findings: Annotated[
         tuple[FindingKind, ...], Written("every rule that fired, by kind and line", needed="audit", before="training")
     ]
+    contributions: Annotated[
+        Contributions,
+        Written(
+            "what the next audit compares with: by format, module and operation the largest contribution (relative L2), of "
+            f"those that are sensitive or would be if they were {BAND:g} times as large; `null`: not finite",
+            later=True,
+            before="training",
+        ),
+    ]
     warnings: WARNINGS
     audit: Annotated[Audit, Inlined()]
 
@@ -133,6 +143,7 @@ class PlanFile:
             AuditedModel.of(audit),
             Budget(audit.max_error, audit.metric),
             kinds,
+            watched(audit),
             limits_of(audit),
             audit,
         )

@@ -8,10 +8,9 @@ from fnmatch import fnmatchcase
 
 from ..config import Ignore, Selection
 from ..records import Finding, Verdict
+from ..records.measure import MEASURED
 from ..rulebook import Rule
 
-MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
-"""Rules that report the measurement itself, where no other rule accounts for it."""
 UNUSED_IGNORE = "CFG001"
 
 

@@ -149,6 +149,9 @@ class Weight:
     range: Annotated[Magnitudes, Written("its magnitudes", form="Range")]
 
 
+MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
+"""Rules that report the measurement itself, where no other rule accounts for it."""
+
 Severity = Annotated[
     str,
     Written(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
+from ..records.measure import MEASURED
 from ..strategies import strategy_of
 from .ran import tally
 from .use import keep_by_hand
@@ -135,16 +136,12 @@ def _rank(cause: Cause) -> tuple[int, int, bool, float, int, str, str]:
     return (
         _index(SEVERITIES, cause.severity),
         _index(SEVERITIES, worst.declared or worst.severity),
-        worst.rule.startswith(MEASURED),
+        worst.rule in MEASURED,
         -cause.effect,
         _index(CONFIDENCES, worst.confidence),
         worst.rule,
         worst.node,
     )
-
-
-MEASURED = "MSR"
-"""Letters of the rules that report the measurement itself."""
 
 
 def _index(order: tuple[str, ...], value: str) -> int:
@@ -188,7 +185,7 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
 def _weight(finding: Finding) -> tuple[bool, bool, int, int]:
     """What says best what is wrong: a rule that is borne out, then how severe it is here, then in its file."""
     severities = _index(SEVERITIES, finding.severity), _index(SEVERITIES, finding.declared or finding.severity)
-    return finding.agrees is False, finding.rule.startswith(MEASURED), *severities
+    return finding.agrees is False, finding.rule in MEASURED, *severities
 
 
 def _modules(members: Sequence[Finding]) -> dict[str, int]:
@@ -201,11 +198,11 @@ def _modules(members: Sequence[Finding]) -> dict[str, int]:
 
 def _around(worst: Finding, members: Sequence[Finding]) -> str:
     """What the measurement alone adds to what a rule says, in a clause."""
-    if worst.rule.startswith(MEASURED):
+    if worst.rule in MEASURED:
         return ""
     alone: dict[str, set[str]] = {}
     for finding in members:
-        if finding.rule.startswith(MEASURED):
+        if finding.rule in MEASURED:
             alone.setdefault(finding.formats[0], set()).add(finding.node)
     found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
     return f"with it unsafe: {', '.join(found)}" if found else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
 from auditor.document.compare import compare, fresh
-from auditor.document.compared import Known, read, record
+from auditor.document.compared import Known, Record, read, record
 from auditor.document.write import to_document
 from auditor.errors import PlanError
 from tests.unit.report.factory import make_audit
@@ -29,8 +30,21 @@ def compared(before, after):
     return compare(record(before, "a"), record(after, "b"))
 
 
-def known(rule="SFT001", owner="blocks.0.attn", severity="warning", message="m", source="model.py:1"):
-    return Known(rule, "a-name", owner, "aten.softmax.int", severity, message, source)
+def known(rule="SFT001", owner="blocks.0.attn", severity="warning", message="m", source="model.py:1", **more):
+    return Known(rule, "a-name", owner, "aten.softmax.int", severity, message, source, **more)
+
+
+def holding(*findings, contribution=None, budget="0.01 L2"):
+    """An audit with these findings and, of their operation in FP16, this contribution."""
+    return Record("a", "", None, {"budget": budget}, {}, (), findings, at(contribution))
+
+
+def at(contribution):
+    return {} if contribution is None else {"fp16": {"blocks.0.attn": {"aten.softmax.int": contribution}}}
+
+
+def new(before, after, was=None, now=None, budget="0.01 L2"):
+    return fresh(holding(*before, contribution=was), after, at(now), budget)
 
 
 def test_an_audit_against_itself_changes_nothing(document):
@@ -51,24 +65,61 @@ def test_findings_new_and_gone(document, other):
 
 
 def test_moved_lines_and_new_numbers_are_the_same_finding():
-    assert fresh([known()], [known(message="3.14", source="model.py:99")]) == ()
+    assert new([known()], [known(message="3.14", source="model.py:99")]) == ()
 
 
 def test_each_known_finding_stands_for_one():
     twice = [known(), known(source="model.py:2")]
-    assert fresh([known()], twice) == (twice[1],)
-    assert fresh(twice, twice) == ()
+    assert new([known()], twice) == (twice[1],)
+    assert new(twice, twice) == ()
 
 
 def test_a_finding_that_grew_worse_is_new_and_one_that_eased_is_not():
-    assert fresh([known(severity="warning")], [known(severity="error")]) == (known(severity="error"),)
-    assert fresh([known(severity="error")], [known(severity="warning")]) == ()
+    assert new([known(severity="warning")], [known(severity="error")]) == (known(severity="error"),)
+    assert new([known(severity="error")], [known(severity="warning")]) == ()
+
+
+MEASURED = known("MSR001", formats=("fp16",), agrees=True)
+
+
+@pytest.mark.parametrize(("was", "now", "count"), [(0.0099, 0.0101, 0), (0.006, 0.0119, 0), (0.006, 0.0121, 1)])
+def test_what_the_measurement_says_is_new_where_the_contribution_has_more_than_doubled(was, now, count):
+    assert len(new([], [MEASURED], was, now)) == count
+
+
+def test_what_was_not_finite_and_now_only_rounds_is_not_new_and_the_other_way_round_it_is():
+    assert new([], [MEASURED], None, 0.02) == (MEASURED,)  # below what is kept: nothing is known of it
+    before = replace(holding(), contributions=at(0.0) | {"fp16": {"blocks.0.attn": {"aten.softmax.int": None}}})
+    assert fresh(before, [MEASURED], at(0.5), "0.01 L2") == ()
+    after = {"fp16": {"blocks.0.attn": {"aten.softmax.int": None}}}
+    assert fresh(holding(contribution=0.02), [MEASURED], after, "0.01 L2") == (MEASURED,)
+
+
+def test_contributions_under_another_budget_excuse_nothing():
+    assert new([], [MEASURED], 0.0099, 0.0101, budget="0.001 L2") == (MEASURED,)
+
+
+def test_a_rule_that_was_not_there_is_new_whatever_the_contribution():
+    assert len(new([], [replace(MEASURED, rule="SFT001")], 0.0099, 0.0101)) == 1
+
+
+def test_what_only_the_plan_makes_more_severe_is_not_new_but_an_error_is():
+    note = known(severity="info", agrees=True, formats=("fp16",))
+    assert new([note], [replace(note, severity="warning")]) == ()
+    assert len(new([note], [replace(note, severity="error")])) == 1
+
+
+def test_what_the_measurement_now_bears_out_is_new_unless_its_contribution_hardly_moved():
+    refuted = known(severity="info", agrees=False, formats=("fp16",))
+    borne_out = replace(refuted, severity="warning", agrees=True)
+    assert len(new([refuted], [borne_out], 0.002, 0.0041)) == 1
+    assert new([refuted], [borne_out], 0.0024, 0.0026) == ()
 
 
 def test_the_worse_of_two_is_matched_first():
     before = [known(severity="error")]
     after = [known(severity="warning"), known(severity="error")]
-    assert fresh(before, after) == (after[0],)
+    assert new(before, after) == (after[0],)
 
 
 def test_verdicts_follow_their_operation_when_names_of_nodes_shift(document, other):

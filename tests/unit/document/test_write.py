@@ -36,7 +36,7 @@ def test_each_file_has_its_share_and_together_they_have_everything(kind: dict[st
         "plan.json": json.loads(json.dumps(plan)),
         "measurements.json": json.loads(json.dumps(measured)),
     }
-    assert plan.keys() | measured.keys() == whole.keys() | {"plan", "not_finite"}
+    assert plan.keys() | measured.keys() == whole.keys() | {"plan", "not_finite", "contributions"}
     assert not plan.keys() & {"nodes", "weights", "regions"}
     assert {name: {**plan["plans"][name], **measured["plans"][name]} for name in plan["plans"]} == whole["plans"]
     assert measured["findings"] == whole["findings"]
