@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from auditor.facts import gather
+from auditor.facts.table import EACH
 from auditor.judge.classify import classify
 from auditor.judge.findings import confronted
 from auditor.judge.verdicts import judge
@@ -197,5 +198,5 @@ def table(result: Agreement, rules: tuple[Rule, ...]) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    RULES = load_rules()
+    RULES = tuple(rule for rule in load_rules() if EACH not in rule.formats)
     print(table(agreement(specimens(), RULES), RULES), end="")
