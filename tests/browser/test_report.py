@@ -278,10 +278,9 @@ def test_dragging_moves_the_graph_and_opens_nothing(page, reports):
     page.open(reports / "usual.html")
     for _ in range(5):
         press(page, "#graph-box", "+")
-    page.run("document.getElementById('graph-box').scrollIntoView({behavior: 'instant', block: 'center'})")
-    x, y = page.run(
-        "(({x, y, width, height}) => [x + width / 2, y + height / 2])(document.getElementById('graph-box').getBoundingClientRect())"
-    )
+    module = "document.querySelector('#graph-box .node.module')"
+    page.run(f"{module}.scrollIntoView({{behavior: 'instant', block: 'center'}})")
+    x, y = page.run(f"(({{x, y}}) => [x + 30, y + 30])({module}.getBoundingClientRect())")
     before, trail = (
         page.run("document.getElementById('graph-box').scrollTop"),
         page.run("document.querySelectorAll('#graph-trail li').length"),
