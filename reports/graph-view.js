@@ -31,7 +31,8 @@ function GraphView(table, shape, show, changed) {
     const size = `${item.ops.length.toLocaleString("en")} ops · `;
     if (m.kind !== "name") return size + Measures.text(table, m, value);
     const parts = Measures.parts(table, m, item.ops);
-    return size + (parts.length > 1 ? parts.map(([name, n]) => `${name} ${n}`).join(" · ") : Measures.text(table, m, value));
+    const told = parts.length > 1 ? parts.map(([name, n]) => `${name} ${n.toLocaleString("en")}`).join(" · ") : Measures.text(table, m, value);
+    return (size + told).length > 29 ? told : size + told;
   }
 
   /* How a module divides, as a strip below its name. */
