@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..formats.table import FORMATS
 from ..ops.table import operation
-from ..records import Node, NodeReport, Plan
-from ..strategies import strategy_of
+from ..records import Dtypes, Node, NodeReport, Plan
 from .view import precision_of
 from .words import label
 
@@ -42,27 +41,26 @@ def raised_by_autocast(node: Node) -> bool:
     return listed and not node.in_place and (node.region is None or node.region.enabled)
 
 
-def why_raised(report: NodeReport, plan: Plan) -> str:
-    """Why an operation computes in FP32 under a plan that lowers something; nothing for those that do not."""
-    ran = report.planned
-    if ran is None or _NAMES.get(ran.computed) != "fp32":
-        return ""
-    node, regional = report.node, strategy_of(plan.strategy).regional
-    if precision_of(node.owner, plan) == "fp32":
-        words = next((reason.words for reason in plan.reasons if node.owner in reason.modules), None)
-        return KEPT if words is None else f"{KEPT}: {words}"
+def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
+    """Says why an operation computes in FP32 under a plan that lowers something; nothing of those that do not."""
+    modules = {path: reason.words for reason in plan.reasons for path in reason.modules}
+    operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
+
+    def why(report: NodeReport) -> str:
+        node, ran = report.node, report.planned
+        if ran is None or _NAMES.get(ran.computed) != "fp32":
+            return ""
+        if precision_of(node.owner, plan) == "fp32":
+            return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
+        return operations.get(node.name) or _promoted(ran)
+
+    return why
+
+
+def _promoted(ran: Dtypes) -> str:
+    """Of an operation whose result is low all the same, such as a batch norm with FP32 statistics."""
     reads = {_NAMES[dtype] for dtype in ran.inputs if dtype in _NAMES}
-    if regional and node.region is not None and not node.region.enabled:
-        return "the author switched autocast off here"
-    if regional and raised_by_autocast(node):
-        return "autocast computes it in FP32 by itself"
-    if any(FORMATS[name].low for name in reads):
-        mixed = " and ".join(sorted(label(name) for name in reads))
-        return f"it reads {mixed}, which torch promotes to FP32" if "fp32" in reads else "its author asks for FP32"
-    if not reads:
-        return "it reads no floating tensor, and makes FP32"
-    if not regional:
-        return "all it reads is FP32"
-    return "all it reads is FP32, and autocast leaves " + (
-        "what is done in place as it is" if node.in_place else "this operation as it is"
+    mixed = len(reads) > 1 and "fp32" in reads
+    return (
+        f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
     )

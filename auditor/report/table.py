@@ -52,6 +52,7 @@ def table(audit: Audit) -> dict[str, Any]:
     strings = _Strings()
     nodes = audit.nodes
     plan, at = audit.plans.get(audit.recommended or ""), {r.node.name: i for i, r in enumerate(nodes)}
+    why = why_raised(plan) if plan else None
     return {
         "formats": [{"key": f, "label": label(f), "largest": FORMATS[f].largest} for f in audit.formats],
         "verdicts": list(VERDICTS),
@@ -69,7 +70,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "histogram": [_histogram(r.range) for r in nodes],
         "plan": [strings.add(label(low) if (low := computed_in(r)) else "") for r in nodes],
         "dtypes": [strings.add(_dtypes(r)) for r in nodes],
-        "why": [strings.add(why_raised(r, plan) if plan else "") for r in nodes],
+        "why": [strings.add_prose(why(r) if why else "") for r in nodes],
         "reads": _reads(nodes),
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],

@@ -20,6 +20,7 @@ from auditor.records import (
     NodeReport,
     Origin,
     Plan,
+    Reason,
     ScopeChoice,
     Subject,
     Verdict,
@@ -326,3 +327,15 @@ def make_audit(
         warnings=("Inputs were synthesised.",) if synthetic else (),
         command="python -m auditor model.py --max-error 0.01",
     )
+
+
+def with_reasons(audit: Audit) -> Audit:
+    """The audit with why operations of its recommended plan compute in FP32."""
+    norms = tuple(r.node.name for r in audit.nodes if "norm" in r.node.op)
+    first = audit.nodes[0].node.name
+    reasons = (
+        Reason("inherited", "it is handed FP32 by the parameter embed.weight", operations=(first,)),
+        Reason("strategy", "autocast runs layer_norm in FP32 by itself", operations=norms),
+    )
+    name = audit.recommended or ""
+    return replace(audit, plans={**audit.plans, name: replace(audit.plans[name], reasons=reasons)})

@@ -48,13 +48,11 @@ class Mixed(nn.Module):
 
 
 REASONS = {
-    "its module stays FP32": {"add", "sub"},
-    "autocast computes it in FP32 by itself": {"layer_norm"},
-    "it reads FP16 and FP32, which torch promotes to FP32": {"mul"},
-    "its author asks for FP32": {"to"},
-    "the author switched autocast off here": {"linear"},
-    "it reads no floating tensor, and makes FP32": {"arange"},
-    "all it reads is FP32, and autocast leaves this operation as it is": {"mul", "div", "add"},
+    "its module stays FP32: add_2 is unsafe": {"add", "sub"},
+    "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
+    "the author asks for FP32 here": {"to", "arange"},
+    "the author switches autocast off around it": {"linear"},
+    "it is handed FP32 by": {"mul", "div", "add"},
 }
 
 
@@ -66,7 +64,7 @@ def audit() -> Audit:
 def reasons(audit: Audit) -> dict[str, list[NodeReport]]:
     plan, found = audit.plans[audit.recommended or ""], dict[str, list[NodeReport]]()
     for report in audit.nodes:
-        found.setdefault(why_raised(report, plan), []).append(report)
+        found.setdefault(why_raised(plan)(report), []).append(report)
     return found
 
 
@@ -74,10 +72,42 @@ def test_each_reason_is_given_where_it_is_true(audit: Audit) -> None:
     assert audit.recommended == "autocast_fp16"
     assert audit.plans["autocast_fp16"].scopes["kept"].precision == "fp32"
     found = reasons(audit)
-    ops = {why.partition(":")[0]: {r.node.op.split(".")[1] for r in reports} for why, reports in found.items()}
-    assert {why: names for why, names in ops.items() if why} == REASONS
+    for start, ops in REASONS.items():
+        assert {
+            r.node.op.split(".")[1] for why, reports in found.items() if why.startswith(start) for r in reports
+        } == ops
+    assert all(not why or why.startswith(tuple(REASONS)) for why in found)
     assert {computed_in(r) for r in found[""]} == {"fp16"}
     assert {computed_in(r) for why, reports in found.items() if why for r in reports} == {"fp32"}
+
+
+def test_what_is_said_to_hand_fp32_on_does(audit: Audit) -> None:
+    given = {r.node.name: r.planned.output for r in audit.nodes if r.planned}
+    handed = {why.removeprefix("it is handed FP32 by "): rs for why, rs in reasons(audit).items() if "handed" in why}
+    assert set(handed) > {"the input x", "layer_norm", "linear_1"}
+    for source, readers in handed.items():
+        for reader in readers:
+            name = source.removeprefix("the input ")
+            assert name in reader.node.inputs
+            assert given.get(name, "float32") == "float32"
+
+
+def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.norm(self.conv(x)).mean((2, 3)))
+
+    found = auditor.audit(seeded(Net), normal(4, 3, 8, 8), formats=("fp16",), strategies=("autocast",), device="cpu")
+    given = {r.node.op.split(".")[1]: (why, r.planned) for why, rs in reasons(found).items() for r in rs}
+    assert given["batch_norm"] == (
+        "it reads FP16 and FP32 together, and computes in the wider one",
+        Dtypes(("float16", "float32"), "float32", "float16"),
+    )
+    assert {why for op, (why, _) in given.items() if op != "batch_norm"} == {""}
 
 
 def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None:
@@ -181,6 +211,6 @@ def test_a_cast_plan_names_no_autocast() -> None:
     given = {why: [r.node.op.split(".")[1] for r in reports] for why, reports in reasons(found).items()}
     assert given == {
         "": ["linear", "to", "linear"],
-        "its author asks for FP32": ["to"],
-        "all it reads is FP32": ["mul"],
+        "the author asks for FP32 here": ["to"],
+        "it is handed FP32 by to": ["mul"],
     }

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from auditor.records import Verdict
 from auditor.report.table import TEXT_BUDGET, folds, measures, table
-from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
 def test_every_column_has_a_value_per_node():
@@ -75,7 +75,7 @@ def test_inputs_and_outputs_of_the_model_point_at_what_reads_and_gives_them():
 
 
 def test_what_is_computed_under_the_plan_is_read_computed_and_given():
-    audit = make_audit(20)
+    audit = with_reasons(make_audit(20))
     columns = table(audit)
     strings = columns["strings"]
     said = {columns["name"][i]: strings[columns["dtypes"][i]] for i in range(len(audit.nodes))}
@@ -85,8 +85,8 @@ def test_what_is_computed_under_the_plan_is_read_computed_and_given():
     assert [strings[columns["plan"][i]] for i in (0, 2)] == ["FP32", "FP16"]
     reasons = [strings[columns["why"][i]] for i in range(len(audit.nodes))]
     assert reasons[:2] == [
-        "all it reads is FP32, and autocast leaves this operation as it is",
-        "autocast computes it in FP32 by itself",
+        "it is handed FP32 by the parameter embed.weight",
+        "autocast runs layer_norm in FP32 by itself",
     ]
 
 
