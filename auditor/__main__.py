@@ -15,5 +15,5 @@ if __name__ == "__main__":
 
         if (known := hiding(error)) is None:
             raise
-        print(f"error: {known}\nhint: docs/errors.md#{known.slug} explains this", file=sys.stderr)
+        print(f"error: {known}\nhint: `python -m auditor explain {known.slug}` says more", file=sys.stderr)
         sys.exit(2)

@@ -13,7 +13,7 @@ from .errors import AuditorError
 from .flow import run
 from .formats.table import DEFAULT
 from .loading import from_object
-from .options import Options
+from .options import Options, named
 from .progress.cell import Cell, in_notebook
 from .progress.shown import reporter
 from .records import Distance, Progress
@@ -29,10 +29,10 @@ def audit(
     example_inputs: Any,
     *,
     kwargs: dict[str, Any] | None = None,
-    formats: Sequence[str] = DEFAULT,
+    formats: str | Sequence[str] = DEFAULT,
     max_error: float = 0.01,
     device: str = "auto",
-    strategies: Sequence[str] = SHIPPED,
+    strategies: str | Sequence[str] = SHIPPED,
     mode: str = "inference",
     objective: str = "time",
     use: str | None = None,
@@ -47,7 +47,7 @@ def audit(
 
     example_inputs: a tensor, a tuple of positional arguments, or a list of such tuples (batches); kwargs: keyword
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
-    candidate)` over the two lists of output tensors. target: the device that times and speed-ups are predicted for, a
+    candidate)` over the two lists of output tensors. formats, strategies: names, or one. target: the device that times and speed-ups are predicted for, a
     row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the recommended plan is
     for, "inference" or "training"; the mode unless given.
@@ -61,8 +61,8 @@ def audit(
         options = Options(
             rules=tuple(load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])])),
             command="auditor.audit(model, example_inputs)",
-            formats=tuple(formats),
-            strategies=tuple(strategies),
+            formats=named(formats),
+            strategies=named(strategies),
             max_error=max_error,
             metric=metric,
             device=device,

@@ -2,7 +2,7 @@
 
 
 class AuditorError(Exception):
-    """A condition the user can act on; `slug` names it in docs/errors.md, the message says what to do next."""
+    """A condition the user can act on; `slug` names it in errors.md, the message says what to do next."""
 
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(message)

@@ -5,7 +5,7 @@ Importing this needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,12 @@ class Options:
     def training(self) -> bool:
         """Whether a training step is audited too."""
         return self.mode == "training"
+
+
+def named(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(part.strip() if isinstance(part, str) else part for part in parts if part != ""))
 
 
 def check_names(what: str, given: tuple[str, ...], known: Collection[str]) -> None:

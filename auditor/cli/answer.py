@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import webbrowser
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +62,22 @@ def append_summary(audit: Audit) -> None:
             page.write(rendered(audit, "md"))
     except OSError as error:
         raise AuditorError(f"GITHUB_STEP_SUMMARY names {file}: {error.strerror}", slug="bad-output") from error
+
+
+def following(audit: Audit, directory: Path) -> str:
+    """The line that says what to do next."""
+    from ..report.following import following as words
+    from ..report.page import Page, looks
+
+    page = Page(*looks())
+    page.labelled("Next:", words(audit, directory))
+    return "\n".join(page.lines) + "\n"
+
+
+def show(report: Path) -> None:
+    """The report in the user's browser; where there is none, a line on stderr says so."""
+    if not webbrowser.open(report.resolve().as_uri()):
+        print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)
 
 
 def listing(files: Iterable[Path]) -> str:

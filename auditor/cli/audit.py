@@ -60,6 +60,10 @@ def audit(args: argparse.Namespace) -> int:
         streams.say(answer.listing(files) + "\n")
         if known is not None:
             streams.say(f"Baseline {len(found.findings) - len(fresh)} findings known, {len(fresh)} new\n")
+    if args.format == "text":
+        streams.say(answer.following(found, directory))
+    if args.open:
+        answer.show(directory / "report.html")
     return _exit_code((finding.severity for finding in fresh), args.fail_on)
 
 

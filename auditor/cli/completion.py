@@ -13,7 +13,9 @@ FILES = ("--rules", "--out", "--weights", "--baseline", "--html", "PLAN", "A", "
 
 
 def completion_parser() -> argparse.ArgumentParser:
-    made = parser("completion", "A script that completes the command `auditor`; docs/how-to.md says where to put it.")
+    made = parser(
+        "completion", "A script that completes the command `auditor`; your shell's manual says where it goes."
+    )
     made.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" | ".join(SHELLS))
     return made
 

@@ -77,7 +77,7 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
             error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error) or hiding(error)
         )
         if known is not None:
-            return _failed(str(known), f"docs/errors.md#{known.slug} explains this", debug)
+            return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug)
         said = f"{type(error).__name__}: {first_line(error)}"
         if time_is_up(error):
             return _failed(f"a time limit ended it, {said}", "give it more time, or smaller inputs", debug)

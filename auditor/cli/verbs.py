@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 import warnings
@@ -10,7 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import folder
+from .. import __version__, folder
 from ..errors import AuditorError
 from . import guard, publish, streams
 
@@ -25,8 +26,21 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where the options are listed, instead of listing them."""
 
     def error(self, message: str) -> NoReturn:
-        text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
+        text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split()) + self._meant(message)
         self.exit(2, f"error: {text}\nhint: `{self.prog} --help` lists the options\n")
+
+    def _meant(self, message: str) -> str:
+        """What an option that there is not was meant to be."""
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if words == message.split():
+            return ""
+        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        close = {
+            word: found[0]
+            for word in words
+            if word.startswith("-") and (found := difflib.get_close_matches(word.partition("=")[0], known, n=1))
+        }
+        return f": did you mean {' and '.join(dict.fromkeys(close.values()))}?" if close else ""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Help is an answer."""
@@ -44,6 +58,9 @@ def parser(verb: str, description: str, epilog: str | None = None) -> argparse.A
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+    )
+    made.add_argument(
+        "--version", action="version", version=f"auditor {__version__}", help="say which version this is, then stop"
     )
     made.add_argument("--debug", action="store_true", help="show tracebacks and warnings")
     return made
@@ -86,19 +103,28 @@ def rulebook(directory: Path | None) -> tuple[Rule, ...]:
 
 
 def explain_parser() -> argparse.ArgumentParser:
-    made = parser("explain", "What a rule looks for, why that hurts, and what to do.")
-    made.add_argument("code", metavar="CODE", help="a rule's code, such as SFT001")
+    made = parser("explain", "What a rule looks for, why that hurts, and what to do; or what an error is about.")
+    made.add_argument(
+        "code", metavar="CODE", help="a rule's code, such as SFT001, or the name of an error, such as bad-plan"
+    )
     made.add_argument("--rules", metavar="DIR", type=Path, help="a directory of your own rules")
     return made
 
 
 def explain(args: argparse.Namespace) -> int:
-    """Print one rule in words. Raises: AuditorError(slug="no-rule")."""
+    """Print one rule, or one error, in words. Raises: AuditorError(slug="no-rule")."""
+    from ..resources import errors
     from ..rulebook import explain as in_words
 
+    if (slug := args.code.lower()) in errors():
+        streams.say(f"{slug}\n\n{errors()[slug]}\n")
+        return 0
     found = {rule.code: rule for rule in rulebook(args.rules)}
     if args.code.upper() not in found:
-        raise AuditorError(f"no rule is called {args.code}: `{PROGRAM} rules` lists them", slug="no-rule")
+        close = difflib.get_close_matches(args.code.lower(), [*map(str.lower, found), *errors()], n=1)
+        named = next((code for code in found if [code.lower()] == close), *close) if close else ""
+        hint = f"did you mean {named}?" if named else f"`{PROGRAM} rules` lists the rules"
+        raise AuditorError(f"no rule and no error is called {args.code}: {hint}", slug="no-rule")
     streams.say(in_words(found[args.code.upper()]))
     return 0
 

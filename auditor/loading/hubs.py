@@ -48,8 +48,10 @@ def require(target: Target) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
+            lacking = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else name
+            needed = name if lacking == name else f"{name}, which needs {lacking}"
             raise LoadError(
-                f"{target.text} needs {name}: `pip install {name}`, then run again", "missing-package"
+                f"{target.text} needs {needed}: `pip install {lacking}`, then run again", "missing-package"
             ) from error
         except Exception as error:  # such as a torchvision built for another torch
             raise LoadError(

@@ -167,6 +167,12 @@ class Audit:
         ),
     ] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """What it came to, in a few lines."""
+        from ..report.summary import summary
+
+        return summary(self)
+
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Audit:
         """`auditor.load(directory)`."""

@@ -15,7 +15,7 @@ from ..strategies import strategy_of
 from .ran import tally
 from .use import keep_by_hand
 from .view import pattern
-from .words import SEVERITIES, count, label, magnitude, percent, plan_title, ratio, scope
+from .words import SEVERITIES, braced, count, label, magnitude, percent, plan_title, ratio, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
@@ -55,8 +55,8 @@ class Cause:
 
     @property
     def where(self) -> str:
-        """The modules in words: `layers.*.attn x3, layers.*.mlp x3 and 2 more`."""
-        named = [f"{scope(path)} x{times}" if times > 1 else scope(path) for path, times in self.modules.items()]
+        """The modules in words: `layers.{0-2}.attn, layers.{1,3}.mlp and 2 more`."""
+        named = [scope(path) for path in self.modules]
         left = len(named) - MODULES_NAMED
         return ", ".join(named[:MODULES_NAMED]) + (f" and {left:,} more" if left > 0 else "")
 
@@ -189,11 +189,11 @@ def _weight(finding: Finding) -> tuple[bool, bool, int, int]:
 
 
 def _modules(members: Sequence[Finding]) -> dict[str, int]:
-    """Owners by pattern, one alone under its own path."""
+    """Owners of one pattern together, with how many they are."""
     kinds: dict[str, list[str]] = {}
     for owner in dict.fromkeys(finding.owner for finding in members):
         kinds.setdefault(pattern(owner), []).append(owner)
-    return {(shape if len(owners) > 1 else owners[0]): len(owners) for shape, owners in kinds.items()}
+    return {braced(owners): len(owners) for owners in kinds.values()}
 
 
 def _around(worst: Finding, members: Sequence[Finding]) -> str:

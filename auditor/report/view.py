@@ -18,7 +18,7 @@ from ..records import Baseline, Plan, Reason
 from ..records.audit import Audit
 from ..strategies import names
 from .training import training_headline
-from .words import VERDICTS, count, label, plan_title, ratio, scope
+from .words import VERDICTS, braced, count, label, plan_title, ratio, scope
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Island:
 
     @property
     def name(self) -> str:
-        """What it is called: a path, a pattern for several, or the root's own operations."""
-        return self.pattern if len(self.paths) > 1 else own(self.paths[0])
+        """What it is called: a path, several as one, or the root's own operations."""
+        return braced(self.paths) if len(self.paths) > 1 else own(self.paths[0])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..formats.table import label as label  # one word of those that reporters and templates share
 from ..records import Memory, Plan
@@ -10,6 +11,9 @@ from ..strategies import strategy_of
 
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
+LONGEST_BRACED = 24
+"""Characters of block numbers beyond which how many they are says more."""
+
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -42,6 +46,33 @@ def magnitude(value: float | None) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def braced(paths: Sequence[str]) -> str:
+    """Module paths that differ in block numbers as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where that says too little."""
+    split = [path.split(".") for path in paths]
+    varying = [i for i, steps in enumerate(zip(*split, strict=False)) if len(set(steps)) > 1]
+    if not varying and len({len(steps) for steps in split}) == 1:
+        return paths[0]
+    if len(varying) != 1 or len({len(steps) for steps in split}) > 1:
+        return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
+    numbers = [steps[varying[0]] for steps in split]
+    plain = all(number.isdecimal() and len(number) < 10 for number in numbers)
+    named = _runs(sorted(map(int, numbers))) if plain else ",".join(numbers)
+    if len(named) > LONGEST_BRACED:
+        return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
+    return ".".join(f"{{{named}}}" if i in varying else step for i, step in enumerate(split[0]))
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0-2,7` for 0, 1, 2, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def power(base: int, exponent: int) -> str:

@@ -93,7 +93,7 @@ def in_training(model: nn.Module) -> Iterator[None]:
 def _check_loss(loss: Any, objective: Objective) -> None:
     if loss is None:
         raise LoadError(
-            "training needs a loss: give loss_fn, define loss_fn(outputs, targets) beside the model, or pass inputs for "
+            "training needs a loss: give loss_fn (--loss F.py:NAME on the command line), define loss_fn(outputs, targets) beside the model, or pass inputs for "
             "which the model returns one (`labels` for Hugging Face models)",
             slug="no-loss",
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from auditor.errors import AuditorError
-from auditor.options import Options
+from auditor.options import Options, named
 
 
 def options(**asked: Any) -> Options:
@@ -52,3 +52,19 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_where_the_formats_run(device: str, there: bool, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert options(device=device).native is native
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("bf16", ("bf16",)),
+        ("fp16, bf16,fp16", ("fp16", "bf16")),
+        (["fp16"], ("fp16",)),
+        (("fp16", "bf16"), ("fp16", "bf16")),
+        ("", ()),
+        ([], ()),
+        (iter(["cast"]), ("cast",)),
+    ],
+)
+def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ...]) -> None:
+    assert named(given) == names

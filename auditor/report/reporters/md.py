@@ -74,8 +74,7 @@ def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
 def _islands(islands: tuple[Island, ...]) -> Iterator[str]:
     yield "Kept apart by the recommended plan:\n"
     for island in islands[:ISLANDS_SHOWN]:
-        many = len(island.paths) > 1
-        name = code(island.name) + (f" x{len(island.paths)}" if many else "")
+        name = code(island.name)
         why = f", because {escape(', '.join(island.because))}" if island.because else ""
         yield f"- {name} in {label(island.precision)}{why}"
     if len(islands) > ISLANDS_SHOWN:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from ...records.audit import Audit
 from ..findings import Causes, causes
 from ..page import Page, columns, looks
@@ -60,11 +62,13 @@ def _training(page: Page, audit: Audit) -> None:
 def _plans(page: Page, seen: View) -> None:
     if not seen.plans:
         return
-    widths = (1, max(page.width - 50, 8), 11, 9, 11, 8)
     heads = ("", "Plan", "Without it", "Predicted", "Measured", "Speed-up")
+    rows = [_plan_cells(p) for p in seen.plans]
+    widths = [max(cell_len(printable(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
+    widths[1] = max(min(widths[1] + 2, page.width - sum(widths) + widths[1] - 2 * (len(widths) - 1)), 8)
     page.line(columns(list(zip(heads, widths, strict=True))), "muted")
-    for p in seen.plans:
-        page.line(columns(list(zip(_plan_cells(p), widths, strict=True))), "bold" if p.recommended else "")
+    for p, row in zip(seen.plans, rows, strict=True):
+        page.line(columns(list(zip(row, widths, strict=True))), "bold" if p.recommended else "")
     page.line()
     if seen.chosen:
         plan = seen.chosen.plan
@@ -85,9 +89,12 @@ def _plan_cells(p: PlanView) -> tuple[str, ...]:
 
 def _islands(page: Page, islands: tuple[Island, ...]) -> None:
     for island in islands[:ISLANDS_SHOWN]:
-        name = island.name + (f" x{len(island.paths)}" if len(island.paths) > 1 else "")
+        name = island.name
         why = ", ".join(island.because)
-        page.line("    " + columns([(f"{label(island.precision)}", 4), (name, 30), (why, max(page.width - 42, 8))]))
+        taken = max(30, min(cell_len(printable(name)), page.width - 42 - min(cell_len(printable(why)), 20) + 20))
+        page.line(
+            "    " + columns([(label(island.precision), 4), (name, taken), (why, max(page.width - taken - 12, 8))])
+        )
     if len(islands) > ISLANDS_SHOWN:
         page.line(f"    and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
 

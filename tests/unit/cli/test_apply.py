@@ -185,7 +185,7 @@ def test_plan_that_cannot_be_followed_is_one_line_and_exit_code_2(case, plan, ca
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     assert error.startswith("error: ")
     assert words in error
-    assert hint.startswith("hint: docs/errors.md#")
+    assert hint.startswith("hint: `python -m auditor explain ")
     assert not (tmp_path / "audits").exists()
 
 

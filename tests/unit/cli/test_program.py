@@ -13,10 +13,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import auditor
 from auditor import cli
 from auditor.cli import publish
 from auditor.errors import CaptureError
 from auditor.report import reporters
+from auditor.resources import errors
 
 MODEL = """
 import torch
@@ -56,6 +58,7 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
+    monkeypatch.setattr("auditor.cli.answer.following", lambda audit, directory: "Next:     as is\n")
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
     for name in set(reporters.names()) - {"json"}:
         reporter = ModuleType(name)
@@ -165,7 +168,7 @@ def test_one_line_and_a_hint_for_what_the_user_can_mend(stages, capsys, tmp_path
     stages.error = CaptureError("the model cannot\nbe traced", slug="no-trace")
     assert cli.main(["model.py"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2:] == ["error: the model cannot be traced", "hint: docs/errors.md#no-trace explains this"]
+    assert lines[-2:] == ["error: the model cannot be traced", "hint: `python -m auditor explain no-trace` says more"]
     assert not (tmp_path / "audits").exists()
 
 
@@ -216,7 +219,7 @@ def test_interrupt(stages, capsys, tmp_path):
         (["model.py", "--weights", "absent.pt"], "absent.pt do not exist"),
         (["model.py", "--out", "model.py"], "model.py is a file"),
         (["model.py", "--rules", "absent"], "absent"),
-        (["explain", "XXX999"], "no rule is called XXX999"),
+        (["explain", "XXX999"], "no rule and no error is called XXX999"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(stages, capsys, tmp_path, words, text):
@@ -307,3 +310,84 @@ def test_help_names_the_verbs_and_exit_codes(root):
     assert "explain CODE" in done.stdout
     assert "exit code" in done.stdout
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
+
+
+def test_the_version_is_said_by_every_verb(capsys):
+    for words in (["--version"], ["diff", "--version"], ["model.py", "--version"]):
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        assert left.value.code == 0
+        assert capsys.readouterr().out == f"auditor {auditor.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["model.py", "--fromats", "fp16"], "--formats"),
+        (["model.py", "--max_error=0.1"], "--max-error"),
+        (["model.py", "--basline", "x", "--quite"], "--baseline and --quiet"),
+        (["diff", "a", "b", "--htlm", "c.html"], "--html"),
+    ],
+)
+def test_a_misspelt_option_is_told_from_what_it_was_meant_to_be(words, meant, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    assert left.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(f": did you mean {meant}?")
+    assert second.startswith("hint: ")
+
+
+def test_an_option_like_no_other_is_just_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["model.py", "--zzzzzzz"])
+    assert capsys.readouterr().err.startswith("error: unrecognized arguments: --zzzzzzz\n")
+
+
+def test_errors_are_explained_by_name(capsys):
+    for slug, text in errors().items():
+        assert cli.main(["explain", slug]) == 0
+        assert capsys.readouterr().out == f"{slug}\n\n{text}\n"
+    assert "missing-target" in errors()
+    assert cli.main(["explain", "mising-target"]) == 2
+    assert "did you mean missing-target?" in capsys.readouterr().err
+    assert cli.main(["explain", "sft01"]) == 2
+    assert "did you mean SFT001?" in capsys.readouterr().err
+
+
+def test_the_hint_of_an_error_can_be_followed(stages, capsys):
+    assert cli.main(["absent.py"]) == 2
+    hint = capsys.readouterr().err.splitlines()[-1]
+    words = hint.split("`")[1].removeprefix("python -m auditor ").split()
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.startswith("missing-target\n\n")
+
+
+def test_the_report_is_opened_when_it_is_there(stages, capsys, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert cli.main(["model.py", "-q", "--open", "--out", "a b"]) == 0
+    assert opened == [(tmp_path / "a b" / "report.html").as_uri()]
+    assert (tmp_path / "a b" / "report.html").exists()
+    assert cli.main(["model.py", "-q", "--open", "--dry-run"]) == 0
+    assert len(opened) == 1
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    capsys.readouterr()
+    assert cli.main(["model.py", "-q", "--open"]) == 0
+    assert "no browser could be opened: audits/model/report.html is the report" in capsys.readouterr().err
+
+
+def test_the_last_line_says_what_to_do_next(stages, capsys):
+    cli.main(["model.py", "-q"])
+    assert capsys.readouterr().out.splitlines()[-1] == "Next:     as is"
+    cli.main(["model.py", "-q", "--format", "md"])
+    assert "Next:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "model.py/x", "/dev/null"])
+def test_where_nothing_can_be_written_is_said_before_the_model_is_loaded(place, stages, capsys):
+    assert cli.main(["model.py", "--out", place]) == 2
+    told = capsys.readouterr()
+    assert "bad-output" in told.err
+    assert "noise from the user's file" not in told.out + told.err
+    assert stages.calls == []

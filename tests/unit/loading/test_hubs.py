@@ -175,6 +175,17 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
     assert caught.value.slug == "missing-package"
 
 
+def test_a_package_that_another_one_needs_is_named(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("import package_that_timm_needs.vision\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(
+        LoadError, match="needs timm, which needs package_that_timm_needs: `pip install package_that"
+    ) as caught:
+        load("timm:resnet18")
+    assert caught.value.slug == "missing-package"
+
+
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
     (tmp_path / "timm.py").write_text("raise RuntimeError('built for another torch')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -52,6 +52,6 @@ def test_findings_are_ranked_and_gathered_over_blocks():
     assert found[0].worst.rule == "RNG001"  # the only error
     assert sum(len(c.members) for c in found) == len(audit.findings)
     softmax = next(c for c in found if c.worst.rule == "SFT001")
-    assert (softmax.modules, softmax.where) == ({"blocks.*.attn": 8}, "blocks.*.attn x8")
+    assert (softmax.modules, softmax.where) == ({"blocks.{0-7}.attn": 8}, "blocks.{0-7}.attn")
     effects = {r.node.name: r.contributions["bf16"].isolated for r in audit.nodes if "bf16" in r.contributions}
     assert softmax.effect == max(effects[f.node] for f in softmax.members)

@@ -41,3 +41,20 @@ def test_printable_disarms_control_and_bidirectional_characters():
 
 def test_memory_is_weights_and_activations_together():
     assert words.memory(Memory(weights=1_000_000, activations=500_000)) == "1.5MB"
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["layers.3.mlp"], "layers.3.mlp"),
+        (["layers.7.mlp", "layers.3.mlp"], "layers.{3,7}.mlp"),
+        ([f"layers.{i}.mlp" for i in range(8)], "layers.{0-7}.mlp"),
+        (["b.0", "b.1", "b.2", "b.5", "b.9", "b.10"], "b.{0-2,5,9,10}"),
+        (["a.0.b.0", "a.0.b.1", "a.1.b.0"], "a.*.b.* x3"),
+        ([f"b.{i}" for i in range(0, 80, 2)], "b.* x40"),
+        (["up.left", "up.right"], "up.{left,right}"),
+        (["", ""], ""),
+    ],
+)
+def test_modules_of_one_shape_say_which_they_are(paths, said):
+    assert words.braced(paths) == said

@@ -203,7 +203,7 @@ def test_the_verb_refuses_in_one_line(saved: Path, capsys: pytest.CaptureFixture
     assert cli.main(["snippet", str(saved / "plan.json"), "--plan", "cast_fp8"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert error[0].startswith("error: 'cast_fp8' is not among the plans")
-    assert error[1] == "hint: docs/errors.md#no-such-plan explains this"
+    assert error[1] == "hint: `python -m auditor explain no-such-plan` says more"
     assert cli.main(["snippet", str(saved.parent)]) == 2
     assert "plan.json cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -79,7 +79,7 @@ def test_the_models_own_loss() -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "loss", "slug", "says"),
     [
-        (Pair(), X, None, "no-loss", "loss_fn"),
+        (Pair(), X, None, "no-loss", r"loss_fn \(--loss F.py:NAME"),
         (Pair(), X, nn.MSELoss(), "bad-targets", "target"),
         (Pair(), {"x": X}, named, "bad-targets", "'labels'"),
         (Pair(), (X, torch.zeros(9, 9)), nn.MSELoss(), "bad-loss", "must match"),

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from auditor.records import ScopeChoice
 from auditor.report.page import shorten
 from auditor.report.reporters import text
 from tests.unit.report.factory import make_audit
@@ -51,3 +52,25 @@ def test_the_summary_answers_first():
     assert lines[3] == "Verdict   Run it in FP16 under autocast, keeping 2 modules in FP32."
     assert any(line.split() == ["RNG001", "error", "blocks.5.attn.qkv", "model.py:21"] for line in lines)
     assert any(line.startswith("*  FP16 under autocast") and "8.3e-4" in line for line in lines)
+
+
+def test_no_cell_of_the_plans_is_cut_where_there_is_room():
+    audit = make_audit(60)
+    lost = {
+        name: replace(found, finite=False, measured_error=None, failure="x") for name, found in audit.baselines.items()
+    }
+    lines = text.render(replace(audit, baselines=lost), width=80, color=False).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Plan"))
+    table = lines[start : start + 1 + len(audit.plans)]
+    assert all("…" not in line and len(line) <= 80 for line in table)
+    assert all("fails to run" in line for line in table[1:])
+
+
+def test_islands_say_which_blocks_they_are():
+    audit = make_audit(120)
+    plan = audit.plans["autocast_fp16"]
+    scopes = {"": plan.scopes[""], **{f"blocks.{i}.attn": ScopeChoice("fp32", ("SFT001",)) for i in (2, 5)}}
+    said = text.render(
+        replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)}), width=80, color=False
+    )
+    assert "blocks.{2,5}.attn" in said

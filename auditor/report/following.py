@@ -1,0 +1,57 @@
+"""What to do next, in one sentence that holds for this audit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ..formats.table import runs
+from ..records.audit import Audit
+from .findings import causes
+from .words import label, op, ratio
+
+
+def following(audit: Audit, directory: Path) -> str:
+    """The next step. directory: where the files of the audit are."""
+    report = directory / "report.html"
+    if audit.subject.random_weights and audit.subject.present and _checkpoints(audit):
+        return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
+    if audit.training is not None and audit.training.format is not None:
+        return f"train with the loop in {report}, section Training."
+    if audit.recommended is not None:
+        return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
+    if not any(map(runs, audit.formats)):
+        return "audit a format that torch computes in: --formats fp16,bf16."
+    first = next(iter(causes(audit).wanting), None)
+    if first is not None:
+        where = first.worst.source or op(first.worst.op)
+        return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
+    return _other_options(audit, report)
+
+
+def _checkpoints(audit: Audit) -> bool:
+    """Whether there is anything that a checkpoint would load."""
+    return audit.parameters > 0
+
+
+def _other_options(audit: Audit, report: Path) -> str:
+    """What to ask for where no plan holds and nothing is to be repaired."""
+    reached = {
+        name: found.measured_error
+        for name, found in audit.baselines.items()
+        if found.finite and found.measured_error is not None and math.isfinite(found.measured_error)
+    }
+    if reached:
+        name = min(reached, key=lambda name: reached[name])
+        plan = audit.plans.get(name)
+        low = f"plain {label(plan.format)} ({plan.strategy})" if plan else name
+        return f"allow more with --max-error {_allowing(reached[name])}: {low} is off by {ratio(reached[name])}."
+    if "bf16" not in audit.formats:
+        return "audit BF16 as well, which has the range of FP32: --formats fp16,bf16."
+    return f"read {report}: its plans say what each of them failed at."
+
+
+def _allowing(error: float) -> str:
+    """A budget of two digits that an error is within."""
+    step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
+    return f"{math.ceil(error / step * 1.02) * step:.2g}"
