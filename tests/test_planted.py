@@ -17,6 +17,7 @@ from auditor.records import Audit, Finding, NodeReport
 from auditor.records.measure import MEASURED
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import names, rendered
+from auditor.strategies import strategy_of
 from tests.planted import MISTAKES, REPAIRED, line, llama
 
 
@@ -30,9 +31,14 @@ class Masked(nn.Module):
 AUTOCAST, CAST = "under autocast", "with cast weights"
 
 
-def audited(max_error: float = 0.01, **planted: float) -> Audit:
+def audited(**planted: float) -> Audit:
     model, inputs = llama(**planted)
-    return auditor.audit(model, inputs, max_error=max_error)
+    return auditor.audit(model, inputs)
+
+
+def in_bf16(max_error: float, **planted: float) -> Audit:
+    model, inputs = llama(**planted)
+    return auditor.audit(model, inputs, max_error=max_error, formats=("bf16",), strategies=("autocast",))
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +107,11 @@ def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:
 def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     found = causes(bad)
     plan = bad.plans[bad.recommended or ""]
-    assert found.about == "Severities are for BF16 under autocast, the recommended plan."
-    assert (plan.format, plan.strategy, plan.verified) == ("bf16", "autocast", True)
+    title = f"BF16 {strategy_of(plan.strategy).title}"
+    assert found.about == f"Severities are for {title}, the recommended plan."
+    assert (plan.format, plan.verified) == ("bf16", True)
     said = {cause.worst.source: cause.bearing for cause in found.wanting}
-    opening = "BF16 under autocast, the recommended plan,"
+    opening = f"{title}, the recommended plan,"
     assert said[line("eps")] == f"{opening} is spared this: it takes FP16 {CAST}."
     assert said[line("masked")] == f"{opening} is spared this: it takes FP16 {AUTOCAST} or FP16 {CAST}."
     for name in ("autocast_fp16", "cast_fp16"):
@@ -116,7 +123,8 @@ def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> N
     (sharp,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("sharp"))
     said = re.search(r"keeps (\d+) of these operations in FP32", sharp.bearing)
     assert said is not None
-    exposed = [r for r in reports(bad, sharp) if "autocast" in r.exposed["bf16"] and _spoken(bad, r.node.name)]
+    strategy = bad.plans[bad.recommended or ""].strategy
+    exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and _spoken(bad, r.node.name)]
     ran = [r.planned for r in exposed]
     assert int(said[1]) == sum(
         dtypes is not None and "bfloat16" not in (*dtypes.inputs, dtypes.output) for dtypes in ran
@@ -146,9 +154,8 @@ def test_where_no_plan_holds_errors_say_so() -> None:
 
 def test_repairs_elsewhere_bring_no_new_finding_of_the_measurement(bad: Audit) -> None:
     mended = {"eps": REPAIRED["eps"], "masked": REPAIRED["masked"]}
-    crossing = _between(_moved(bad), _moved(audited(**mended)))
-    before = audited(max_error=crossing)
-    after = audited(max_error=crossing, **mended)
+    crossing = _between(_moved(bad), _moved(in_bf16(0.01, **mended)))
+    before, after = in_bf16(crossing), in_bf16(crossing, **mended)
     known = record(to_plan(before), "before")
     crossed = {_identity(f) for f in after.findings} - {_identity(f) for f in before.findings}
     assert {rule for rule, _, _ in crossed} & MEASURED  # at this budget the repair takes some operation over it

@@ -23,7 +23,7 @@ MODULES_NAMED = 3
 
 @dataclass(frozen=True)
 class Kind:
-    """What one rule says in a cause: of its findings the one that moves the outputs most, and how many there are."""
+    """What one rule says in a cause: of its most severe findings the one that moves the outputs most, and how many it has."""
 
     worst: Finding
     times: int

@@ -121,6 +121,40 @@ def test_a_large_table_draws_few_rows_and_opens_fast(page, reports):
     assert page.run("document.querySelector('#rows tr[id]').id") != before
 
 
+CARDS = "[...document.querySelectorAll('#findings .finding')].filter((c) => c.checkVisibility()).map((c) => c.dataset.rules)"
+
+
+def filter_findings(page, **wanted):
+    for name in ("severity", "formats", "rules", "modules"):
+        page.run(f"document.querySelector('#finding-filter [name={name}]').value = {wanted.get(name, '')!r}")
+    page.run("document.getElementById('finding-filter').dispatchEvent(new Event('input'))")
+    return page.run(CARDS)
+
+
+def test_findings_are_filtered_by_severity_format_rule_and_module(page, reports):
+    page.open(reports / "usual.html")
+    every = page.run("document.querySelectorAll('#findings .finding').length")
+    at_first = page.run(CARDS)
+    assert filter_findings(page, severity="error") == ["RNG001"]
+    assert "1 of" in page.run("document.getElementById('findings-shown').textContent")
+    assert set(filter_findings(page, formats="bf16")) == {"SFT001", "NRM001"}
+    assert len(filter_findings(page, formats="fp16")) == every
+    assert set(filter_findings(page, rules="sft")) == {"SFT001"}
+    assert filter_findings(page, modules="blocks.*.attn") == filter_findings(page, modules="blocks.3.attn") != []
+    assert filter_findings(page, rules="RNG", severity="warning") == []
+    assert filter_findings(page) == at_first
+    assert page.errors() == []
+
+
+def test_every_finding_can_be_opened_without_script(page, reports):
+    page.open(reports / "large.html", script=False)
+    assert page.run("document.getElementById('finding-filter').checkVisibility()") is False
+    page.run("document.querySelectorAll('#findings details').forEach((d) => { d.open = true; })")
+    cards = page.run("[...document.querySelectorAll('#findings .finding')].map((c) => c.checkVisibility())")
+    assert cards
+    assert all(cards)
+
+
 def type_filter(page, text):
     page.run(
         f"(() => {{ const f = document.getElementById('filter'); f.value = {text!r}; f.dispatchEvent(new Event('input')); }})()"

@@ -55,3 +55,90 @@ def test_findings_are_ranked_and_gathered_over_blocks():
     assert (softmax.modules, softmax.where) == ({"blocks.{0-7}.attn": 8}, "blocks.{0-7}.attn")
     effects = {r.node.name: r.contributions["bf16"].isolated for r in audit.nodes if "bf16" in r.contributions}
     assert softmax.effect == max(effects[f.node] for f in softmax.members)
+
+
+def spoken(audit, *, plan="autocast_fp16", **bearings):
+    """The audit with what is said of the findings of each rule under a plan."""
+    said = tuple(replace(f, plan=plan, bearing=bearings[f.rule]) if f.rule in bearings else f for f in audit.findings)
+    return replace(audit, findings=said)
+
+
+def test_the_headline_counts_causes_by_severity_and_notes():
+    audit = make_audit()
+    found = causes(audit)
+    warnings = [c for c in found.wanting if c.severity == "warning"]
+    assert found.headline == f"{len(found.wanting)} causes (1 error, {len(warnings)} warnings)"
+    notes = tuple(replace(f, severity="info") for f in audit.findings)
+    assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
+    assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
+    assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule fired"
+
+
+def test_the_plan_that_severities_are_for_is_named():
+    audit = spoken(make_audit(60), RNG001="kept")
+    assert causes(audit).about == "Severities are for FP16 under autocast, the recommended plan."
+    alone = replace(audit, recommended=None)
+    assert causes(alone).about == "Severities are for FP16 under autocast, the fastest plan that holds the budget."
+    none = replace(
+        audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
+    )
+    assert causes(none).about == "No plan holds the budget with anything low: severities are those of the rules."
+    assert cause(none, "RNG001").bearing == "No plan holds the budget, and this is part of why."
+    assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").bearing) == ("", "")
+
+
+def test_a_card_says_what_becomes_of_one_operation():
+    opening = "FP16 under autocast, the recommended plan,"
+    said = {
+        "kept": f"{opening} keeps the operation in FP32.",
+        "low": f"{opening} runs the operation low and holds the budget.",
+        "elsewhere": f"{opening} is spared this: it takes FP16 with cast weights.",  # the factory exposes all to cast
+    }
+    for bearing, sentence in said.items():
+        assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").bearing == sentence
+
+
+def test_a_card_says_how_many_operations_become_what():
+    audit = spoken(make_audit(), SFT001="kept")
+    members = [f.node for f in audit.findings if f.rule == "SFT001"]
+    assert cause(audit, "SFT001").bearing.endswith(f"keeps {len(members)} of these operations in FP32.")
+    mixed = {members[0]: "low", members[1]: "elsewhere"}
+    findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
+    assert cause(replace(audit, findings=findings), "SFT001").bearing == (
+        f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
+        "operations low and holds the budget; is spared what 1 of these operations would do: it takes FP16 with cast "
+        "weights or BF16 with cast weights."
+    )
+
+
+def test_findings_of_one_cause_are_one_card_headed_by_a_rule_that_is_borne_out():
+    audit = make_audit(60)
+    (overflow,) = (f for f in audit.findings if f.rule == "RNG001")
+    softmax = [f for f in audit.findings if f.rule == "SFT001"]
+    alone = [replace(f, rule="MSR001", formats=("fp16",), agrees=True) for f in softmax]
+    together = tuple(replace(f, cause="model.py:1 mul") for f in (*alone, *softmax, overflow))
+    (card,) = causes(replace(audit, findings=together)).all
+    assert card.worst.rule == "RNG001"
+    assert (card.severity, card.operations) == ("error", 1 + len(softmax))
+    assert card.size == (
+        f"{len(together)} findings: RNG001, SFT001, MSR001; with it unsafe: {len(softmax)} operations in FP16"
+    )
+    refuted = tuple(replace(f, agrees=False, severity="info") if f is overflow else f for f in (*softmax, overflow))
+    only = tuple(replace(f, cause="c") for f in refuted)
+    assert causes(replace(audit, findings=only)).all[0].worst.rule == "SFT001"
+
+
+def test_what_the_measurement_says_of_a_rule_is_said():
+    audit = make_audit(60)
+    words = {True: "bears this out.", False: "does not bear this out on these inputs.", None: "This was not measured."}
+    for agrees, said in words.items():
+        findings = tuple(replace(f, agrees=agrees) for f in audit.findings)
+        assert cause(replace(audit, findings=findings), "RNG001").agreement.endswith(said)
+
+
+def test_where_names_three_shapes_of_modules_and_counts_the_rest():
+    audit = make_audit(60)
+    owners = ["a.0.x", "a.1.x", "b", "c", "d", "e"]
+    findings = tuple(replace(audit.findings[0], owner=owner, cause="c") for owner in owners)
+    (card,) = causes(replace(audit, findings=findings)).all
+    assert card.where == "a.*.x x2, b, c and 2 more"
