@@ -14,6 +14,7 @@ Run = list[tuple[str, float]]
 
 TYPICAL: Run = [("capture", 2), ("measure", 20), ("regions", 0.2), ("classify", 2), ("baseline", 8), ("plan", 22)]
 LONG_PLAN: Run = [("capture", 1), ("measure", 10), ("regions", 0.1), ("classify", 1), ("baseline", 4), ("plan", 130)]
+LONG_BASELINE: Run = [("capture", 1), ("measure", 10), ("regions", 0.1), ("classify", 1), ("baseline", 60), ("plan", 9)]
 SHORT_PLAN: Run = [("capture", 5), ("measure", 40), ("regions", 0.1), ("classify", 1), ("baseline", 1), ("plan", 1)]
 
 
@@ -34,7 +35,7 @@ def played(
     return told
 
 
-@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, SHORT_PLAN])
+@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
 def test_the_share_only_grows_and_is_never_all(run: Run) -> None:
     shares = [share for _, _, share, _ in played(run)]
     assert all(a <= b for a, b in pairwise(shares))

@@ -133,7 +133,7 @@ def test_a_clock_stopped_from_its_own_thread_does_not_wait_for_itself():
 def test_a_copy_of_the_process_writes_to_stderr_itself(tmp_path):
     """The line's lock may be held by a thread that the copy has not."""
     script = """
-import os, sys
+import os, signal, sys
 from auditor.progress.shown import Bar
 with Bar() as progress:
     progress("measure", "", 0, 0)
@@ -144,15 +144,23 @@ with Bar() as progress:
         with held, progress._progress.console._lock:
             taken.set(); over.wait()
     thread = threading.Thread(target=hold); thread.start(); taken.wait()
+    assert hasattr(sys.stderr, "rich_proxied_file")
     child = os.fork()
     if child == 0:
+        signal.alarm(10)
         print("from the copy", file=sys.stderr, flush=True)
         os._exit(7)
     code = os.waitpid(child, 0)[1]
     over.set(); thread.join()
 print(os.waitstatus_to_exitcode(code))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    environment = {
+        **os.environ,
+        "FORCE_COLOR": "1",
+        "TERM": "xterm",
+    }  # what stands for stderr does so on a terminal alone
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
     assert done.stdout == "7\n"
     assert "from the copy" in done.stderr
 

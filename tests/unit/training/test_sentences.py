@@ -143,6 +143,29 @@ def test_how_far_gradients_are_off_is_what_a_step_shows() -> None:
         assert training.errors[fmt] == pytest.approx(shown, rel=1e-3)
 
 
+def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
+    """A product in the loss, which a region of autocast would run in FP16, where it overflows."""
+    seen = set()
+
+    def contrast(outputs: Tensor) -> Tensor:
+        seen.add(outputs.dtype)
+        return torch.logsumexp(outputs @ outputs.T, -1).mean()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[2].weight.mul_(300.0)
+    batch = (torch.randn(8, 16),)
+    answer = model(batch[0]).detach()
+    assert float((answer @ answer.T).max()) > 65504
+    found, training = audited(model, batch, contrast, formats=("fp16",), strategies=("autocast",))
+    assert seen == {torch.float32}
+    assert training.format == "fp16"
+    assert training.fp16 is not None and training.fp16.init is not None
+    low = low_gradients(model, batch, contrast, found.plans["autocast_fp16"], training.fp16.init)
+    assert training.errors["fp16"] == pytest.approx(off(low, fp32_gradients(model, batch, contrast)), rel=1e-3)
+
+
 class Wide(nn.Module):
     """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
 
