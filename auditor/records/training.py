@@ -239,3 +239,12 @@ class Training:
         str | None,
         Written("why contributions to the gradients are missing; `null`: they are there"),
     ] = None
+    returned: Annotated[
+        str,
+        Written(
+            "what the model hands to the loss: one `tensor`, `tensors` in a structure; its own loss as `attribute` or in a "
+            "`mapping`",
+            later=True,
+            choices=("tensor", "tensors", "attribute", "mapping"),
+        ),
+    ] = "tensor"

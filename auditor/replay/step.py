@@ -26,7 +26,7 @@ class Step:
     batch: what TrainingStep takes. parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors inside the
     autograd graph}. gradients: {node or placeholder: one gradient or None per tensor}, of the loss, unscaled.
     by_parameter: {parameter: its gradient}, zeros where the loss does not depend on it. faithful: whether the recorded
-    operations have the gradients of the model itself.
+    operations have the gradients of the model itself. returned: what the model hands to the loss, of records.Training.
     """
 
     capture: Capture
@@ -36,6 +36,7 @@ class Step:
     parameters: dict[str, torch.Tensor]
     seed: int
     faithful: bool = True
+    returned: str = "tensor"
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     env: dict[str, Any] = field(default_factory=dict)
     live: dict[str, list[torch.Tensor]] = field(default_factory=dict)

@@ -126,7 +126,9 @@ def loop_code(audit: Audit) -> str | None:
     scaler = found.fp16.init if FORMATS[found.format].loss_scaling and found.fp16 else None
     dtype = f"torch.{FORMATS[found.format].storage}"
     own = found.loss_source == "the model's own loss"
-    lines = ["import torch", *(["import patched_model"] if plan else []), ""]
+    several = plan is not None and not own and found.returned == "tensors"
+    lines = ["import torch", *(["from torch.utils._pytree import tree_map"] if several else [])]
+    lines += [*(["import patched_model"] if plan else []), "", *(_IN_FP32 if several else [])]
     lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
     if plan:
         lines += [
@@ -140,21 +142,31 @@ def loop_code(audit: Audit) -> str | None:
     if scaler is not None:
         lines += [f"scaler = torch.amp.{scaler_code(scaler).replace('(', '(device, ', 1)}"]
     lines += ["", "for batch in loader:" if own else "for inputs, targets in loader:"]
-    lines += ["    optimizer.zero_grad(set_to_none=True)", *_forward(plan is not None, own, dtype)]
+    lines += ["    optimizer.zero_grad(set_to_none=True)", *_forward(plan is not None, own, dtype, found.returned)]
     if scaler is None:
         return "\n".join([*lines, "    loss.backward()", *_clip(), "    optimizer.step()", ""])
     stepped = ["    scaler.unscale_(optimizer)  # before clipping", *_clip(), "    scaler.step(optimizer)"]
     return "\n".join([*lines, "    scaler.scale(loss).backward()", *stepped, "    scaler.update()", ""])
 
 
-def _forward(planned: bool, own: bool, dtype: str) -> list[str]:
+def _forward(planned: bool, own: bool, dtype: str, returned: str) -> list[str]:
     """From the batch to its loss, which a plan has outside of its regions, in FP32."""
-    if planned and own:
-        return ["    loss = model(**batch).loss"]
+    inside = {"attribute": "model(**batch).loss", "mapping": 'model(**batch)["loss"]'}.get(returned, "model(**batch)")
+    if not own:
+        raised = {"tensor": "model(inputs).float()", "tensors": "in_fp32(model(inputs))"}[returned]
+        inside = f"loss_fn({raised if planned else 'model(inputs)'}, targets)"
     if planned:
-        return ["    loss = loss_fn(model(inputs).float(), targets)  # in FP32; of several outputs, raise each"]
-    inside = "        loss = model(**batch).loss" if own else "        loss = loss_fn(model(inputs), targets)"
-    return [f"    with torch.autocast(device, dtype={dtype}):", inside]
+        return [f"    loss = {inside}" + ("" if own else "  # in FP32")]
+    return [f"    with torch.autocast(device, dtype={dtype}):", f"        loss = {inside}"]
+
+
+_IN_FP32 = [
+    "",
+    "def in_fp32(outputs):",
+    '    """The outputs, whatever structure they are in, for a loss in FP32."""',
+    "    return tree_map(lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, outputs)",
+    "",
+]
 
 
 def _clip() -> list[str]:

@@ -108,6 +108,7 @@ class _Region(TrainingStep):
         super().__init__(model, loss_fn)
         self.low = low
         self.kept: list[torch.Tensor] = []
+        self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss, which is kept as it is: whoever records the step hands out copies."""
@@ -119,7 +120,17 @@ class _Region(TrainingStep):
 
     def handed(self, outputs: Any) -> Any:
         """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
+        self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else raised(outputs)
+
+
+def _kind(outputs: Any, own: bool) -> str:
+    """tensor | tensors, of which a loss is a function; attribute | mapping, in which the model's own loss is."""
+    if isinstance(outputs, torch.Tensor):
+        return "tensor"
+    if not own:
+        return "tensors"
+    return "attribute" if getattr(outputs, "loss", None) is not None else "mapping"
 
 
 def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float, watch: Watch | None) -> LowStep:
@@ -130,7 +141,7 @@ def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: flo
             args, kwargs = copied(step.batch)
             with _around(step, low):
                 module(*args, **kwargs)
-        loss = module.kept[-1]
+        loss, step.returned = module.kept[-1], module.returned
         with _around(step, low):
             gradients = _backward(loss, module, scale)
     return LowStep(float(loss.detach()), gradients)

@@ -125,6 +125,7 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         advice=(),
         recommendation=reason,
         attribution=prepared.attribution,
+        returned=prepared.first.returned,
     )
     return replace(found, advice=advice_of(found, prepared.capture))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,6 +368,47 @@ def test_the_loop_and_the_snippet_take_the_same_steps(
     fresh = dict(made()[0].named_parameters())
     assert all(torch.equal(a, b) for a, b in zip(*(e.values() for e in ends), strict=True))
     assert not torch.equal(ends[0]["up.weight"], fresh["up.weight"])
+
+
+class Pair(nn.Module):
+    """Answers in every way that a loss can be handed on, or be the answer."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(8, 8), way
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        y = self.layer(x)
+        if self.way == "tensors":
+            return {"y": y, "more": (y.tanh(),)}
+        assert labels is not None
+        loss = nn.functional.mse_loss(y.float(), labels)
+        return {"mapping": {"loss": loss}, "attribute": SimpleNamespace(loss=loss)}.get(self.way, loss)
+
+
+@pytest.mark.parametrize("way", ["tensors", "mapping", "attribute", "tensor"])
+def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(outputs: Any, targets: Tensor) -> Tensor:
+        assert outputs["y"].dtype is torch.float32
+        return (outputs["y"] - targets + outputs["more"][0]).square().mean()
+
+    torch.manual_seed(0)
+    model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
+    own = way != "tensors"
+    found, training = audited(model, {"x": x, "labels": y} if own else (x, y), None if own else squares)
+    assert training.format is not None
+    assert found.to_json()  # what the file has of it
+    assert training.returned == way
+    found.save(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "patched_model", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = model.layer.weight.detach().clone()
+    loader = [{"x": x, "labels": y}] * 2 if own else [(x, y)] * 2
+    names: dict[str, Any] = {"model": model, "loader": loader, "loss_fn": squares}
+    exec(compile(loop_code(found) or "", "loop.py", "exec"), names)
+    sys.modules.pop("patched_model", None)
+    assert not torch.equal(before, model.layer.weight)
 
 
 def test_without_a_plan_the_loop_has_the_region_that_was_measured() -> None:
