@@ -77,9 +77,9 @@ class PolicyInterpreter(Replay):
         if casts.autocast != "none":
             args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
         result = run_op(target_of(n), args, kwargs)
-        self.ran(n, arrived, (args, kwargs), result)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
+        self.ran(n, arrived, (args, kwargs), result)
         cast = asked_for(casts.literals.result)
         return result if cast is None else lowered(result, cast)
 
