@@ -164,10 +164,8 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
     """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
     found = _bisect(problem, curve, trial, budget)
-    if found == 0:
-        return curve[0]
-    finer = between(problem, curve[found - 1], curve[found])
-    chosen = finer[_bisect(problem, finer, trial, budget)]
+    finer = between(problem, curve[found - 1], curve[found]) if found else curve[:1]
+    chosen = finer[_bisect(problem, finer, trial, budget)] if found else curve[0]
     allowed = max(budget, chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)

@@ -50,8 +50,11 @@ def over(before: float, after: float, budget: float, saves: float, objective: st
 def close(before: float, after: float, budget: float, target: float, ran: bool) -> str:
     """Why what stays within the budget is not lowered: other inputs."""
     first, second, share = apart(before, after, target)
-    how = "takes the error" if ran else "is predicted to take the error"
+    verb = ("takes", "leaves") if ran else ("is predicted to take", "is predicted to leave")
+    moved = f"{verb[0]} the error from {first} to {second}" if first != second else f"{verb[1]} the error at {first}"
+    if after <= target:
+        return f"lowering it alone {moved}; low together with what else could be, the plan was no better"
     return (
-        f"lowering it {how} from {first} to {second}, within the budget of {budget:.2g}, of which this plan was made to use "
-        f"{share}: other inputs deserve some room"
+        f"lowering it {moved}, within the budget of {budget:.2g}, of which this plan was made to use {share}: other inputs "
+        f"deserve some room"
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..records import Finding, Plan, Reason
 from ..replay.strategies import scoped
-from .choose import Trial, simulated_error
+from .choose import Trial, as_plan, simulated_error
 from .operations import operation_reasons
 from .problem import Problem
 from .reasons import Limits, least, module_reasons
@@ -43,6 +43,20 @@ def explained(
     }
     needed = least(problem, chosen, modules, limits, error)
     return replace(plan, scopes=scopes, reasons=(*modules, *operation_reasons(problem, chosen)), least=needed)
+
+
+def affordable(plan: Plan, target: float) -> tuple[str, ...]:
+    """Modules that gain something low and, in a run, stay within what the plan was made to use."""
+    own = plan.measured_error or 0.0
+    found = (reason for reason in plan.reasons if reason.kind == "margin" and reason.ran and reason.adds is not None)
+    return tuple(path for reason in found if own + (reason.adds or 0.0) <= target for path in reason.modules)
+
+
+def with_low(problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
+    """The plan with these modules low too."""
+    together = {other for path in modules for other in (path, *problem.energy.tied_to(path))}
+    labels = {**as_candidate(problem, plan).precision, **dict.fromkeys(together, problem.format)}
+    return as_plan(problem, evaluate(problem, problem.energy.settled(labels)))
 
 
 def as_candidate(problem: Problem, plan: Plan) -> Candidate:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 ROUNDS = 200
-"""Owners that are raised one after the other, before the rest of the conflicts is left standing."""
+VISITS = 60_000
+"""Times that owners are raised, one lot after the other, and operations looked at meanwhile, before the rest of the
+conflicts is left standing."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def _price(problem: Problem, found: Lowest) -> float:
 
 def _without_conflicts(problem: Problem, makers: bool) -> Lowest:
     raised: dict[str, set[str]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(min(ROUNDS, max(VISITS // max(len(problem.capture.nodes), 1), 8))):
         resolution = problem.resolve(lambda owner: "fp32" if owner in raised else problem.format)
         wanted = {
             owner: first

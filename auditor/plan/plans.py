@@ -34,7 +34,7 @@ from .choose import (
     ruled,
     simulated_error,
 )
-from .explained import as_candidate, explained
+from .explained import affordable, as_candidate, explained, with_low
 from .problem import Problem
 from .recommend import gains, has_fp32
 from .solve import evaluate
@@ -42,6 +42,9 @@ from .workbench import Workbench
 
 WORTH = 0.002
 """Share by which a plan that could have been taken must be better, to be taken after all."""
+
+IMPROVED = 3
+"""Times that reasons are looked for, before what they show to be affordable is left."""
 
 ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
@@ -85,9 +88,18 @@ def plans_of(
 
 
 def _with_reasons(bench: Workbench, problem: Problem, plan: Plan, target: float, tick: Tick) -> Plan:
-    tick(f"why {plan.name.replace('_', ' ')}")
+    """The plan with its reasons; where these show what can be lowered and gains by it, with that low."""
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
-    return explained(problem, plan, trial, bench.max_error, target, bench.findings)
+    for _ in range(IMPROVED):
+        tick(f"why {plan.name.replace('_', ' ')}")
+        found = explained(problem, plan, trial, bench.max_error, target, bench.findings)
+        if not runs(plan.format) or not (left := affordable(found, target)):
+            break
+        tried = verify(bench, {plan.name: with_low(problem, plan, left)}, tick)[plan.name]
+        if not gains(tried) or not _better(problem, tried, plan):
+            break
+        plan = tried
+    return found
 
 
 def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
@@ -292,6 +304,7 @@ def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | s
         worst_output=worst if finite and math.isfinite(worst) else None,
         with_gradients=enabled if finite else None,
         noise=bench.noise,
+        ungraded=bench.ungraded,
     )
     verified = finite and max(found, enabled or 0.0) <= bench.max_error
     return replace(plan, measured_error=result.error, verified=verified, verification=result)

@@ -16,8 +16,9 @@ from .solve import Candidate, evaluate
 VISITS = 60_000
 """Operations looked at, over all modules that are lowered in thought: the rest is estimated from the terms of the cut."""
 
-RUNS = 24
-"""Modules that are lowered in a run of the recorded graph; what the others add is predicted, and said to be."""
+RUNS, RUN_VISITS = 24, 12_000
+"""Modules that are lowered in a run of the recorded graph, at most, and operations in all of these runs; what the others add
+is predicted, and said to be."""
 
 Error = Callable[[Candidate], float]
 """Error of the recorded graph under a choice; inf where it cannot run."""
@@ -192,7 +193,7 @@ def _weighed(
     idle = [each for each in lowered if not each.gains]
     harmless = not idle or _all_hold(problem, chosen, idle, limits, error)
     found: dict[str, Reason] = {}
-    left = RUNS
+    left = min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), 4))
     for each in lowered:
         asked = each.gains or not harmless
         ran = error(each.point) if asked and left > 0 and each.point is not None else None

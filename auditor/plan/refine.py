@@ -21,6 +21,9 @@ DRAWS = 12
 VISITS = 30_000
 """Operations looked at, over all choices tried, where there are more scopes: what bounds the time on a large model."""
 
+FEW_VISITS = 100_000
+"""The same where there are few scopes, over all starts; a start that is begun after that is not followed."""
+
 _Key = tuple[tuple[str, str], ...]
 
 
@@ -36,9 +39,9 @@ def refined(problem: Problem, start: Candidate, allowed_error: float) -> Candida
     rnd = random.Random(0)
     owners = sorted(energy.scopes)
     draws = [{owner: rnd.choice((problem.format, "fp32")) for owner in owners} for _ in range(DRAWS)]
-    known: dict[_Key, Candidate] = {}
+    known, tries = dict[_Key, Candidate](), max(FEW_VISITS // max(len(problem.capture.nodes), 1), 20)
     starts = [start, *(_evaluated(problem, _joined(energy, labels), known) for labels in draws)]
-    found = (_descended(problem, energy, point, limit, known) for point in starts)
+    found = (_descended(problem, energy, point, limit, known, tries) for point in starts)
     return min(
         (point for point in found if point.predicted_error <= limit), key=lambda point: point.price, default=start
     )
@@ -92,9 +95,12 @@ def _evaluated(problem: Problem, precision: dict[str, str], known: dict[_Key, Ca
 
 
 def _descended(
-    problem: Problem, energy: Energy, start: Candidate, limit: float, known: dict[_Key, Candidate]
+    problem: Problem, energy: Energy, start: Candidate, limit: float, known: dict[_Key, Candidate], tries: int
 ) -> Candidate:
-    """Downhill by single changes and pairs of them: first to an error within the limit, then to the lowest price."""
+    """Downhill by single changes and pairs of them: first to an error within the limit, then to the lowest price.
+
+    tries: choices that may be known in the end.
+    """
     best, better, seen = start, True, set[_Key]()
     while better:
         better = False
@@ -103,6 +109,8 @@ def _descended(
             if key in seen:
                 continue
             seen.add(key)
+            if key not in known and len(known) >= tries:
+                return best
             point = _evaluated(problem, precision, known)
             if _rank(point, limit) < _rank(best, limit):
                 best, better = point, True

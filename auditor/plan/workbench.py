@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from ..errors import first_line
 from ..formats.metrics import output_error
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
@@ -68,14 +69,25 @@ class Workbench:
             self.known[id(batch)] = reference(self.subject, batch, self.seed)
         return self.known[id(batch)]
 
-    @cached_property
+    @property
     def graded(self) -> list[torch.Tensor] | None:
         """FP32 outputs for the first check, run with gradients enabled; None for a model that cannot be."""
+        found = self._with_gradients
+        return None if isinstance(found, str) else found
+
+    @property
+    def ungraded(self) -> str | None:
+        """Why the FP32 model was not run with gradients enabled; None where it was."""
+        found = self._with_gradients
+        return found if isinstance(found, str) else None
+
+    @cached_property
+    def _with_gradients(self) -> list[torch.Tensor] | str:
         try:
             return answer(self.subject.model, self.checks[0], seed=self.seed, gradients=True)
         except Exception as error:
             let_through(error)
-            return None
+            return f"{type(error).__name__}: {first_line(error)}"
 
     @cached_property
     def noise(self) -> float:

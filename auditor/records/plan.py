@@ -122,6 +122,13 @@ class Verification:
             later=True,
         ),
     ] = None
+    ungraded: Annotated[
+        str | None,
+        Written(
+            "what the FP32 model raises with gradients enabled, so that the patched one was not run so; `null`: nothing",
+            later=True,
+        ),
+    ] = None
     noise: Annotated[
         float | None,
         Written(

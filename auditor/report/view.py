@@ -247,6 +247,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= budget:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
+    if ran is not None and ran.ungraded:
+        where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
 
 

@@ -33,6 +33,10 @@ def test_room_for_other_inputs() -> None:
     words = close(0.0079, 0.0083, 0.01, 0.008, True)
     assert words.startswith("lowering it takes the error from 0.0079 to 0.0083, within the budget of 0.01")
     assert "made to use 0.008" in words
+    assert close(0.001, 0.001, 0.01, 0.0008, True).startswith("lowering it leaves the error at 0.001, within")
+    assert close(0.001, 0.002, 0.01, 0.008, True) == (
+        "lowering it alone takes the error from 0.001 to 0.002; low together with what else could be, the plan was no better"
+    )
 
 
 def test_gains() -> None:

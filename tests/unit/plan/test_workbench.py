@@ -71,7 +71,11 @@ def test_answers_with_gradients_or_none() -> None:
             return super().forward(x)
 
     found = bench()
-    assert replace(found, subject=subject_of(Refusing(), ONE)).graded is None
+    refusing = replace(found, subject=subject_of(Refusing(), ONE))
+    assert refusing.graded is None
+    assert refusing.ungraded is not None
+    assert refusing.ungraded.startswith("RuntimeError: ")
+    assert found.ungraded is None
 
 
 def test_noise_is_how_far_runs_of_the_model_are_apart() -> None:
