@@ -33,10 +33,11 @@ def classify(
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
-        _finding(rule, capture, facts[name], name, spoken)
+        _finding(rule, capture, facts[name], name, spoken, why)
         for rule in rules
         if rule.status != "retired" and (trains or rule.family != TRAINING)
         if (spoken := _spoken(rule, formats))
+        for why in [about(rule.why, formats or auditable(), auditable())]
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
@@ -86,7 +87,7 @@ def _shown(facts: NodeFacts, formats: Sequence[str], address: str) -> Any:
     return value_at(facts, address)
 
 
-def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...]) -> Finding:
+def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
     node = capture.nodes[name]
     used = dict.fromkeys([*facts_used(rule.when), *_addresses(rule.message, formats)])
     shown = partial(_shown, facts, formats)
@@ -102,7 +103,7 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
         confidence=rule.confidence,
         formats=formats,
         message=filled(rule.message, shown, formats),
-        why=about(rule.why, formats, rule.formats),
+        why=why,
         advice=rule.advice,
         evidence={fact: value_at(facts, fact) for fact in used},
         references=rule.references,
