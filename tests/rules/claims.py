@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -29,8 +30,15 @@ def formats(seen: Seen) -> list[str]:
     return [fmt for fmt in seen.finding.formats if fmt in LOW]
 
 
+def says(seen: Seen, value: float) -> None:
+    """The number stands in the sentence."""
+    written = [float(found) for found in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", seen.finding.message)]
+    assert any(math.isclose(found, value, rel_tol=6e-3) for found in written), (value, seen.finding.message)
+
+
 def overflows(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     """Finite in FP32, infinite in FP16."""
+    says(seen, largest(seen.call.out))
     assert bool(seen.call.out.isfinite().all())
     assert bool(tensors(seen.call.low("fp16"))[0].isinf().any())
 
@@ -76,13 +84,14 @@ def exponentials_overflow(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 
 
 def squares_overflow(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
-    """From 256 on; 255.875 is the number before it in FP16."""
+    """From 256 on; 255.875 is the number before it in FP16. What is squared is as large as the sentence says."""
+    says(seen, largest(seen.call.args[0]))
     assert half(256).square().isinf()
     assert torch.nextafter(torch.tensor(256.0, dtype=HALF), half(0)).square().isfinite()
 
 
 def variance_overflows(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
-    squares_overflow(seen, model, inputs)
+    assert half(256).square().isinf()
     overflows(seen, model, inputs)
 
 
@@ -98,12 +107,14 @@ def cube_is_harmless(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 
 def doublings(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     left = math.log2(65504 / largest(seen.call.out))
+    says(seen, largest(seen.call.out))
     top = seen.call.out.abs().max()
     assert (top * 2 ** math.floor(left)).half().isfinite()
     assert (top * 2 ** math.ceil(left)).half().isinf()
 
 
 def divisor_vanishes(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
+    says(seen, float(seen.call.args[-1].abs().min()))
     assert half(float(seen.call.args[-1].abs().min())) == 0
     assert not tensors(seen.call.low("fp16"))[0].isfinite().all()
 
@@ -111,11 +122,13 @@ def divisor_vanishes(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 def few_bits(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     """Five significant bits: fewer than 32 units of FP16's smallest number."""
     least = float(seen.call.args[-1].abs().min())
+    says(seen, least)
     assert 1 <= float(half(least)) * 2**24 < 32
 
 
 def scores_are_nan(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     low = tensors(seen.call.low("fp16"))[0]
+    says(seen, largest(seen.call.out))
     positive = (low == math.inf).any(-1)
     assert positive.any()
     assert low.softmax(-1)[positive].isnan().any(-1).all()
@@ -152,17 +165,20 @@ def moved(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 def literal_is_lost(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     """The literal is infinite in FP16, and masked_fill refuses it."""
     assert half(-1e9).isinf()
+    says(seen, seen.call.args[-1])
     with pytest.raises(UnsupportedInFormat, match="does not fit"):
         seen.call.low("fp16")
 
 
 def guard_is_zero(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
+    says(seen, seen.argument("other"))
     guarded = tensors(seen.call.low("fp16", torch.zeros_like(seen.call.args[0])))[0]
     assert not guarded.any()
 
 
 def literal_is_one(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     top = max(item for item in seen.call.args[1:] if isinstance(item, float))
+    says(seen, 1 - top)
     for fmt in formats(seen):
         assert torch.tensor(top, dtype=LOW[fmt]) == 1
         assert seen.call.low(fmt, torch.ones(2)).max() == 1
@@ -223,19 +239,25 @@ def buffer_is_infinite(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 
 
 def apart(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
-    """The low result is that of a cast model, and its largest numbers have no neighbours closer than the spacing."""
+    """A cast model forms it low, and around its largest numbers that format has none closer than the spacing."""
     for fmt in formats(seen):
-        low = recorded(model, inputs, "cast", fmt).calls[seen.call.op]
-        top = max(tensors([call.result for call in low]), key=largest)
-        size = torch.tensor(largest(top), dtype=LOW[fmt])
-        gap = torch.finfo(LOW[fmt]).eps * 2.0 ** math.floor(math.log2(float(size)))
-        assert top.dtype is LOW[fmt]
+        assert all(call.out.dtype is LOW[fmt] for call in recorded(model, inputs, "cast", fmt).calls[seen.call.op])
+        size = torch.tensor(largest(seen.call.out), dtype=LOW[fmt])
+        gap = torch.finfo(LOW[fmt]).eps * 2.0 ** math.floor(math.log2(largest(seen.call.out)))
+        says(seen, gap)
         assert float(size) % gap == 0
         assert size + 0.25 * gap == size
 
 
+def phases_apart(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
+    says(seen, largest(seen.call.out))
+    apart(seen, model, inputs)
+
+
 def not_exact(bound: float) -> Claim:
     def claim(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
+        says(seen, largest(seen.call.out))
+        says(seen, bound)
         (fmt,) = seen.finding.formats
         assert float(torch.tensor(bound, dtype=LOW[fmt])) == bound
         assert float(torch.tensor(bound + 1, dtype=LOW[fmt])) != bound + 1
@@ -276,6 +298,8 @@ def updates_are_lost(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
 
 def bits_are_gone(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     """What is left of the difference is a multiple of the operands' spacing."""
+    says(seen, largest(seen.call.activations))
+    says(seen, largest(seen.call.out))
     for fmt in formats(seen):
         low = tensors(seen.call.low(fmt))[0].double()
         gap = torch.finfo(LOW[fmt]).eps * 2.0 ** math.floor(math.log2(largest(seen.call.activations) / 2))
@@ -387,12 +411,12 @@ CLAIMS: Mapping[str, Claim] = {
     "NRM004": statistics_stay_wide,
     "NRM005": buffer_is_infinite,
     "NRM006": variance_overflows,
-    "POS001": apart,
+    "POS001": phases_apart,
     "POS002": not_exact(256),
     "POS003": not_exact(2048),
-    "POS004": apart,
-    "POS005": apart,
-    "POS006": apart,
+    "POS004": phases_apart,
+    "POS005": phases_apart,
+    "POS006": phases_apart,
     "POS007": buffer_stays_rounded,
     "RED001": overflows,
     "RED002": overflows,

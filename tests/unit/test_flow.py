@@ -68,3 +68,14 @@ def test_plans_that_were_checked_on_what_they_were_made_from_say_so(held_out: bo
     verification = audit.plans["autocast_bf16"].verification
     assert verification is not None
     assert (said, verification.inputs) == ((False, "held-out") if held_out else (True, "audited"))
+
+
+def test_findings_are_about_the_audited_formats_and_training_where_that_is_asked_for() -> None:
+    def risky(x: torch.Tensor) -> torch.Tensor:
+        length = (x.pow(2).sum(-1, keepdim=True) + 1e-12).sqrt()
+        return (x / length).clamp(max=1 - 1e-6).cumsum(-1).log_softmax(-1)
+
+    found = audited(Function(risky)).findings
+    assert {"CON003", "SFT001"} <= {item.rule for item in found}
+    assert all(item.formats == ("bf16",) and "FP16" not in item.message for item in found)
+    assert not [item.rule for item in found if item.rule.startswith("TRN")]

@@ -26,6 +26,7 @@ def test_constants_are_literals_not_axes_or_exponents_of_ten() -> None:
     assert facts["clamp"].constants == (-3.0, 0.25)
     assert (facts["clamp"].constant_max_abs, facts["clamp"].constant_min_abs) == (3.0, 0.25)
     assert facts["clamp"].constant_gap_to_one == 0.75
+    assert facts["clamp"].constant_largest == -3.0
     assert facts["masked_fill"].constants == (-1e9,)
     assert facts["sum_1"].constants == ()
     assert (facts["add"].eps, facts["clamp"].eps) == (1e-6, None)
