@@ -15,6 +15,7 @@ from ..errors import first_line
 from ..formats.metrics import output_error
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
+from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
 from ..replay.execute import PartlyLow, Replay
@@ -114,6 +115,7 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any]) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
+    beat(f"{len(region.nodes)} operations together")
     inside = {node.name for node in region.nodes}
     try:
         PartlyLow(capture, inside, region.fmt, rounder(capture, region.fmt), low).run(*flat)

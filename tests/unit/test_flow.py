@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import auditor
 from auditor.config import Ignore, Selection
 from auditor.flow import run
 from auditor.formats.metrics import output_error
@@ -17,6 +18,7 @@ from auditor.options import Options
 from auditor.records import Audit
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
+from auditor.stages import Stages
 from tests.capturing import Function
 from tests.subjects import normal, seeded, subject_of
 
@@ -79,3 +81,24 @@ def test_findings_are_about_the_audited_formats_and_training_where_that_is_asked
     assert {"CON003", "SFT001"} <= {item.rule for item in found}
     assert all(item.formats == ("bf16",) and "FP16" not in item.message for item in found)
     assert not [item.rule for item in found if item.rule.startswith("TRN")]
+
+
+def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a terminal or a watching process hears while one stage takes minutes."""
+    heard: dict[str, list[str]] = {}
+    plain = Stages.beat
+
+    def beat(self: Stages, detail: str = "") -> None:
+        heard.setdefault(self._current, []).append(detail)
+        plain(self, detail)
+
+    monkeypatch.setattr(Stages, "beat", beat)
+    steep = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 4))
+    with torch.no_grad():
+        steep[0].weight.mul_(3000.0)
+    batch = (normal(4, 8), normal(4, 4, seed=1))
+    auditor.audit(steep, batch, mode="training", loss_fn=nn.functional.mse_loss, strategies=("autocast",))
+    assert {"measure", "training", "baseline", "plan", "low steps"} <= set(heard)  # nothing flagged lies together here
+    assert len(heard["plan"]) > 10
+    assert "how far errors reach the outputs" in heard["measure"]
+    assert any(detail.startswith("backwards: ") for detail in heard["training"])
