@@ -206,6 +206,13 @@ def distance_cancels(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     assert under_autocast.out.dtype is torch.float32
 
 
+def not_to_be_trusted(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
+    """Torch's own arithmetic in half, where it is not refused, is off by more than anything of use."""
+    for fmt in formats(seen):
+        low = torch.linalg.matrix_exp(seen.call.args[0].to(LOW[fmt])).float()
+        assert not float((low - seen.call.out).norm() / seen.call.out.norm()) < 0.1
+
+
 def no_kernel_on_a_cpu(seen: Seen, model: nn.Module, inputs: Inputs) -> None:
     for fmt in formats(seen):
         with pytest.raises(RuntimeError):
@@ -400,7 +407,7 @@ CLAIMS: Mapping[str, Claim] = {
     "LIN001": raises,
     "LIN002": raises,
     "LIN003": distance_cancels,
-    "LIN004": raises,
+    "LIN004": not_to_be_trusted,
     "LIN005": no_kernel_on_a_cpu,
     "LOS001": refuses_autocast,
     "LOS002": low_in_a_cast_model_alone,

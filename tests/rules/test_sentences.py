@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import textwrap
+
 import pytest
+import torch
 from torch import Tensor, nn
 
+import auditor
+from auditor.formats.table import label
 from auditor.judge.classify import classify
 from auditor.rulebook import Rule, load_rules
 from auditor.rulebook.message import facts_shown
-from tests.capturing import captured
+from tests.capturing import Function, captured
 from tests.corpus.case import Case as Failure
 from tests.corpus.catalogue import CASES as CORPUS
 from tests.rules.case import Case
 from tests.rules.claims import CLAIMS
 from tests.rules.examples import example
-from tests.rules.recorded import call_of, recorded
+from tests.rules.recorded import LOW, call_of, recorded
 from tests.rules.sentences import FIELDS, TEMPLATES, Seen, reading
 from tests.rules.test_rules import CASES
 
@@ -54,6 +61,33 @@ def test_what_it_claims_happens_where_the_operation_runs_low(rule: Rule) -> None
 
 def test_every_rule_has_its_claim_checked() -> None:
     assert set(CLAIMS) == {rule.code for rule in PRINTED}
+
+
+def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run() -> None:
+    x = torch.linspace(1000, 3000, 16)
+    audit = auditor.audit(Function(torch.cos), (x,), formats=("fp16", "bf16", "fp8_e4m3"))
+    found = {finding.formats: finding for finding in audit.findings if finding.rule.startswith("MSR")}
+    assert {formats: finding.rule for formats, finding in found.items()} == {
+        ("fp16",): "MSR001",
+        ("bf16",): "MSR002",
+        ("fp8_e4m3",): "MSR003",
+    }
+    (report,) = audit.nodes
+    for (fmt,), finding in found.items():
+        verdict = report.verdicts[fmt]
+        assert verdict.verdict == "unsafe"
+        assert finding.message == f"the measurement finds cos unsafe in {label(fmt)}: {verdict.reason}"
+    for fmt, dtype in LOW.items():
+        moved = float((x.to(dtype).cos().float() - x.cos()).norm() / x.cos().norm())
+        assert f" {moved:.2g}" in found[(fmt,)].message
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_advice_that_looks_like_code_is_code(rule: Rule) -> None:
+    blocks = re.findall(r"(?m)(?:^    .*\n?|^\n(?=    ))+", rule.advice + "\n")
+    for block in blocks:
+        if rule.family != "settings" and not block.lstrip().startswith("["):
+            ast.parse(textwrap.dedent(block))
 
 
 @pytest.mark.slow
