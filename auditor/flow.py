@@ -75,8 +75,7 @@ def run(subject: Subject, options: Options) -> Audit:
             recommended, reason = recommend(plans, options.max_error, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
-            if options.use == "training":
-                recommended, reason = agreed(training, plans, recommended, reason)
+            recommended, reason = agreed(training, plans, recommended, reason, options.max_error, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))

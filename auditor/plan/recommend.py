@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..formats.table import label, runs
 from ..records import Plan
@@ -23,26 +23,33 @@ def has_fp32(plan: Plan) -> bool:
     return any(choice.precision == "fp32" for choice in plan.scopes.values())
 
 
-def best_for(plans: Mapping[str, Plan], use: str) -> Plan | None:
-    """Of the plans that hold and gain something, the best by its objective for this use; None where there is none."""
+def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
+    """Of the plans that hold and gain something, the best by its objective for this use; None where there is none.
+
+    stepped: names of those under which the audited training step holds; None where none was audited.
+    """
     good = [plan for plan in plans.values() if gains(plan)]
-    return min((p for p in good if use != "training" or strategy_of(p.strategy).trains), key=_preference, default=None)
+    if use == "training":
+        good = [p for p in good if strategy_of(p.strategy).trains and (stepped is None or p.name in stepped)]
+    return min(good, key=_preference, default=None)
 
 
-def recommend(plans: Mapping[str, Plan], max_error: float, use: str = "inference") -> tuple[str | None, str]:
+def recommend(
+    plans: Mapping[str, Plan], max_error: float, use: str = "inference", stepped: Collection[str] | None = None
+) -> tuple[str | None, str]:
     """The plan to use, and why.
 
     The one that is best by the objective, of those whose strategy is for the use; of two as good, the one whose strategy
-    ranks first, then the one with the smaller error.
+    ranks first, then the one with the smaller error. stepped: see `best_for`.
     """
-    chosen = best_for(plans, use)
+    chosen = best_for(plans, use, stepped)
     if chosen is None:
-        return None, _none(plans, max_error) + _else(plans, use)
+        return None, _none(plans, max_error) + _else(plans, use, stepped)
     kept = len(chosen.kept)
     stay = f"{count(kept, 'module')} {'stays' if kept == 1 else 'stay'} FP32" if kept else "nothing has to stay FP32"
     return chosen.name, (
         f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error:.2g} within "
-        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_other(chosen, plans)}. {_uses(plans)}"
+        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_other(chosen, plans)}. {_uses(plans, stepped)}"
     )
 
 
@@ -71,16 +78,16 @@ def _none(plans: Mapping[str, Plan], max_error: float) -> str:
     return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
 
 
-def _else(plans: Mapping[str, Plan], use: str) -> str:
+def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) -> str:
     """What there is for the other use, where there is nothing for this one."""
     other = next(name for name in USES if name != use)
-    found = best_for(plans, other)
+    found = best_for(plans, other, stepped)
     return "" if found is None else f" That is about {use}: for {other}, {found.name} holds it at {_worth(found)}."
 
 
-def _uses(plans: Mapping[str, Plan]) -> str:
+def _uses(plans: Mapping[str, Plan], stepped: Collection[str] | None) -> str:
     """The best plan for each use, with what it is worth."""
-    found = {use: best_for(plans, use) for use in USES}
+    found = {use: best_for(plans, use, stepped) for use in USES}
     named = [f"for {use}: {f'{plan.name} {_worth(plan)}' if plan else 'none holds'}" for use, plan in found.items()]
     return f"F{'; '.join(named)[1:]}."
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from ..formats.table import label
+from ..plan.recommend import recommend
 from ..records import Plan
 from ..records.training import LossScale, Training
 from ..strategies import strategy_of
@@ -94,7 +95,12 @@ def _off(fmt: str, error: float) -> str:
 
 
 def agreed(
-    training: Training | None, plans: Mapping[str, Plan], recommended: str | None, reason: str
+    training: Training | None,
+    plans: Mapping[str, Plan],
+    recommended: str | None,
+    reason: str,
+    max_error: float,
+    use: str = "training",
 ) -> tuple[str | None, str]:
     """The recommended plan, and why, once it is known how to train: the plan to train under, or none where that is FP32.
 
@@ -103,6 +109,8 @@ def agreed(
     """
     if training is None:
         return recommended, reason
+    if use != "training":
+        return recommend(plans, max_error, use, {f"autocast_{training.format}"})
     if training.format is None:
         if recommended is None:
             return None, reason

@@ -97,6 +97,16 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert loop_code(found) is None
 
 
+def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
+    """The outputs hold under autocast, the gradients of the step do not."""
+    found, training = audited(Sum(), (CANCELLING,), lambda y: y.mean(), use="inference")
+    assert training.format is None
+    assert found.recommended is not None
+    assert "for training: none holds" in found.recommendation
+    assert found.plans["autocast_fp16"].verified
+    assert view(found).headline.endswith("Train it in FP32.")
+
+
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = view(found)
