@@ -159,7 +159,7 @@ def _pixels(sizes: Sizes) -> list[Tensor]:
     ]
     frames = sizes.number("num_frames", "frames_per_clip", "tubelet_size", default=4)
     found: list[Tensor] = []
-    for side in dict.fromkeys([*sides, 64, 224]):
+    for side in sorted({*sides, 64, 224}):
         found += [torch.randn(BATCH, channels, side, side), torch.randn(BATCH, frames, channels, side, side)]
     patch = sizes.number("patch_size", default=8)
     stacked = channels * patch * patch * sizes.number("temporal_patch_size", default=1)
