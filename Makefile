@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
 PACKAGING := pyproject.toml setup.py constraints.txt
 
-.PHONY: help install demo docs samples lint format test test-slow clean
+.PHONY: help install demo docs samples lint format test test-slow package clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ $(VENV)/.installed: $(PACKAGING)
 # torchvision would bring CUDA along, and timm would bring torchvision: both go in without what they ask for.
 # Of axe-playwright-python only the script is used, which needs no Playwright.
 $(VENV)/.tests: $(VENV)/.installed
-	$(PIP) --editable '.[test,examples]' pyyaml huggingface_hub pillow
+	$(PIP) --editable '.[test,examples]' huggingface_hub pillow
 	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31 axe-playwright-python==0.1.8
 	@touch $@
 
@@ -50,6 +50,11 @@ test: lint ## Lint, then run every test that is quick
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models
 	$(BIN)/python -m pytest -m slow
+
+package: $(VENV)/.tests ## Build the wheel and the sdist into dist/, and check what the package page will show
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info audits .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/actual

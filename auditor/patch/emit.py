@@ -211,11 +211,9 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _place(path: str | None, directory: Path) -> dict[str, str] | None:
-    if path is None:
-        return None
-    absolute = Path(path).resolve()
-    return {"relative": Path(os.path.relpath(absolute, directory.resolve())).as_posix(), "absolute": str(absolute)}
+def _place(path: str | None, directory: Path) -> str | None:
+    """The way from the directory to a file."""
+    return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
 
 
 def _literal(value: Any) -> str:

@@ -70,12 +70,21 @@ def source_module(source: dict[str, Any], file: str) -> Any:
     return module
 
 
-def located(where: dict[str, str], file: str) -> Path:
-    """A file of the user's: beside `file` as it was when that was written, or at its absolute path."""
-    for path in (Path(file).resolve().parent / where["relative"], Path(where["absolute"])):
+def located(where: str, file: str) -> Path:
+    """A file of the user's, from where `file` lies.
+
+    If that has moved: the nearest to it, or to the working directory or a folder above, that ends as the path does.
+    """
+    here = Path(file).resolve().parent
+    names = [name for name in Path(where).parts if name != ".."]
+    folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
+    for path in (here / where, *(folder.joinpath(*names) for folder in folders)):
         if path.is_file():
             return path.resolve()
-    raise FileNotFoundError(f"{where['absolute']} is gone: audit the model again, or edit SOURCE in {file}")
+    raise FileNotFoundError(
+        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: audit "
+        "the model again, or edit SOURCE there"
+    )
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
-import sysconfig
-import tarfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from tests.packaging.conftest import install, make_venv, run
 
 PROBE = """
 import json, pathlib, auditor
@@ -25,52 +19,6 @@ print(json.dumps({
     "folders": [str(resource_dir("rules")), str(resource_dir("reports"))],
 }))
 """
-BUILD = "from setuptools import build_meta; build_meta.build_{kind}({folder!r})"
-LEFT_OUT = (".git", ".venv", "build", "dist", "audits", "actual", "samples", "*.egg-info", "__pycache__", ".*_cache")
-
-
-def run(words: Sequence[object], cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def make_venv(folder: Path) -> Path:
-    """A venv that borrows the developer's packages, though not what is installed there as editable."""
-    run([sys.executable, "-m", "venv", "--without-pip", folder], folder.parent)
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin" / "python"
-
-
-def install(python: Path, *what: object) -> None:
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    run([*pip, "--no-deps", "--no-index", "--no-build-isolation", *what], python.parent)
-
-
-@pytest.fixture(scope="module")
-def checkout(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree as it stands, so that building leaves nothing behind in it."""
-    folder = tmp_path_factory.mktemp("source") / "checkout"
-    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    run([sys.executable, "-c", BUILD.format(kind="sdist", folder=str(folder))], checkout)
-    return next(folder.glob("*.tar.gz"))
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, so that what either of them forgets is missed."""
-    folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    run([sys.executable, "-c", BUILD.format(kind="wheel", folder=str(folder))], next(folder.glob("model_*/")))
-    return next(folder.glob("*.whl"))
 
 
 def expected(checkout: Path) -> tuple[list[str], list[str]]:
@@ -94,6 +42,8 @@ def test_wheel(wheel, checkout, tmp_path):
     package = next((tmp_path / "venv").glob("lib/python*/site-packages/auditor"))
     check(run([python, "-c", PROBE], tmp_path), checkout, package, data=package)
     assert "explain CODE" in run([python.parent / "auditor", "--help"], tmp_path)
+    assert run([python, "-m", "auditor", "--version"], tmp_path).startswith("auditor ")
+    assert "No file and no importable module" in run([python, "-m", "auditor", "explain", "missing-target"], tmp_path)
 
 
 def test_wheel_run_from_inside_the_checkout(wheel, checkout, tmp_path):
@@ -124,5 +74,5 @@ def test_wheel_holds_the_package_and_its_data_alone(wheel, checkout):
             Path("auditor") / path.relative_to(checkout) for path in checkout.glob(f"{data}/**/*") if path.is_file()
         }
         assert {name for name in names if name.parts[:2] == ("auditor", data)} == here
-    assert Path("auditor/py.typed") in names
+    assert {Path("auditor/py.typed"), Path("auditor/errors.md")} <= set(names)
     assert [name for name in names if name.name == "LICENSE"]

@@ -150,6 +150,33 @@ def test_folders_may_move_together(source: Path, tmp_path: Path) -> None:
     assert done.stdout.strip() == "Net", done.stderr
 
 
+def build_in(directory: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = "sys.path.insert(0, sys.argv[1]); import patched_model; print(type(patched_model.build()).__name__)"
+    return run_alone(script, directory, cwd=cwd)
+
+
+def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Path, tmp_path: Path) -> None:
+    out = source.parent / "audits" / "net"
+    text = emit(origin(source), PARAMETERS, PLANS, "autocast_bf16", out)
+    assert str(tmp_path) not in text
+    assert str(Path.home()) not in text
+    written(out, text)
+    (source.parent / "deeper" / "still").mkdir(parents=True)
+    out.rename(source.parent / "deeper" / "still" / "net")
+    done = build_in(source.parent / "deeper" / "still" / "net", tmp_path / "elsewhere")
+    assert done.stdout.strip() == "Net", done.stderr
+    away = tmp_path / "away" / "net"
+    away.parent.mkdir()
+    (source.parent / "deeper" / "still" / "net").rename(away)
+    done = build_in(away, source.parent)
+    assert done.stdout.strip() == "Net", done.stderr
+    done = build_in(away, tmp_path / "elsewhere")
+    assert done.returncode
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"FileNotFoundError: ../../{source.name} is not where it was as seen from {away}")
+    assert last.endswith("audit the model again, or edit SOURCE there")
+
+
 @pytest.mark.parametrize(
     ("symbol", "kind"),
     [("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec")],

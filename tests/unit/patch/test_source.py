@@ -104,7 +104,6 @@ def test_another_checkpoint_is_refused_in_one_line_before_it_is_loaded(kind: str
 
 def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "renamed_net.py").write_text("class Other: pass\n")
-    place = {"relative": "renamed_net.py", "absolute": str(tmp_path / "renamed_net.py")}
-    source = {"path": place, "module": None, "symbol": "Net", "kind": "class", "weights": None}
+    source = {"path": "renamed_net.py", "module": None, "symbol": "Net", "kind": "class", "weights": None}
     with pytest.raises(ValueError, match=r"renamed_net\.py has no 'Net' any more: audit it again"):
         make_original(source, str(tmp_path / "patched_model.py"), (), {})
