@@ -14,7 +14,7 @@ from .origins import origins
 from .ran import raised_by_autocast
 from .training import training_answers
 from .view import View, own, pattern, place, view
-from .words import compact, count, label, magnitude, memory, op, percent
+from .words import braced, compact, count, label, magnitude, memory, op, percent
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _listed(paths: Sequence[str]) -> str:
     shapes: dict[str, list[str]] = {}
     for path in paths:
         shapes.setdefault(pattern(path), []).append(path)
-    names = [f"{shape} ({len(found)})" if len(found) > 1 else own(found[0]) for shape, found in shapes.items()]
+    names = [braced(found) if len(found) > 1 else own(found[0]) for found in shapes.values()]
     return ", ".join(names[:4]) + (" and more, in plan.json" if len(names) > 4 else "")
 
 
