@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.cli.program import main
 from auditor.document.compare import fresh
 from auditor.document.compared import record
 from auditor.document.steady import watched
@@ -88,9 +90,9 @@ def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
 
 def test_a_cause_holds_all_layers_that_run_its_line(bad: Audit) -> None:
     by_line = {cause.worst.source: cause for cause in causes(bad).wanting}
-    assert by_line[line("masked")].modules == {"layers.*.attn": 3}
-    assert by_line[line("eps")].where == "layers.*.attn_norm x3, layers.*.mlp_norm x3"
-    assert by_line[line("loud")].modules["layers.*.mlp"] == 3
+    assert by_line[line("masked")].modules == {"layers.{0-2}.attn": 3}
+    assert by_line[line("eps")].where == "layers.{0-2}.attn_norm, layers.{0-2}.mlp_norm"
+    assert by_line[line("loud")].shapes == ("layers.*.mlp", "layers.*.mlp.down_proj")
 
 
 def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:
@@ -180,3 +182,34 @@ def _between(before: dict[tuple[str, str], float], after: dict[tuple[str, str], 
 
 def _identity(finding: Finding) -> tuple[str, str, str]:
     return finding.rule, finding.owner, finding.op
+
+
+EXITS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return RESULT
+
+def get_model():
+    torch.manual_seed(0)
+    return Model()
+
+def get_inputs():
+    return torch.ones(2, 8)
+"""
+
+
+def test_what_only_cast_weights_meet_fails_no_run_and_where_nothing_holds_it_does(tmp_path: Path) -> None:
+    cast_only = EXITS.replace("RESULT", "self.layer(x).pow(2).add(1e5).log()")  # plain autocast runs pow in FP32
+    (tmp_path / "cast_only.py").write_text(cast_only)
+    (tmp_path / "beyond.py").write_text(EXITS.replace("RESULT", "self.layer(x).masked_fill(x > 5, -1e9).sin()"))
+    usual = ["-q", "--formats", "fp16", "--out", f"{tmp_path}/out"]
+    assert main([f"{tmp_path}/cast_only.py", *usual]) == 0
+    assert main([f"{tmp_path}/cast_only.py", *usual, "--fail-on", "warning"]) == 1
+    assert main([f"{tmp_path}/beyond.py", *usual, "--strategies", "cast", "--max-error", "1e-9"]) == 1

@@ -34,7 +34,7 @@ class Cause:
     """Findings that begin at one operation of one line, in every module that runs it.
 
     severity: the highest of them. worst: the one that says best what is wrong; report: of its operation. rules: one Kind
-    each, that of `worst` first. modules: {path with its block numbers blanked: how many}. effect: the largest on the outputs.
+    each, that of `worst` first. modules: {paths as one text: how many}. effect: the largest on the outputs.
     """
 
     severity: str
@@ -59,6 +59,11 @@ class Cause:
         named = [scope(path) for path in self.modules]
         left = len(named) - MODULES_NAMED
         return ", ".join(named[:MODULES_NAMED]) + (f" and {left:,} more" if left > 0 else "")
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """Its modules with their block numbers blanked: `layers.*.attn`."""
+        return tuple(dict.fromkeys(scope(pattern(finding.owner)) for finding in self.members))
 
     @property
     def operations(self) -> int:
@@ -182,10 +187,11 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
     )
 
 
-def _weight(finding: Finding) -> tuple[bool, bool, int, int]:
-    """What says best what is wrong: a rule that is borne out, then how severe it is here, then in its file."""
-    severities = _index(SEVERITIES, finding.severity), _index(SEVERITIES, finding.declared or finding.severity)
-    return finding.agrees is False, finding.rule in MEASURED, *severities
+def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
+    """What says best what is wrong: what is borne out, then how severe it is here, rules before the measurement alone, then
+    how severe it is in its file."""
+    declared = _index(SEVERITIES, finding.declared or finding.severity)
+    return finding.agrees is False, _index(SEVERITIES, finding.severity), finding.rule in MEASURED, declared
 
 
 def _modules(members: Sequence[Finding]) -> dict[str, int]:
