@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reports" / "samples"
 NAME = "03_handwritten_transformer"
 OPEN_ATTENTION = """
-for (const name of ["layers", "0", "attention"])
+for (const name of ["layers", "1", "attention"])
   [...document.querySelectorAll("#graph-box .node.module")].find((box) => box.textContent.startsWith(name))
     .dispatchEvent(new MouseEvent("click"));
 document.activeElement.blur();
