@@ -156,8 +156,8 @@ def _entry(field: Field[Any], type_: Any, written: Written, read: Callable[[Any]
         written.key or field.name,
         type_,
         written,
-        (lambda record: _or_absent(read(record))) if written.left_out else read,
-        written.left_out,
+        _unless(read, None if written.left_out else default) if written.left_out or written.sparse else read,
+        written.left_out or written.sparse,
         None if default is MISSING else default,
     )
 
@@ -170,8 +170,14 @@ def _then(read: Callable[[Any], Any], made: Callable[[Any], Any]) -> Callable[[A
     return both
 
 
-def _or_absent(value: Any) -> Any:
-    return ABSENT if value is None else value
+def _unless(read: Callable[[Any], Any], usual: Any) -> Callable[[Any], Any]:
+    """What is read, but for the usual value, which is left out."""
+
+    def other(record: Any) -> Any:
+        found = read(record)
+        return ABSENT if found == usual else found
+
+    return other
 
 
 def _same(value: Any) -> Any:

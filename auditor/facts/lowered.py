@@ -10,8 +10,8 @@ from .upcasts import Upcasts, autocast_on
 
 WORDS = {
     (True, True): "under autocast and in a cast model",
-    (True, False): "under autocast, though not in a cast model",
-    (False, True): "in a cast model, though not under autocast",
+    (True, False): "under autocast (not in a cast model)",
+    (False, True): "in a cast model (not under autocast)",
     (False, False): None,
 }
 

@@ -55,7 +55,12 @@ class Upcasts:
         """Whether the reader computes high because of this input; a tensor out of nothing takes part in promotion only."""
         origin = _unshaped(node)
         out_of_nothing = origin.op == "call_function" and (not origin.all_input_nodes or _is_made_of_integers(origin))
-        return self._high[node] and (not out_of_nothing or _promotes(reader))
+        return self._high[node] and (not out_of_nothing or _promotes(reader) or self._reads_nothing_else(reader))
+
+    def _reads_nothing_else(self, reader: fx.Node) -> bool:
+        """Whether all floating values that it reads are high, so that no other dtype can be the one it takes."""
+        held = [(item, dtype(item)) for item in reader.all_input_nodes]
+        return all(self._high[item] for item, found in held if found is not None and found.is_floating_point)
 
     def _computes_high(self, node: fx.Node) -> bool:
         if not row_of(node).cast:

@@ -176,7 +176,7 @@ def _load(
         name=str(found.spec.get("name", target.name)),
         target=target.text,
         inputs_source=given.source,
-        weights_source=_weights_source(weights_text, restored, found, seed),
+        weights_source=_weights_source(weights_text, restored, watch.trained, found, seed),
         held_out=held_out,
         origin=_with_weights(found.origin, weights_text),
         synthetic_inputs=given.synthetic,
@@ -269,7 +269,8 @@ def _with_weights(origin: Origin | None, text: str | None) -> Origin | None:
     return replace(origin, weights=str(Path(text).resolve()) if text else None) if origin else None
 
 
-def _weights_source(text: str | None, restored: bool, found: Found, seed: int) -> str:
+def _weights_source(text: str | None, restored: bool, trained: bool, found: Found, seed: int) -> str:
     if text:
         return f"--weights {text}"
-    return f"loaded by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"
+    how = "trained" if trained else "loaded"
+    return f"{how} by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"

@@ -14,6 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import LoadError
 from ..formats.entries import entries
@@ -35,16 +36,21 @@ class WeightWatch:
     def __init__(self) -> None:
         self.phase = "import"
         self.restored = False
+        self.trained = False
         self.phases_with_reads: set[str] = set()
 
     def loaded(self, kind: str) -> bool:
         """Whether a model of this kind of origin got its weights from somewhere.
 
-        Restoring a state dict says so; reading a file does only where the model itself was being made, since inputs
-        are read from files too.
+        Restoring a state dict says so, and an optimiser's step; reading a file does only where the model itself was
+        being made, since inputs are read from files too.
         """
         made_in = {"instance": "import", "factory": "build", "class": "build"}.get(kind)
-        return self.restored or made_in in self.phases_with_reads
+        return self.restored or self.trained or made_in in self.phases_with_reads
+
+    def stepped(self, *_: Any) -> None:
+        """An optimiser has changed parameters."""
+        self.trained = True
 
 
 _active: WeightWatch | None = None
@@ -60,6 +66,7 @@ def watching() -> Iterator[WeightWatch]:
         with ExitStack() as stack:
             restore = _noted(nn.Module.load_state_dict, restores=True)
             stack.enter_context(swapped(nn.Module, "load_state_dict", restore))
+            stack.callback(register_optimizer_step_post_hook(watch.stepped).remove)
             for module_name, name in READERS:
                 module = sys.modules.get(module_name)
                 if module is not None and name in vars(module):

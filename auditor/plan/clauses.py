@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
 
@@ -37,6 +39,8 @@ def no_gain(saves: float, objective: str, scopes: int, least: float) -> str:
 
 def over(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """Why what would gain something is not lowered: the budget."""
+    if not math.isfinite(after):
+        return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = apart(before, after, budget)
     how = (
         f"takes the error from {first} to {second}"

@@ -67,20 +67,26 @@ class Reason:
         ),
     ]
     words: Annotated[str, Written("the same in one clause, with its evidence")]
-    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about")] = ()
+    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about", sparse=True)] = ()
     operations: Annotated[
-        tuple[str, ...], Written("operations in modules that run low, and those without a precision, by name")
+        tuple[str, ...],
+        Written("operations in modules that run low, and those without a precision, by name", sparse=True),
     ] = ()
-    by: Annotated[str | None, Written("the module or operation that decides, where it is another")] = None
+    by: Annotated[str | None, Written("the module or operation that decides, where it is another", sparse=True)] = None
     adds: Annotated[
-        float | None, Written("what lowering it alone adds to the plan's error; `null` where that is forbidden")
+        float | None,
+        Written("what lowering it alone adds to the plan's error; not there where that is forbidden", sparse=True),
     ] = None
-    left: Annotated[float | None, Written("how much of the budget the plan leaves")] = None
+    left: Annotated[float | None, Written("how much of the budget the plan leaves", sparse=True)] = None
     saves: Annotated[
-        float | None, Written("share of what the plan still takes, by its objective, that lowering it alone saves")
+        float | None,
+        Written("share of what the plan still takes, by its objective, that lowering it alone saves", sparse=True),
     ] = None
     ran: Annotated[
-        bool, Written("whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted")
+        bool,
+        Written(
+            "whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted", sparse=True
+        ),
     ] = False
 
 

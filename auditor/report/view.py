@@ -32,6 +32,7 @@ class Tally:
     by_range: int
     by_precision: int
     cast_only: int = 0
+    without_kernel: int = 0
 
     @property
     def unsafe(self) -> int:
@@ -40,8 +41,10 @@ class Tally:
 
     @property
     def limit(self) -> str:
-        """`range`, `precision`, `range and precision`, or nothing where no operation is limited."""
-        return " and ".join(kind for kind, n in (("range", self.by_range), ("precision", self.by_precision)) if n)
+        """`range`, `precision`, `missing kernels`, those of them that are, or nothing where no operation is limited."""
+        found = (("range", self.by_range), ("precision", self.by_precision), ("missing kernels", self.without_kernel))
+        kinds = [kind for kind, number in found if number]
+        return " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,11 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         limited["range"],
         limited["precision"],
         _cast_only(audit, fmt),
+        sum(
+            node.verdicts[fmt].verdict == "unsafe" and fmt in node.errors and node.errors[fmt].unsupported is not None
+            for node in audit.nodes
+            if fmt in node.verdicts
+        ),
     )
 
 
@@ -325,7 +333,8 @@ def _contrast(tally: Tally) -> str:
     if not counts["unsafe"] and not counts["sensitive"]:
         return f"{tally.label}: none of the {count(tally.total, 'operation')} is unsafe or sensitive."
     cause = f", limited by {tally.limit}" if tally.limit else ""
-    where = f" ({'all' if tally.cast_only == counts['unsafe'] else f'{tally.cast_only:,}'} only with cast weights)"
+    some = "" if tally.cast_only == counts["unsafe"] else f"{tally.cast_only:,} "
+    where = f" ({some}only with cast weights)"
     return (
         f"{tally.label}: {counts['unsafe']:,} unsafe{where if tally.cast_only else ''} and {counts['sensitive']:,} "
         f"sensitive of {count(tally.total, 'operation')}{cause}."

@@ -121,8 +121,8 @@ def _low_where(seen: Seen) -> str:
     low = {use: call is not None and call.out.dtype in LOW.values() for use, call in seen.lowered.items()}
     return {
         (True, True): "under autocast and in a cast model",
-        (True, False): "under autocast, though not in a cast model",
-        (False, True): "in a cast model, though not under autocast",
+        (True, False): "under autocast (not in a cast model)",
+        (False, True): "in a cast model (not under autocast)",
         (False, False): "unknown",
     }[low["autocast"], low["cast"]]
 

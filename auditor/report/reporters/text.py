@@ -15,6 +15,7 @@ CAUSES_SHOWN = 8
 ISLANDS_SHOWN = 6
 ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
+WHY_LINES = 3
 
 
 def render(audit: Audit, *, width: int | None = None, color: bool | None = None) -> str:
@@ -92,9 +93,11 @@ def _islands(page: Page, islands: tuple[Island, ...]) -> None:
         name = island.name
         why = ", ".join(island.because)
         taken = max(30, min(cell_len(printable(name)), page.width - 42 - min(cell_len(printable(why)), 20) + 20))
-        page.line(
-            "    " + columns([(label(island.precision), 4), (name, taken), (why, max(page.width - taken - 12, 8))])
-        )
+        room = max(page.width - taken - 12, 8)
+        fits = cell_len(printable(why)) <= room
+        page.line("    " + columns([(label(island.precision), 4), (name, taken), (why if fits else "", room)]))
+        if not fits:
+            page.paragraph(why, 8, WHY_LINES, "muted")
     if len(islands) > ISLANDS_SHOWN:
         page.line(f"    and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import pytest
 
 from auditor.document.contents import digest
+from auditor.document.read import read_audit
 from auditor.document.write import finite, number, plain, texts, to_document, to_measurements, to_plan, written
-from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, ScopeChoice
+from auditor.records import FORMAT_VERSION, Contribution, NodeError, Plan, Reason, ScopeChoice
 from auditor.records.written import Written
 from tests.unit.report.factory import make_audit
 
@@ -48,6 +49,21 @@ def test_a_plan_of_five_hundred_operations_is_small() -> None:
     audit = make_audit(500)
     assert len(audit.nodes) > 490
     assert len(texts(audit)["plan.json"]) < 60_000
+
+
+def test_a_reason_holds_what_it_has_to_say_and_reads_back() -> None:
+    reason = Reason("inherited", "it is handed FP32 by add", operations=("add_1",), by="add")
+    budget = Reason("budget", "b", modules=("head",), adds=0.0, left=0.01, saves=0.02, ran=True)
+    audit = make_audit()
+    plans = {name: replace(plan, reasons=(reason, budget)) for name, plan in audit.plans.items()}
+    document = to_plan(replace(audit, plans=plans))
+    first, second = next(iter(document["plans"].values()))["reasons"]
+    assert first == {"kind": "inherited", "words": reason.words, "operations": ["add_1"], "by": "add"}
+    assert second.keys() == {"kind", "words", "modules", "adds", "left", "saves", "ran"}
+    read = next(iter(read_audit(document, "x").plans.values())).reasons
+    assert [(r.by, r.adds, r.ran, tuple(r.modules)) for r in read] == [
+        (r.by, r.adds, r.ran, r.modules) for r in (reason, budget)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -136,3 +136,16 @@ def test_arithmetic_on_integers_is_high_in_a_low_model_too() -> None:
     assert {"pow", "div", "neg", "mul", "sin", "add"} >= named >= {"pow", "sin"}
     assert not toy.facts["mul_1"].upcast
     assert function(torch.ones(4, 2).half()).dtype is torch.float32
+
+
+def test_what_is_computed_from_raised_integers_alone_stays_fp32_in_a_cast_model() -> None:
+    def rotate(x: Tensor) -> Tensor:
+        frequency = 10000 ** (-torch.arange(0, 8, 2).float() / 8)
+        angle = torch.arange(6)[:, None] * frequency
+        assert angle.dtype is torch.float32  # whatever x is
+        return x * angle.cos()
+
+    toy = facts_of(rotate, torch.ones(6, 4))
+    assert {"neg", "div", "pow_1", "mul", "cos"} <= upcasts(toy)
+    assert toy.facts["mul"].low_where is None
+    assert rotate(torch.ones(6, 4).half()).dtype is torch.float32

@@ -133,6 +133,23 @@ def test_safetensors_that_is_not_one(write, tmp_path):
 SAVED = "import pathlib\nHERE = pathlib.Path(__file__).parent\n"
 
 
+def test_weights_trained_while_the_model_is_made_are_not_random(write):
+    train = """
+def get_model():
+    net = Net()
+    net(torch.ones(2, 3)).sum().backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    return net
+def get_inputs():
+    return (torch.ones(2, 3),)
+"""
+    subject = load(write(NET + train))
+    assert not subject.random_weights
+    assert subject.weights_source == "trained by get_model"
+    assert not any("RANDOM" in said for said in cautions(subject))
+    assert load(write(NET + train.replace(".step()", ""))).random_weights
+
+
 @pytest.mark.parametrize(
     ("tail", "random"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from auditor.plan.clauses import apart, close, count, gained, no_gain, over
@@ -49,3 +51,9 @@ def test_gains() -> None:
     )
     assert "3 more scopes in the plan must save 2.1%" in no_gain(0.008, "time", 3, 0.021)
     assert (count(1, "module"), count(3000, "module")) == ("1 module", "3,000 modules")
+
+
+def test_what_fails_low_has_no_error_to_speak_of() -> None:
+    said = over(0.001, math.inf, 0.01, 0.07, "time", ran=True)
+    assert "inf " not in said
+    assert said == "low, it makes the model fail or its outputs non-finite"

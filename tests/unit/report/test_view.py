@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.records import Plan, ScopeChoice, Verification
+from auditor.records import NodeError, Plan, ScopeChoice, Verdict, Verification
 from auditor.report.origins import origins
 from auditor.report.questions import questions
 from auditor.report.view import islands, pattern, precision_of, view
@@ -104,3 +104,26 @@ def test_an_audit_of_what_is_no_longer_registered_says_so(what: str, name: str, 
             shown()
         assert caught.value.slug == f"bad-{what}"
     assert not (tmp_path / "saved").exists()
+
+
+def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
+    audit = make_audit(20, formats=("bf16",))
+    first, second, *others = audit.nodes
+    rounded = replace(first, verdicts={"bf16": Verdict("sensitive", "alone it takes half", "precision")})
+    missing = replace(
+        second,
+        verdicts={"bf16": Verdict("unsafe", "no kernel")},
+        errors={"bf16": NodeError(unsupported="stft has no bfloat16 kernel")},
+        exposed={"bf16": ("cast",)},
+    )
+    safe = [replace(node, verdicts={"bf16": Verdict("safe", "")}) for node in others]
+    for nodes, limit in (
+        ((missing, *safe), "missing kernels"),
+        ((rounded, missing, *safe), "precision and missing kernels"),
+    ):
+        seen = view(replace(audit, nodes=nodes))
+        assert seen.tallies[0].limit == limit
+        assert any(
+            f"1 unsafe (only with cast weights) and {len(nodes) - len(safe) - 1} sensitive" in said
+            for said in seen.contrast
+        )

@@ -74,3 +74,17 @@ def test_islands_say_which_blocks_they_are():
         replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)}), width=80, color=False
     )
     assert "blocks.{2,5}.attn" in said
+
+
+def test_a_reason_that_does_not_fit_beside_its_module_stands_whole_below_it():
+    audit = make_audit(40)
+    plan = audit.plans["autocast_fp16"]
+    why = "low, it would hand on low values to head, where linear_28 would be handed two dtypes, which raises an error"
+    scopes = {"": plan.scopes[""], "blocks.2.attn": ScopeChoice("fp32", (why,))}
+    said = text.render(
+        replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes, reasons=())}),
+        width=80,
+        color=False,
+    )
+    assert why in " ".join(said.split())
+    assert all(len(line) <= 80 for line in said.splitlines())
