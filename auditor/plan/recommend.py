@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import astuple
 
 from ..formats.table import label, runs
 from ..records import Plan
@@ -14,8 +15,9 @@ USES = ("inference", "training")
 
 
 def gains(plan: Plan) -> bool:
-    """Whether a plan holds the budget and is worth more than FP32."""
-    return plan.verified and strategy_of(plan.strategy).gains(plan)
+    """Whether a plan holds the budget and is worth more than FP32: a mixture that is slower than it is not."""
+    slower = plan.objective == "time" and has_fp32(plan) and plan.predicted_speedup < 1
+    return plan.verified and strategy_of(plan.strategy).gains(plan) and not slower
 
 
 def has_fp32(plan: Plan) -> bool:
@@ -28,9 +30,9 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
 
     stepped: names of those under which the audited training step holds; None where none was audited.
     """
-    good = [plan for plan in plans.values() if gains(plan)]
+    good = [plan for plan in _held(plans, use) if gains(plan)]
     if use == "training":
-        good = [p for p in good if strategy_of(p.strategy).trains and (stepped is None or p.name in stepped)]
+        good = [plan for plan in good if stepped is None or plan.name in stepped]
     return min(good, key=_preference, default=None)
 
 
@@ -44,19 +46,29 @@ def recommend(
     """
     chosen = best_for(plans, use, stepped)
     if chosen is None:
-        return None, _none(plans, max_error) + _else(plans, use, stepped)
+        return None, _none(plans, max_error, use) + _else(plans, use, stepped)
     kept = len(chosen.kept)
     stay = f"{count(kept, 'module')} {'stays' if kept == 1 else 'stay'} FP32" if kept else "nothing has to stay FP32"
     return chosen.name, (
         f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error:.2g} within "
-        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_other(chosen, plans)}. {_uses(plans, stepped)}"
+        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
     )
 
 
-def saves_nothing(plans: Mapping[str, Plan]) -> bool:
-    """Whether low precision is within the budget, and there is nothing to gain by it."""
+def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
+    """Whether low precision is within the budget of some plan for this use, and there is nothing to gain by it."""
+    held = _held(plans, use)
+    return not any(map(gains, held)) and any(_has_low(plan) or _idle(plan) for plan in held)
+
+
+def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
+    """Plans for this use that hold the budget."""
     held = [plan for plan in plans.values() if plan.verified]
-    return not any(map(gains, held)) and any(not has_fp32(plan) or _idle(plan) for plan in held)
+    return [plan for plan in held if use != "training" or strategy_of(plan.strategy).trains]
+
+
+def _has_low(plan: Plan) -> bool:
+    return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def _idle(plan: Plan) -> bool:
@@ -64,15 +76,17 @@ def _idle(plan: Plan) -> bool:
     return bool(plan.reasons) and all(reason.kind in ("no-gain", "not-floating") for reason in plan.reasons)
 
 
-def _none(plans: Mapping[str, Plan], max_error: float) -> str:
+def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     """Why there is no plan to use."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
     measured = [plan for plan in plans.values() if plan.measured_error is not None]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
-    if saves_nothing(plans):
+    if saves_nothing(plans, use):
         what = GAINS[next(iter(plans.values())).objective]
+        if all(has_fp32(plan) and not _idle(plan) for plan in _held(plans, use)):
+            return f"Run it in FP32: what holds an error of {max_error:.2g} in low precision saves no {what}."
         return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no {what} to gain by it."
     reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
     return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
@@ -88,8 +102,17 @@ def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) 
 def _uses(plans: Mapping[str, Plan], stepped: Collection[str] | None) -> str:
     """The best plan for each use, with what it is worth."""
     found = {use: best_for(plans, use, stepped) for use in USES}
-    named = [f"for {use}: {f'{plan.name} {_worth(plan)}' if plan else 'none holds'}" for use, plan in found.items()]
+    named = [
+        f"for {use}: {f'{plan.name} {_worth(plan)}' if plan else _without(plans, use)}" for use, plan in found.items()
+    ]
     return f"F{'; '.join(named)[1:]}."
+
+
+def _without(plans: Mapping[str, Plan], use: str) -> str:
+    """That there is no plan for a use."""
+    if not saves_nothing(plans, use):
+        return "none holds"
+    return f"none that holds saves {GAINS[next(iter(plans.values())).objective]}"
 
 
 def _worth(plan: Plan) -> str:
@@ -102,6 +125,16 @@ def _worth(plan: Plan) -> str:
     if plan.objective == "flops":
         return f"{plan.low_precision_flops:.0%} of the FLOPs low"
     return f"{plan.predicted_speedup:.2f}x"
+
+
+def _idly(plan: Plan) -> str:
+    """That a plan holds and yet takes no less than FP32 by its objective, where that is so."""
+    taken, whole = 1 / plan.predicted_speedup, 1.0
+    if plan.objective == "memory" and plan.memory and plan.fp32_memory:
+        taken, whole = sum(astuple(plan.memory)), sum(astuple(plan.fp32_memory))
+    if plan.objective == "flops" or taken < whole:
+        return ""
+    return f", predicted to save no {GAINS[plan.objective]}"
 
 
 def _share(plan: Plan) -> str:

@@ -99,7 +99,7 @@ class Audit:
     recommended: Annotated[
         str | None,
         Written(
-            "name of the plan to use; `null`: no plan holds the budget with anything low",
+            "name of the plan to use; `null`: no plan holds the budget and gains anything by what is low",
             schema={"pattern": PLAN_NAME},
         ),
     ]

@@ -298,10 +298,10 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
 
 def _nothing(audit: Audit) -> str:
     """Why no plan is recommended."""
+    if saves_nothing(audit.plans, audit.use):
+        return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
         return f"no plan for {audit.use} met the error budget of {audit.max_error:g}"
-    if saves_nothing(audit.plans):
-        return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     return f"no plan met the error budget of {audit.max_error:g}"
 
 

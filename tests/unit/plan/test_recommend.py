@@ -88,6 +88,33 @@ def test_nothing_gains(objective: str, what: str) -> None:
     assert not saves_nothing(plans(replace(whole, reasons=(Reason("unsafe", "x is unsafe: it overflows", ("",)),))))
 
 
+def test_a_plan_that_holds_and_saves_nothing_says_so() -> None:
+    more, less = (replace(BASE, objective="memory", memory=Memory(100, n), fp32_memory=FP32) for n in (100, 99))
+    for plan, words in (
+        (replace(BASE, predicted_speedup=0.97), "FP32, predicted to save no time."),
+        (replace(BASE, predicted_speedup=1.0), "FP32, predicted to save no time."),
+        (replace(BASE, predicted_speedup=1.01), "nothing has to stay FP32."),
+        (more, "FP32, predicted to save no memory."),
+        (less, "nothing has to stay FP32."),
+        (replace(BASE, objective="flops", predicted_speedup=0.97), "nothing has to stay FP32."),
+    ):
+        assert words in recommend(plans(plan), 0.01)[1]
+
+
+def test_a_mixture_that_is_slower_than_fp32_is_not_recommended() -> None:
+    scopes = {**ROOT, "norm": ScopeChoice("fp32")}
+    mixed = replace(BASE, scopes=scopes, predicted_speedup=0.97, reasons=(Reason("unsafe", "x is unsafe", ("norm",)),))
+    said = "Run it in FP32: what holds an error of 0.01 in low precision saves no time."
+    assert recommend(plans(mixed), 0.01) == (None, said)
+    assert recommend(plans(mixed), 0.01, "training") == (None, said)
+    assert recommend(plans(replace(mixed, objective="flops")), 0.01)[0] == mixed.name
+    both = plans(mixed, named("cast_fp16"))
+    assert recommend(both, 0.01)[0] == "cast_fp16"
+    assert recommend(both, 0.01)[1].endswith("for training: none that holds saves time.")
+    name, reason = recommend(both, 0.01, "training")
+    assert (name, reason) == (None, f"{said} That is about training: for inference, cast_fp16 holds it at 2.00x.")
+
+
 def test_the_sentence_holds_the_evidence() -> None:
     island = {**ROOT, "norm": ScopeChoice("fp32")}
     rival = named("autocast_bf16", verified=False, measured_error=0.5)

@@ -104,6 +104,7 @@ def test_a_module_called_fp32_computes_in_fp32_and_others_do_not(audit: Audit) -
 
 def test_the_recommended_plan_is_the_fastest_for_its_use(audit: Audit) -> None:
     held = [p for p in audit.plans.values() if p.verified and (p.low_precision_flops > 0 or p.predicted_speedup > 1)]
+    held = [p for p in held if p.predicted_speedup >= 1 or all(c.precision != "fp32" for c in p.scopes.values())]
     if audit.use == "training":
         assert audit.recommended is not None
         assert audit.recommended.startswith("autocast")
