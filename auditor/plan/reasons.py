@@ -99,13 +99,22 @@ def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], bud
 
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Reasons that say the same of several, once."""
-    found: dict[Reason, tuple[list[str], list[str]]] = {}
+    """Reasons that say the same of several, once; of what was only predicted to gain nothing, the largest numbers."""
+    found: dict[tuple[Reason, bool], list[Reason]] = {}
     for reason in reasons:
-        modules, operations = found.setdefault(replace(reason, modules=(), operations=()), ([], []))
-        modules += reason.modules
-        operations += reason.operations
-    return tuple(replace(r, modules=tuple(m), operations=tuple(o)) for r, (m, o) in found.items())
+        alike = replace(reason, modules=(), operations=())
+        idle = reason.kind == "no-gain" and not reason.ran and reason.adds is not None
+        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+    return tuple(
+        replace(
+            alike,
+            modules=tuple(path for each in several for path in each.modules),
+            operations=tuple(name for each in several for name in each.operations),
+            adds=max((each.adds for each in several if each.adds is not None), default=None),
+            saves=max((each.saves for each in several if each.saves is not None), default=None),
+        )
+        for (alike, _), several in found.items()
+    )
 
 
 def _own_saving(problem: Problem, owner: str) -> float:

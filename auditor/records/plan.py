@@ -75,12 +75,18 @@ class Reason:
     by: Annotated[str | None, Written("the module or operation that decides, where it is another", sparse=True)] = None
     adds: Annotated[
         float | None,
-        Written("what lowering it alone adds to the plan's error; not there where that is forbidden", sparse=True),
+        Written(
+            "what lowering it alone adds to the plan's error, of several the most; not there where that is forbidden",
+            sparse=True,
+        ),
     ] = None
     left: Annotated[float | None, Written("how much of the budget the plan leaves", sparse=True)] = None
     saves: Annotated[
         float | None,
-        Written("share of what the plan still takes, by its objective, that lowering it alone saves", sparse=True),
+        Written(
+            "share of what the plan still takes, by its objective, that lowering it alone saves, of several the most",
+            sparse=True,
+        ),
     ] = None
     ran: Annotated[
         bool,

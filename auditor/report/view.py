@@ -166,11 +166,9 @@ def _shared_words(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str,
         return (*codes, f"{first}; the others likewise")
     low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
     saves = max(reason.saves or 0.0 for _, reason in found)
-    many = (
-        f"lowering one of them adds {low} to {high} of error"
-        if low != high
-        else f"lowering one of them adds {low} of error"
-    )
+    idle = found[0][1].kind == "no-gain"  # its numbers are the largest of several
+    reach = f"at most {high}" if idle else f"{low} to {high}" if low != high else low
+    many = f"lowering one of them adds {reach} of error"
     return (
         *codes,
         f"{many}, and {'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}{_limit(found[0][1])}",

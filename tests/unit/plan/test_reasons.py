@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -177,3 +178,16 @@ def test_the_kinds_are_met(planned: Planned) -> None:
     bench, plans = planned
     found = {reason.kind for plan in plans.values() for reason in plan.reasons}
     assert KINDS.get(type(bench.subject.model).__name__, set()) <= found, found
+
+
+def test_modules_that_are_predicted_to_gain_nothing_share_one_reason_with_the_largest_numbers() -> None:
+    idle = [
+        Reason("no-gain", "w", modules=(f"blocks.{i}",), adds=adds, left=0.01, saves=saves)
+        for i, (adds, saves) in enumerate([(1e-6, 0.0), (3e-6, 1e-5), (-2e-6, 0.0)])
+    ]
+    ran = [replace(reason, ran=True) for reason in idle]
+    first, *others = together([*idle, *ran])
+    assert (first.modules, first.adds, first.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
+    assert tuple(others) == tuple(ran)
+    over = [replace(reason, kind="budget") for reason in idle]
+    assert together(over) == tuple(over)
