@@ -58,7 +58,7 @@ def recommend(
 def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
     """Whether low precision is within the budget of some plan for this use, and there is nothing to gain by it."""
     held = _held(plans, use)
-    return not any(map(gains, held)) and any(_has_low(plan) or _idle(plan) for plan in held)
+    return not any(map(gains, held)) and any(_has_low(plan) or _idle(plan) or _might(plan) for plan in held)
 
 
 def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
@@ -74,6 +74,11 @@ def _has_low(plan: Plan) -> bool:
 def _idle(plan: Plan) -> bool:
     """Whether all that a plan keeps in FP32 could be low."""
     return bool(plan.reasons) and all(reason.kind in ("no-gain", "not-floating") for reason in plan.reasons)
+
+
+def _might(plan: Plan) -> bool:
+    """Whether some of what a plan keeps in FP32 could be low, and its errors would show."""
+    return any(reason.kind == "no-gain" and reason.adds for reason in plan.reasons)
 
 
 def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:

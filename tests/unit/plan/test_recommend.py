@@ -115,6 +115,16 @@ def test_a_mixture_that_is_slower_than_fp32_is_not_recommended() -> None:
     assert (name, reason) == (None, f"{said} That is about training: for inference, cast_fp16 holds it at 2.00x.")
 
 
+def test_fp32_beside_which_a_part_could_be_low_is_not_said_to_fail() -> None:
+    unsafe = Reason("unsafe", "x is unsafe: it overflows", ("body",))
+    part = Reason("no-gain", "lowering it saves no time", ("head",), adds=0.001)
+    whole = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
+    said = "Run it in FP32: what holds an error of 0.01 in low precision saves no time."
+    assert recommend(plans(replace(whole, reasons=(unsafe, part))), 0.01) == (None, said)
+    for other in (replace(part, adds=0.0), replace(part, kind="inherited")):
+        assert "no plan holds" in recommend(plans(replace(whole, reasons=(unsafe, other))), 0.01)[1]
+
+
 def test_the_sentence_holds_the_evidence() -> None:
     island = {**ROOT, "norm": ScopeChoice("fp32")}
     rival = named("autocast_bf16", verified=False, measured_error=0.5)
