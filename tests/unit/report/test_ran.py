@@ -33,7 +33,7 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 64)
-        self.kept, self.last = Kept(), nn.Linear(64, 8)
+        self.kept, self.last = Kept(), nn.Linear(64, 1024)
 
     def forward(self, x: Tensor) -> Tensor:
         scaled = x * 2
@@ -58,7 +58,7 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def audit() -> Audit:
-    return auditor.audit(seeded(Mixed), normal(32, 16), formats=("fp16",), strategies=("autocast",), device="cpu")
+    return auditor.audit(seeded(Mixed), normal(256, 16), formats=("fp16",), strategies=("autocast",), device="cpu")
 
 
 def reasons(audit: Audit) -> dict[str, list[NodeReport]]:
