@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..formats.histogram import merged
 from ..raised import let_through
-from ..records import Batch, Capture, Contribution, Magnitudes, NodeError, Subject
+from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..tape.paths import usable_batches
 from .attribute import attribute
+from .confirm import confirmed
 from .measure import Measurement, measure
 from .reference import NONE, TRIED, TRUSTED
 from .rerun import PLAIN, Yardstick
@@ -21,12 +22,16 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run."""
+    """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
+
+    linearity: by format, where predictions were held against runs.
+    """
 
     errors: Mapping[str, Mapping[str, NodeError]]
     contributions: Mapping[str, Mapping[str, Contribution]]
     ranges: Mapping[str, Magnitudes]
     batches: int
+    linearity: Mapping[str, Linearity] = field(default_factory=dict)
 
 
 def calibrate(
@@ -49,7 +54,8 @@ def calibrate(
             return attribute(measured, seed, tick, yardstick)
 
         measured, contributions = _attributed(capture, subject, batch, formats, tick, attributed)
-        one = Calibration(measured.errors, contributions, measured.ranges, 1)
+        contributions, linearity = confirmed(measured, contributions, yardstick, tick)
+        one = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
         del measured
         found = one if found is None else _merged(found, one)
     assert found is not None  # a Subject has at least one batch
@@ -85,7 +91,18 @@ def _merged(a: Calibration, b: Calibration) -> Calibration:
         },
         ranges={name: merged((span, b.ranges[name])) for name, span in a.ranges.items()},
         batches=count,
+        linearity=_doubted(a.linearity, b.linearity),
     )
+
+
+def _doubted(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
+    """Of each format the batch on which first order fares worse."""
+
+    def doubt(one: Linearity) -> tuple[bool, int, int]:
+        return not one.holds, one.left, one.compared
+
+    formats = dict.fromkeys([*a, *b])
+    return {fmt: max((found[fmt] for found in (a, b) if fmt in found), key=doubt) for fmt in formats}
 
 
 def _worse(a: NodeError, b: NodeError) -> NodeError:

@@ -85,7 +85,7 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
     light = elements < LIGHT
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
     estimates = Estimates(measurement, norm)
-    views = _lone_views(measurement)
+    views = lone_views(measurement)
     handles = _hooked(estimates, batch, views)
     try:
         for index, probe in enumerate(probes(outputs, count, seed)):
@@ -161,7 +161,7 @@ def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
     return found
 
 
-def _lone_views(measurement: Measurement) -> dict[str, str]:
+def lone_views(measurement: Measurement) -> dict[str, str]:
     """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
     found: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:

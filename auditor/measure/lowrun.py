@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
+from ..formats.carried import carried_in
 from ..formats.entries import extent
 from ..formats.table import FORMATS
 from ..ops.casting import lowered
@@ -22,12 +24,13 @@ class LowRun:
     """Goes along with the reference, node by node.
 
     values: reference results so far, by name; whoever runs the reference adds to them. env: results of the run that is
-    low from the start.
+    low from the start. pure: whether every floating result of that run is low, and comes of the run itself.
     """
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
         self.env: dict[fx.Node, Any] = {}
+        self.pure = True
         self._nodes, self._values = capture.nodes, values
         self._rounded: dict[fx.Node, Any] = {}
 
@@ -59,6 +62,10 @@ class LowRun:
             result = None
         if result is None or not same_shapes(reference, result):
             result = lowered(reference, self.row)
+            self.pure = False
+        self.pure = self.pure and not any(
+            x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result)
+        )
         self.env[n] = result
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:

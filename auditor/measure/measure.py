@@ -29,7 +29,7 @@ class Measurement:
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
-    blind: nodes from which some way to the outputs leads through an operation without a derivative.
+    pure: formats in which the whole model ran low. blind: nodes from which some way to the outputs leads through an operation without a derivative.
     """
 
     capture: Capture
@@ -44,6 +44,7 @@ class Measurement:
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
     blind: frozenset[str]
+    pure: frozenset[str]
 
     @property
     def weights(self) -> set[str]:
@@ -82,6 +83,7 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
+        pure=frozenset(name for name, low in run.low.items() if low.low.pure),
     )
 
 

@@ -16,7 +16,7 @@ from .graph import (
     Progress,
     Subject,
 )
-from .measure import Contribution, Distance, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
+from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Environment",
     "Finding",
     "FlaggedRegion",
+    "Linearity",
     "Literals",
     "Magnitudes",
     "Memory",

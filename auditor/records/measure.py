@@ -92,6 +92,25 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Linearity:
+    """Whether first order, from which effects are predicted, holds on this model in a format."""
+
+    format: Annotated[str, Written("the number format", needed="audit")]
+    compared: Annotated[int, Written("operations whose effect was predicted and then run", least=1)]
+    least: Annotated[float, Written("the smallest of predicted / run among them", least=0)]
+    median: Annotated[float, Written("the median of predicted / run", least=0)]
+    most: Annotated[float, Written("the largest of predicted / run", least=0)]
+    holds: Annotated[bool, Written("whether nine in ten predictions are within 1.6 times what a run says")]
+    whole_predicted: Annotated[
+        float | None, Written("predicted error of the outputs where everything is low; `null`: it cannot be compared")
+    ]
+    whole_run: Annotated[float | None, Written("the same, run")]
+    confirmed: Annotated[int, Written("predictions beyond the budget that a run bore out", least=0)]
+    refuted: Annotated[int, Written("predictions beyond the budget that a run refuted", least=0)]
+    left: Annotated[int, Written("predictions beyond the budget that were not run", least=0)]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What is said of one node in one format, and why."""
 
