@@ -55,6 +55,7 @@ def assembled(
         warnings=(*captured.warnings, *_unheld(subject)),
         command=options.command,
         weights=_weights(captured, measured),
+        linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         **found,
     )
 

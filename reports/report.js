@@ -233,7 +233,8 @@
     function measured(i) {
       const rows = [["Verdict", (f) => data.verdicts[table.verdict(f, i)]]];
       const fields = { effect: "Moves output", own: "Own rounding", local: "Local error", propagated: "Error carried" };
-      for (const [field, title] of Object.entries(fields)) rows.push([title, (f) => ratio(data.cells[f][field][i])]);
+      const said = (f, field) => (field === "effect" && data.cells[f].predicted[i] === "1" ? ", predicted" : "");
+      for (const [field, title] of Object.entries(fields)) rows.push([title, (f) => ratio(data.cells[f][field][i]) + said(f, field)]);
       const event = (f, k) => (data.cells[f].events[i] || [0, 0, 0, 0])[k];
       rows.push(["Overflow", (f) => String(event(f, 0))], ["NaN", (f) => String(event(f, 1))]);
       rows.push(["Lost to zero", (f) => `${Number((100 * (event(f, 2) || 0)).toPrecision(2))}%`]);

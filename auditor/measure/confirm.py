@@ -25,6 +25,9 @@ SAMPLE = 6
 OFF = 1.6
 """How many times too large or too small a prediction may be; a few probes of few samples alone are 1.3 times off."""
 
+REFUTED = 0.1
+"""Share of the predictions beyond the budget that runs may refute, before those nearest to it are all run."""
+
 _TOLD = 1e-3
 """Share of the budget below which a prediction is of no consequence, and is not held against a run."""
 
@@ -109,8 +112,10 @@ class _Confirming:
         self._run(self._sample(), LIMITS.most)
         self._run(claims, LIMITS.most)
         if not self._holds():
-            self._run(claims, MORE.most)
+            self._run(self._nearest(claims), MORE.most)
             self._run(self._doubtful(), MORE.most)
+        elif self._refuted(claims) > REFUTED * len(self._settled(claims)):
+            self._run(self._nearest(claims), MORE.most)
         self._run(self._views(), math.inf)
         self.check = self._checked(claims, whole)
 
@@ -137,12 +142,22 @@ class _Confirming:
         step = max(len(ranked) // SAMPLE, 1)
         return ranked[::step][:SAMPLE]
 
+    def _nearest(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=lambda name: self.predicted[name].isolated)
+
+    def _settled(self, claims: Iterable[str]) -> list[str]:
+        return [name for name in claims if name in self.found]
+
+    def _refuted(self, claims: Iterable[str]) -> int:
+        limit = self.reruns.yardstick.limit
+        return sum(self.found[name].isolated <= limit for name in self._settled(claims))
+
     def _doubtful(self) -> list[str]:
         """Below the budget, by no more than predictions were found to be too small; the nearest first."""
         limit = self.reruns.yardstick.limit
         short = max(1.0, *(1 / ratio for ratio in self.ratios))
         below = {name: one.isolated for name, one in self.predicted.items() if limit / short < one.isolated <= limit}
-        return sorted(below, key=lambda name: -below[name])
+        return self._nearest(below)[::-1]
 
     def _run(self, names: Iterable[str], most: float) -> None:
         for name in names:
@@ -182,8 +197,7 @@ class _Confirming:
     def _checked(self, claims: list[str], whole: tuple[float, float] | None) -> Linearity | None:
         if not self.ratios and not self.astray:
             return None
-        limit = self.reruns.yardstick.limit
-        run = [name for name in claims if name in self.found]
+        run, refuted = self._settled(claims), self._refuted(claims)
         return Linearity(
             format=self.reruns.format,
             compared=len(self.ratios) + self.astray,
@@ -193,8 +207,8 @@ class _Confirming:
             holds=self._holds(),
             whole_predicted=whole[0] if whole else None,
             whole_run=whole[1] if whole else None,
-            confirmed=sum(not self.found[name].isolated <= limit for name in run),
-            refuted=sum(self.found[name].isolated <= limit for name in run),
+            confirmed=len(run) - refuted,
+            refuted=refuted,
             left=len(claims) - len(run),
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ..folder import check_directory, write
 from .graph import Node, Subject
-from .measure import Contribution, Finding, FlaggedRegion, Magnitudes, NodeError, Verdict, Weight
+from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Dtypes, Plan
 from .training import Training
 from .written import ByFormat, Inlined, Written
@@ -152,6 +152,10 @@ class Audit:
     weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
     regions: Annotated[
         tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together", measured=True)
+    ] = ()
+    linearity: Annotated[
+        tuple[Linearity, ...],
+        Written("by format: predictions held against runs, where some come near the budget", measured=True, later=True),
     ] = ()
     findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself", measured=True)]
     warnings: tuple[str, ...]

@@ -265,6 +265,13 @@ def _cost(audit: Audit, members: Sequence[Finding]) -> str:
     return f"Keeping {them} in FP32 {what}."
 
 
+_MOVES = {
+    "first-order": "predicted to move the output",
+    "group": "moves the output, low together with others",
+    "not-run": "not run; predicted to move the output",
+}
+
+
 def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str], ...]:
     facts = [(key.replace("_", " ").replace(".", " "), _fact(value)) for key, value in finding.evidence.items()]
     for fmt in finding.formats:
@@ -273,7 +280,12 @@ def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str]
         if error is not None and error.unsupported:
             facts.append((f"in {label(fmt)}", "does not run"))
         elif contribution is not None:
-            facts.append((f"moves the output, {label(fmt)}", ratio(contribution.isolated)))
+            facts.append(
+                (
+                    f"{_MOVES.get(contribution.decided_by, 'moves the output')}, {label(fmt)}",
+                    ratio(contribution.isolated),
+                )
+            )
         if error is None:
             continue
         if error.overflow or error.nan:

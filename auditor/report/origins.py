@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..records import FlaggedRegion, NodeError, NodeReport
 from ..records.audit import Audit
 from .view import pattern
-from .words import label
+from .words import count, label
 
 SHOWN = 8
 
@@ -30,10 +30,15 @@ class Birth:
 
 @dataclass(frozen=True)
 class Source:
-    """A node that adds rounding error of its own. share: of the summed squares of all nodes' own contributions."""
+    """A node that adds rounding error of its own.
+
+    moved: how far it moves the outputs, low; predicted: whether that was not run. share: of the summed squares of all
+    nodes' own contributions.
+    """
 
     report: NodeReport
-    own: float
+    moved: float
+    predicted: bool
     share: float
 
 
@@ -48,7 +53,10 @@ class Heir:
 
 @dataclass(frozen=True)
 class Origins:
-    """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out."""
+    """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out.
+
+    linearity: whether predictions hold, in words; "" where none comes near the budget.
+    """
 
     format: str
     label: str
@@ -57,6 +65,7 @@ class Origins:
     sources: tuple[Source, ...]
     heirs: tuple[Heir, ...]
     regions: tuple[FlaggedRegion, ...]
+    linearity: str
 
 
 def origins(audit: Audit, fmt: str) -> Origins:
@@ -76,6 +85,7 @@ def origins(audit: Audit, fmt: str) -> Origins:
         _sources(audit, fmt),
         _heirs(audit, fmt),
         _regions(audit, fmt),
+        _linearity(audit, fmt),
     )
 
 
@@ -112,7 +122,12 @@ def _sources(audit: Audit, fmt: str) -> tuple[Source, ...]:
     finite = [(r, value) for r, value in own if math.isfinite(value) and value > 0]
     total = sum(value * value for _, value in finite)
     top = sorted(finite, key=lambda pair: -pair[1])[:SHOWN]
-    return tuple(Source(r, value, value * value / total) for r, value in top)
+    return tuple(_source(r, fmt, value * value / total) for r, value in top)
+
+
+def _source(report: NodeReport, fmt: str, share: float) -> Source:
+    found = report.contributions[fmt]
+    return Source(report, found.isolated, found.decided_by == "first-order", share)
 
 
 def _heirs(audit: Audit, fmt: str) -> tuple[Heir, ...]:
@@ -132,3 +147,23 @@ def _regions(audit: Audit, fmt: str) -> tuple[FlaggedRegion, ...]:
     worst = [math.inf if r.error is None or math.isnan(r.error) else r.error for r in found]
     order = sorted(range(len(found)), key=lambda i: -worst[i])
     return tuple(found[i] for i in order[:SHOWN])
+
+
+def _linearity(audit: Audit, fmt: str) -> str:
+    """How the predictions that were run fared, and what was made of it."""
+    found = next((one for one in audit.linearity if one.format == fmt), None)
+    if found is None:
+        return ""
+    one = found.compared == 1
+    spread = f"{found.least:.2g} to {found.most:.2g} times what the runs say, {found.median:.2g} times in the median"
+    words = [
+        f"{count(found.compared, 'operation')} predicted to first order {'was' if one else 'were'} also run: "
+        + (f"the prediction is {found.median:.2g} times what the run says." if one else f"predictions are {spread}.")
+    ]
+    if not found.holds:
+        words.append("First order does not hold on this model, so more were run.")
+    if beyond := found.confirmed + found.refuted:
+        words.append(f"Runs bear out {found.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
+    if found.left:
+        words.append(f"{found.left:,} more {'is' if found.left == 1 else 'are'} beyond it by prediction alone.")
+    return " ".join(words)

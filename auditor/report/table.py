@@ -87,19 +87,21 @@ def table(audit: Audit) -> dict[str, Any]:
 def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings, budget: float) -> dict[str, Any]:
     cells: dict[str, Any] = {key: [] for key in ("effect", "own", "local", "propagated", "reason")}
     verdicts: list[str] = []
+    predicted: list[str] = []
     events: dict[str, list[Any]] = {}
     for i, report in enumerate(nodes):
         error, moved, verdict = report.errors.get(fmt), report.contributions.get(fmt), report.verdicts.get(fmt)
         plain = verdict is None or (verdict.verdict == "safe" and (moved is None or moved.isolated <= budget))
         verdicts.append(str(VERDICTS.index(verdict.verdict)) if verdict else "-")
         cells["effect"].append(_number(moved.isolated if moved else None))
+        predicted.append("1" if moved is not None and moved.decided_by in ("first-order", "not-run") else "0")
         cells["own"].append(_number(moved.own if moved else None))
         cells["local"].append(_number(error.local_error if error else None))
         cells["propagated"].append(_number(error.propagated_error if error else None))
         cells["reason"].append(strings.add_prose(None if plain or verdict is None else verdict.reason))
         if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
             events[str(i)] = [error.overflow, error.nan, _number(error.underflow), strings.add_prose(error.unsupported)]
-    return {**cells, "verdict": "".join(verdicts), "events": events}
+    return {**cells, "verdict": "".join(verdicts), "predicted": "".join(predicted), "events": events}
 
 
 def _dtypes(report: NodeReport) -> str:
