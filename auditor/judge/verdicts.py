@@ -50,18 +50,22 @@ def verdict_of(
     return Verdict("safe", _safe_reason(error, contribution))
 
 
-def effect_of(contribution: Contribution) -> str:
-    """How far it moves the outputs, in words that say whether that was run or is a prediction."""
-    moved = contribution.isolated
-    if not math.isfinite(moved):
+def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
+    """How far it moves the outputs, in words that say whether that was run or is a prediction.
+
+    beyond: a number that it exceeds; enough digits are written to see that.
+    """
+    if not math.isfinite(contribution.isolated):
         return "the outputs turn non-finite"
+    written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
+    moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     if contribution.decided_by == "group":
-        return f"low together with {_others(contribution)} it moves the outputs by {moved:.2g}"
+        return f"low together with {_others(contribution)} it moves the outputs by {moved}"
     if contribution.decided_by == "margin":
         return "errors several times as large as its own change no result"
     if contribution.decided_by == "first-order":
-        return f"alone it is predicted to move the outputs by {moved:.2g}"
-    return f"alone it moves the outputs by {moved:.2g}"
+        return f"alone it is predicted to move the outputs by {moved}"
+    return f"alone it moves the outputs by {moved}"
 
 
 def _taken(contribution: Contribution, max_error: float) -> str:
@@ -84,7 +88,7 @@ def _untested_reason(error: NodeError) -> str:
 def _unsafe_reason(
     error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
 ) -> str:
-    effect = effect_of(contribution)
+    effect = effect_of(contribution, max_error)
     if math.isfinite(contribution.isolated):
         effect = f"{effect}, over the budget of {max_error:.2g}"
     if error.overflow and span is not None:

@@ -130,6 +130,11 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
             "rounding: alone it moves the outputs by 0.02, over the budget of 0.01",
         ),
         (
+            Contribution(0.01004, 0, 0, "re-run"),
+            "unsafe",
+            "rounding: alone it moves the outputs by 0.01004, over the budget of 0.01",
+        ),
+        (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
             "only a run can tell what it does to the outputs, and the runs that an audit affords did not get to it",
