@@ -32,3 +32,8 @@ def within(path: str, scope: str) -> bool:
 def pattern(path: str) -> str:
     """A module path with its block numbers blanked: `blocks.3.norm` -> `blocks.*.norm`."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def place(source: str | None, owner: str, op: str) -> str:
+    """The line and operation of a node, or the modules that repeat it where no line of the user's is on the way."""
+    return f"{source or pattern(owner)} {op.split('.')[1] if '.' in op else op}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ import networkx as nx
 
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
-from ..paths import pattern
+from ..ops.table import operation
+from ..paths import place
 from ..records import Finding, Node, Verdict
 from ..rulebook import Rule
 
@@ -18,6 +20,11 @@ Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
 """Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
 FLAGGED = ("sensitive", "unsafe")
+AMPLIFIED = 8.0
+"""How many times as far errors of an operation's inputs move the outputs as that of its result, where it amplifies them."""
+
+WEIGHTY = 0.25
+"""Share of the largest effect of what lies together, from which an operation may have to do with all of it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,14 @@ class Graph:
         """How far it moves the outputs alone."""
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return contribution.isolated if contribution is not None else 0.0
+
+    def amplifies(self, name: str, fmt: str) -> bool:
+        """Whether errors of its inputs do far more harm than one of its result, as at a softmax of large entries."""
+        contribution = self.measured.contributions.get(name, {}).get(fmt)
+        if contribution is None or not math.isfinite(contribution.isolated):
+            return False
+        result = max(contribution.own, contribution.cast)
+        return 0 < AMPLIFIED * result < contribution.isolated
 
 
 def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
@@ -91,8 +106,8 @@ def _place(graph: Graph, finding: Finding, begins: Mapping[str, Mapping[str, str
 
 
 def place_of(node: Node) -> str:
-    """The line and operation of a node, or the modules that repeat it where no line of the user's is on the way."""
-    return f"{node.source or pattern(node.owner)} {node.op.split('.')[1] if '.' in node.op else node.op}"
+    """The line and operation of a node: see `place`."""
+    return place(node.source, node.owner, node.op)
 
 
 def _gathered(
@@ -141,20 +156,56 @@ def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
 
 
 def _headed(graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]) -> dict[int, str]:
-    """What lies together goes by the place, among its own, whose operation moves the outputs most.
+    """What lies together goes by the place of one of its own operations: see `_head`.
 
     broken: places at which something turns non-finite, which is another matter.
     """
     joined: dict[str, int] = {}
     for number, members in enumerate(nx.connected_components(together)):
-        joined |= {place: number for place in members if isinstance(place, str)}
+        joined |= {where: number for where in members if isinstance(where, str)}
     same: dict[object, list[Finding]] = {}
     for finding in left:
-        place = place_of(graph.nodes[finding.node])
-        same.setdefault(joined.get(place, place), []).append(finding)
+        where = place_of(graph.nodes[finding.node])
+        same.setdefault(joined.get(where, where), []).append(finding)
     found: dict[int, str] = {}
     for findings in same.values():
-        head = max(findings, key=lambda finding: max(graph.effect(finding.node, fmt) for fmt in finding.formats))
-        place = place_of(graph.nodes[head.node])
-        found |= {id(finding): f"{place}: precision" if place in broken else place for finding in findings}
+        where = place_of(graph.nodes[_head(graph, findings)])
+        found |= {id(finding): f"{where}: precision" if where in broken else where for finding in findings}
     return found
+
+
+def _head(graph: Graph, findings: Sequence[Finding]) -> str:
+    """The operation at which the errors that move the outputs begin: what makes the value that another amplifies.
+
+    Ahead of one that amplifies all operations move the outputs alike, up to chance, however far up they are: none of their
+    effects tells which it is. Where none amplifies, it is the one that moves the outputs most.
+    """
+    effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
+    largest = max(effects.values())
+    amplifiers = [
+        f
+        for f in findings
+        if effects[f.node] >= WEIGHTY * largest and any(graph.amplifies(f.node, fmt) for fmt in f.formats)
+    ]
+    if not amplifiers:
+        return max(effects, key=effects.__getitem__)
+    worst = max(amplifiers, key=lambda finding: effects[finding.node])
+    fmt = next(fmt for fmt in worst.formats if graph.amplifies(worst.node, fmt))
+    return _maker(graph, worst.node, fmt, effects)
+
+
+def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str:
+    """What makes the one inaccurate value that it reads, seen through what moves, masks or shifts; itself if it reads two.
+
+    Of these the farthest up that there is a finding on.
+    """
+    name = found = amplifier
+    while True:
+        sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.flagged(source, fmt)]
+        if len(sources) != 1 or sources[0] not in graph.nodes:
+            return found
+        (name,) = sources
+        found = name if name in among else found
+        row = operation(graph.nodes[name].op)
+        if not (row.transparent or row.exact or row.masks or row.sum):
+            return found

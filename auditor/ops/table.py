@@ -61,6 +61,7 @@ class Operation:
     scatter: str = ""  # the packet that writes to the part that the view shows
     complement: str = ""  # the packet that shows the other part of complex numbers
     exact: bool = False  # entries are moved, chosen or repeated: no error is added
+    masks: bool = False  # some entries stay, and others come in the place of the rest
     cast: bool = False  # the same values in another dtype
     joins: bool = False  # entries of several tensors, beside each other or each against each
 

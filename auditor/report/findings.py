@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..paths import place
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
 from ..records.measure import MEASURED
@@ -163,7 +164,7 @@ def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
 def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeReport]) -> Cause:
     effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
     kinds: dict[str, list[Finding]] = {}
-    for finding in sorted(members, key=lambda f: (_weight(f), -effects[id(f)])):
+    for finding in sorted(members, key=lambda f: (_weight(f), not _begins(f), -effects[id(f)])):
         kinds.setdefault(finding.rule, []).append(finding)
     rules = tuple(Kind(same[0], len(same)) for same in kinds.values())
     worst = rules[0].worst
@@ -192,6 +193,12 @@ def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
     how severe it is in its file."""
     declared = _index(SEVERITIES, finding.declared or finding.severity)
     return finding.agrees is False, _index(SEVERITIES, finding.severity), finding.rule in MEASURED, declared
+
+
+def _begins(finding: Finding) -> bool:
+    """Whether its operation is the one that the cause goes by."""
+    where = place(finding.source, finding.owner, finding.op)
+    return finding.cause in (where, f"{where}: precision")
 
 
 def _modules(members: Sequence[Finding]) -> dict[str, int]:

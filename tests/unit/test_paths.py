@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.paths import enclosing, nearest, nearest_above, within
+from auditor.paths import enclosing, nearest, nearest_above, place, within
 
 KNOWN = {"", "a.b", "a.b.c.d"}
 
@@ -39,3 +39,8 @@ def test_a_prefix_of_a_name_is_no_scope() -> None:
     assert within("a", "a")
     assert within("a", "")
     assert not within("ab", "a")
+
+
+def test_a_place_is_the_line_and_the_operation_or_the_modules_that_repeat_it() -> None:
+    assert place("model.py:3", "blocks.3.mlp", "aten.mul.Tensor") == "model.py:3 mul"
+    assert place(None, "blocks.3.mlp", "getitem") == "blocks.*.mlp getitem"

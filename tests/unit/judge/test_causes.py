@@ -113,6 +113,61 @@ def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strong
     ]
 
 
+def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> Graph:
+    """Of effects each is that of its own rounding, but at the softmax, whose result is as little as that."""
+    of = graph(nodes, {}, effects)
+    parts = {
+        name: softmax if of.nodes[name].op == "aten.softmax.default" else effect for name, effect in effects.items()
+    }
+    moved = {name: dict.fromkeys(FORMATS, Contribution(effects[name], part, part)) for name, part in parts.items()}
+    return replace(of, measured=replace(of.measured, contributions=moved))
+
+
+def attention(*above: Node, softmax_reads: str) -> list[Node]:
+    q, k = node("q", "linear", 1, "x"), node("k", "linear", 1, "x")
+    return [
+        q,
+        k,
+        node("s", "matmul", 2, "q", "k"),
+        *above,
+        node("w", "softmax", 5, softmax_reads),
+        node("o", "linear", 6, "w"),
+    ]
+
+
+EFFECTS = {"q": 0.09, "k": 0.06, "s": 0.02, "w": 0.04}
+
+
+def test_ahead_of_what_amplifies_the_value_that_it_reads_is_the_cause_not_the_largest_effect() -> None:
+    nodes = attention(node("c", "mul", 3, "s"), node("m", "masked_fill", 4, "c"), softmax_reads="m")
+    of = amplified(nodes, EFFECTS | {"c": 0.03, "m": 0.05})
+    found = [finding("MSR002", n, fmt="bf16") for n in nodes if n.name != "o"]
+    assert set(causes(found, of)) == {"model.py:3 mul"}
+    assert set(causes(found, amplified(nodes, EFFECTS | {"c": 0.03, "m": 0.05}, softmax=0.02))) == {"model.py:1 linear"}
+    assert set(causes(found, amplified(nodes, EFFECTS | {"c": 0.03, "m": 0.05, "q": 0.9}))) == {"model.py:1 linear"}
+
+
+@pytest.mark.parametrize(("op", "inputs"), [("where", ("mask", "s")), ("add", ("s", "bias")), ("transpose", ("s",))])
+def test_masks_and_moves_hand_on_what_they_read(op: str, inputs: tuple[str, ...]) -> None:
+    nodes = attention(node("m", op, 4, *inputs), softmax_reads="m")
+    of = amplified(nodes, EFFECTS | {"m": 0.05})
+    assert set(causes([finding("MSR002", n, fmt="bf16") for n in nodes if n.name != "o"], of)) == {"model.py:2 matmul"}
+
+
+def test_a_maker_that_is_only_sensitive_leaves_the_cause_to_what_hands_its_value_on() -> None:
+    nodes = attention(node("m", "masked_fill", 4, "s"), softmax_reads="m")
+    of = amplified(nodes, EFFECTS | {"m": 0.05})
+    found = [finding("MSR002", n, fmt="bf16") for n in nodes if n.name not in "os"]
+    assert set(causes(found, of)) == {"model.py:4 masked_fill"}
+    assert set(causes([f for f in found if f.node != "m"], of)) == {"model.py:5 softmax"}
+
+
+def test_what_amplifies_the_difference_of_two_inaccurate_values_is_itself_the_cause() -> None:
+    nodes = [node("a", "linear", 1), node("b", "linear", 2), node("w", "softmax", 3, "a", "b")]
+    of = amplified(nodes, {"a": 0.09, "b": 0.05, "w": 0.04})
+    assert set(causes([finding("MSR002", n, fmt="bf16") for n in nodes], of)) == {"model.py:3 softmax"}
+
+
 def test_rounding_is_no_part_of_a_break_on_the_same_line() -> None:
     loud = node("a", "mul", 1)
     fp16 = graph([loud], {"a": OVERFLOW}, {"a": math.inf})

@@ -131,6 +131,20 @@ def test_findings_of_one_cause_are_one_card_headed_by_a_rule_that_is_borne_out()
     assert causes(replace(audit, findings=only)).all[0].worst.rule == "SFT001"
 
 
+def test_of_findings_that_weigh_the_same_the_one_at_which_the_cause_begins_heads_the_card():
+    audit = make_audit()
+    softmax = sorted(cause(audit, "SFT001").members, key=lambda f: cause(audit, "SFT001").worst.node != f.node)
+    strongest, least = softmax[0], replace(softmax[-1], source="model.py:77", op="aten.mul.Tensor")
+    for begins, heads in (
+        ("model.py:77 mul", least),
+        ("model.py:77 mul: precision", least),
+        ("model.py:5 add", strongest),
+    ):
+        members = tuple(replace(f, cause=begins) for f in (*softmax[:-1], least))
+        (card,) = causes(replace(audit, findings=members)).all
+        assert card.worst.node == heads.node
+
+
 def test_what_the_measurement_says_of_a_rule_is_said():
     audit = make_audit(60)
     words = {True: "bears this out.", False: "does not bear this out on these inputs.", None: "This was not measured."}
