@@ -71,6 +71,7 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "graph_outputs",
         "weights",
         "regions",
+        "linearity",
         "findings",
         "warnings",
         "command",
