@@ -9,7 +9,7 @@ import torch
 from ..formats.table import label
 from ..ops.table import operation
 from ..records import Capture, Node, Reason
-from ..replay.resolve import Resolution
+from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
 from .problem import Problem
@@ -27,7 +27,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
     resolution, told = problem.resolve(precision), _told(problem.capture)
     found = []
     for name, node in problem.capture.nodes.items():
-        if resolution.low(name) or (not node.floating and resolution.touches_low(name)):
+        if is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
             continue
         if not node.floating:
             found.append(Reason("not-floating", "it is no floating-point operation", operations=(name,)))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def timed_in(resolution: Resolution, name: str) -> str:
     """Precision a node is timed in; discrete ones move as many bytes either way."""
-    return resolution.dtypes.get(name) or "fp32"
+    return resolution.computed(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Resolution:
     cast: values that are lowered, or raised where they cross into another scope: each takes time.
     reads_low: nodes whose kernel is handed a low tensor, once autocast and scope boundaries have cast.
     conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
+    kernels: {node: what its kernel gives}, where the author casts that at once and the result is in another dtype.
     """
 
     dtypes: Mapping[str, str]
@@ -39,6 +40,11 @@ class Resolution:
     cast: frozenset[str]
     reads_low: frozenset[str]
     conflicts: frozenset[str]
+    kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def computed(self, name: str) -> str:
+        """The format that the node's kernel gives, before a cast that the author writes for it."""
+        return self.kernels.get(name, self.dtypes.get(name, ""))
 
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
@@ -68,7 +74,12 @@ class Resolver:
             walk.visit(seen)
         lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
         return Resolution(
-            walk.dtypes, lowered, frozenset(walk.cast), frozenset(walk.reads_low), frozenset(walk.conflicts)
+            walk.dtypes,
+            lowered,
+            frozenset(walk.cast),
+            frozenset(walk.reads_low),
+            frozenset(walk.conflicts),
+            walk.kernels,
         )
 
 
@@ -112,6 +123,7 @@ class _Walk:
         self.cast: set[str] = set()
         self.reads_low: set[str] = set()
         self.conflicts: set[str] = set()
+        self.kernels: dict[str, str] = {}
 
     def visit(self, node: _Seen) -> None:
         self.scalar[node.name] = node.scalar
@@ -119,6 +131,8 @@ class _Walk:
             casts = self.how.casts(self.capture.nodes[node.name])
             called = self._call(node, casts)
             self.dtypes[node.name] = called if casts.literals.result is None else _name(casts.literals.result)
+            if called != self.dtypes[node.name]:
+                self.kernels[node.name] = called
         elif node.kind == "placeholder" and node.own:
             self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, node.own)
         else:

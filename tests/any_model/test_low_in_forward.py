@@ -81,3 +81,27 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
     assert plan.verified
     assert plan.predicted_error < 0.01
     assert plan.low_precision_flops == 1.0
+
+
+class RaisedWhereHalf(nn.Module):
+    """Its norm is computed in FP32 where the convolution before it answered in half; in FP32 there is no such cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        normal = nn.functional.normalize(y.float() if y.dtype != torch.float32 else y, dim=1).to(y.dtype)
+        return self.last(normal)
+
+
+def test_a_layer_whose_result_is_raised_counts_as_low() -> None:
+    audit = held(seeded(lambda: (RaisedWhereHalf(), one(normal(2, 4, 16)))))
+    convolutions = {report.node.name for report in audit.nodes if "conv" in report.node.op}
+    low = [plan for plan in audit.plans.values() if all(choice.precision != "fp32" for choice in plan.scopes.values())]
+    assert low
+    assert len(convolutions) == 2
+    for plan in low:
+        assert plan.low_precision_flops == 1.0, plan.name
+        assert not convolutions & {name for reason in plan.reasons for name in reason.operations}
