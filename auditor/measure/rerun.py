@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..formats.entries import is_plain
 from ..formats.metrics import output_error
 from ..ops.nodes import tensors_of
 from ..raised import let_through
@@ -102,8 +103,13 @@ class Reruns:
 
 
 def only_non_finite(reference: Any, low: Any) -> Any:
-    """The reference with those entries of the low result that alone are not finite; None if there are none."""
+    """The reference with those entries of the low result that alone are not finite; None if there are none.
+
+    Nor of tensors whose entries are not all stored where their strides say: what of those is left out cannot be replaced.
+    """
     ours, theirs = tensors_of(reference), tensors_of(low)
+    if not all(map(is_plain, (*ours, *theirs))):
+        return None
     if len(ours) != 1 or len(theirs) != 1 or ours[0].shape != theirs[0].shape or not ours[0].is_floating_point():
         return None
     turned = torch.isfinite(ours[0]) & ~torch.isfinite(theirs[0])

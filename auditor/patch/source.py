@@ -82,8 +82,8 @@ def located(where: str, file: str) -> Path:
         if path.is_file():
             return path.resolve()
     raise FileNotFoundError(
-        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: audit "
-        "the model again, or edit SOURCE there"
+        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: "
+        "audit the model again, or edit SOURCE there"
     )
 
 

@@ -35,7 +35,7 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
         torch.manual_seed(0)
         return Rotated(back), ((torch.randn(2, 8, 16),), {})
 
-    audit = held(build)
+    audit = held(build, objective="flops")  # in time, a model as small as this saves next to nothing
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
         assert plan.verified

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from auditor.records import FORMAT_VERSION
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is watched where it can be copied")
 
 MODEL = """
@@ -76,7 +78,7 @@ def ended(folder: Path, root: Path, act: str, *words: str) -> tuple[int, str, st
 def test_stdout_is_the_answer_alone_and_stderr_has_the_rest(tmp_path: Path, root: Path) -> None:
     code, output, errors = ended(tmp_path, root, LOUD, "--format", "json", "-q")
     assert code == 0
-    assert json.loads(output)["format_version"] == 1
+    assert json.loads(output)["format_version"] == FORMAT_VERSION
     words = "raw from-c from-a-child dunder printed logged deleted at-exit raw-at-exit from-a-thread"
     assert [word for word in words.split() if word not in errors] == []
     assert list((tmp_path / "tmp").glob(".auditor-*")) == []

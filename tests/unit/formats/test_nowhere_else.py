@@ -31,6 +31,7 @@ ALLOWED = {
     "records/audit.py": "examples, in a document",
     "records/plan.py": "examples, in a document",
     "replay/running.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
+    "report/following.py": "formats to ask for where no plan holds",
     "report/gradients.py": "loss scaling, which FP16 needs",
     "report/questions.py": "a question about BF16 models in FP16",
     "report/training.py": "loss scaling, which FP16 needs, and weights stored in BF16",

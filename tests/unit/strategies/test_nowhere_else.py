@@ -29,6 +29,7 @@ ALLOWED = {
     "strategies/autocast.py": "its own file",
     "strategies/cast.py": "its own file",
     "training/lowered.py": "training, which runs under autocast",
+    "training/recommend.py": "training, which runs under autocast",
     "training/stage.py": "training, which runs under autocast",
 }
 """{file: what it means by the word}."""
