@@ -155,7 +155,7 @@ class _Confirming:
     def _doubtful(self) -> list[str]:
         """Below the budget, by no more than predictions were found to be too small; the nearest first."""
         limit = self.reruns.yardstick.limit
-        short = max(1.0, *(1 / ratio for ratio in self.ratios))
+        short = max([1.0, *(1 / ratio for ratio in self.ratios)])
         below = {name: one.isolated for name, one in self.predicted.items() if limit / short < one.isolated <= limit}
         return self._nearest(below)[::-1]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..formats.entries import entries, is_number
+from ..formats.entries import entries, extent, is_number
 from ..formats.table import FORMATS
 from ..ops.casting import lowered, raised
 from ..ops.nodes import tensors_of
@@ -135,6 +135,6 @@ def alone(reruns: Reruns, name: str, once: bool = False) -> Contribution:
 def _equal(a: object, b: object) -> bool:
     ours, theirs = tensors_of(a), tensors_of(b)
     return len(ours) == len(theirs) > 0 and all(
-        is_number(x) and x.shape == y.shape and bool(entries(x).eq(entries(y)).all())
+        is_number(x) and extent(x) == extent(y) and bool(entries(x).eq(entries(y)).all())
         for x, y in zip(ours, theirs, strict=True)
     )

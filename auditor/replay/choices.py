@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..formats.entries import is_number, is_plain
+from ..formats.entries import extent, is_number, is_plain
 from ..ops.nodes import row_of, settled, target_of, tensors_of
 
 DRAWS = 8
@@ -31,7 +31,9 @@ def differing(result: Any, reference: Any, n: fx.Node) -> int:
     """How many choices are others; of rounding to whole numbers, how many numbers."""
     pairs, steps = zip(tensors_of(result), tensors_of(reference), strict=False), row_of(n).steps
     return sum(
-        int((x != y).sum()) if x.shape == y.shape else max(y.numel(), 1) for x, y in pairs if steps or not is_number(y)
+        int((x != y).sum()) if extent(x) == extent(y) else max(y.numel(), 1)
+        for x, y in pairs
+        if steps or not is_number(y)
     )
 
 

@@ -120,9 +120,9 @@ def _same(a: Any, b: Any) -> bool:
         and len(ours) == len(theirs)
         and all(
             x.dtype == y.dtype
-            and x.shape == y.shape
             and is_plain(x)
             and is_plain(y)
+            and x.shape == y.shape
             and torch.equal(entries(x), entries(y))
             for x, y in zip(ours, theirs, strict=True)
         )
