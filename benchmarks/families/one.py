@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 import time
 from typing import Any
@@ -16,6 +17,8 @@ from auditor.records import Audit
 from . import Unbuilt, library
 
 Row = dict[str, Any]
+_FOLDERS = re.compile(r"(?<![:/\w])/[^\s'\"]*/(?=[^\s'\"/]+)")
+"""The folders of an absolute path, up to its last part."""
 LOW = 0.95
 """Share of the FLOPs from which on a plan counts as low."""
 
@@ -91,8 +94,8 @@ def _spent(start: float) -> Row:
 
 
 def _line(error: BaseException) -> str:
-    """The first line, with the type where the user would not see one line."""
-    text = (str(error).strip().splitlines() or [""])[0][:240]
+    """The first line, with the type where the user would not see one line, and no folder of this machine."""
+    text = _FOLDERS.sub("", (str(error).strip().splitlines() or [""])[0])[:240]
     return text if isinstance(error, AuditorError | Unbuilt) else f"{type(error).__name__}: {text}"
 
 
