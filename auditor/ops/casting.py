@@ -9,7 +9,7 @@ import torch
 
 from ..formats.carried import carried_in, in_format, plain
 from ..formats.table import Format, is_low
-from ..trees import over_tensors
+from ..trees import over_tensors, tensors_in
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
@@ -26,3 +26,17 @@ def raised(tree: Any) -> Any:
 def lowered(tree: Any, row: Format) -> Any:
     """Float32 and low tensors of `tree` in a format; float64, complex and discrete ones as they are."""
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 or is_low(x.dtype) else x, tree)
+
+
+def scalars_lowered(tree: Any) -> Any:
+    """Floating tensors of no dimensions in the low dtype that all those with dimensions have; where they have another, as they are.
+
+    torch leaves them out when it promotes; the GPU's kernels then load them in the promoted dtype, so that a scale of 1e5 is infinite
+    beside FP16 values, where the CPU's multiply by it in float32. Source: ATen/native/cuda/Loops.cuh
+    (`opmath_symmetric_gpu_kernel_with_scalars`), which spares only scalars that lie on the CPU: here all lie there, and
+    none is taken for such a one.
+    """
+    wide = {x.dtype for x in tensors_in(tree) if x.dim() and x.is_floating_point()}
+    if len(wide) != 1 or not is_low(dtype := wide.pop()):
+        return tree
+    return over_tensors(lambda x: x.to(dtype) if not x.dim() and x.is_floating_point() else x, tree)

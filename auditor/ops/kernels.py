@@ -13,7 +13,7 @@ from ..formats.carried import carried_in
 from ..formats.table import Format, format_of, is_low
 from ..raised import let_through
 from ..trees import tensors_in
-from .casting import in_float32
+from .casting import in_float32, scalars_lowered
 from .nodes import operation_of, settled
 from .products import is_tensor_core, product
 from .rounded import asks_for_rounding, rounding
@@ -40,7 +40,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
     and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
-    Running sums round every partial result.
+    Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
@@ -62,6 +62,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return scanned(target, args, kwargs, row)
+    if on_cpu and known.promotes:
+        args, kwargs = scalars_lowered((args, kwargs))
     try:
         return settled(target, target(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything

@@ -32,6 +32,24 @@ def test_elementwise_operations_show_their_half_intermediates() -> None:
     assert float(run_op(aten.mul.Tensor, (torch.tensor(1e-5).half(), torch.tensor(1e-5).half()), {})) == 0.0
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("target", [aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor])
+def test_a_scalar_tensor_is_loaded_in_the_dtype_of_the_result(target: Any, dtype: torch.dtype) -> None:
+    values, scalar = torch.tensor([3.0, 1e-3], dtype=dtype), torch.tensor(1.001e5)
+    by_hand = target(values.float(), scalar.to(dtype).float()).to(dtype)
+    assert torch.equal(run_op(target, (values, scalar), {}), by_hand)
+    assert run_op(target, (scalar, values), {}).dtype is dtype
+
+
+def test_beside_float32_values_a_scalar_tensor_is_not_rounded() -> None:
+    values, scalar = torch.tensor([2.0, 3.0]), torch.tensor(1.001e5)
+    assert torch.equal(run_op(aten.mul.Tensor, (values, scalar), {}), values * scalar)
+    among_low = run_op(aten.where.self, (values > 2, torch.tensor(0.1), values.half()), {})
+    assert among_low.dtype is torch.float16
+    mixed = run_op(aten.maximum.default, (values, values.half().mul(2)), {})  # a low operand, and a result in FP32
+    assert mixed.dtype is torch.float32
+
+
 def test_float32_runs_as_it_is() -> None:
     x = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
     assert torch.equal(run_op(aten.linalg_cholesky.default, (x,), {}), x.sqrt())
