@@ -74,11 +74,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call."""
+    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call.
+
+    handed: whether it was given a dtype among its arguments, so that what it casts to is its caller's to say.
+    """
 
     path: str
     depth: int
     key: str
+    handed: bool = False
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Running:
     """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
 
     crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
-    is not FP32. literals: what Python writes otherwise then, {node: Literals}.
+    is not FP32. literals: what Python writes otherwise then, {node: Literals} of those where it looks at low tensors.
     """
 
     setting: Callable[[str], Setting]
@@ -74,12 +74,14 @@ class Running:
     def casts(self, node: Node) -> Casts:
         """The one account of a node's casts, for whoever runs it and for whoever foretells its dtype."""
         scope = self.setting(node.name)
-        low = scope.precision != "fp32"  # in an FP32 scope, Python looks at FP32 tensors
-        literals = self.literals.get(node.name, AS_WRITTEN) if low else AS_WRITTEN
         setting, row = scope.in_region(node.region), operation(node.op)
         fixed = FORMATS[setting.precision].autocast and row.only_fp16
         on = setting.autocast and not node.in_place
-        return Casts(row.autocast if on else "none", "fp16" if fixed else setting.precision, literals)
+        return Casts(
+            row.autocast if on else "none",
+            "fp16" if fixed else setting.precision,
+            self.literals.get(node.name, AS_WRITTEN),
+        )
 
 
 FULL = Running(lambda name: Setting("fp32", autocast=False))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ..formats.table import is_low
 from ..ops.nodes import dtype
 from ..paths import nearest
-from ..records import Capture, ScopeChoice
+from ..records import Capture, Node, ScopeChoice
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
 from .nesting import Passage, Steps, agreed, boundaries, owners_of
@@ -21,7 +21,18 @@ def running(capture: Capture, strategy: str, precision_of: Callable[[str], str],
     wrapped = boundaries(capture, strategy, precision_of)
     passage = Passage(capture, wrapped)
     stored = _stored(capture, how, precision_of, format)
-    literals = {name: found[format] for name, node in capture.nodes.items() if format in (found := how.literals(node))}
+
+    def looks_at(node: Node) -> str:
+        """Precision of the scope in which Python looks at a dtype: where it was handed on as an argument, the caller's."""
+        depth = next((call.depth for call in reversed(node.calls) if not call.handed), 0)
+        innermost = next(call for call in reversed(passage.enclosing(node.name)) if call.depth <= depth)
+        return how.computes_in(wrapped[innermost.path].precision)
+
+    literals = {
+        name: found[format]
+        for name, node in capture.nodes.items()
+        if format in (found := how.literals(node)) and looks_at(node) != "fp32"
+    }
 
     def setting(name: str) -> Setting:
         innermost = passage.enclosing(name)[-1]

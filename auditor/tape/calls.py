@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -32,7 +34,7 @@ class Calls:
         """How many are open, the root's among them."""
         return len(self.open)
 
-    def _enter(self, module: nn.Module, *_: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             self.elsewhere = True
             return
@@ -40,7 +42,10 @@ class Calls:
         path = self._paths.get(id(module), "")
         if path:
             self._count += 1
-            self.open = (*self.open, Call(path, len(self.open), f"{path}#{self._count}"))
+            self.open = (
+                *self.open,
+                Call(path, len(self.open), f"{path}#{self._count}", _handed((*args, *_keywords().values()))),
+            )
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if self._stack and threading.get_ident() == self._thread:
@@ -58,6 +63,16 @@ class Calls:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _handed(arguments: Iterable[Any]) -> bool:
+    return any(isinstance(x, torch.dtype) and x.is_floating_point for x in arguments)
+
+
+def _keywords() -> Mapping[str, Any]:
+    """Keyword arguments of the module call whose hook this is: hooks for all modules are told the positional ones alone."""
+    found: Mapping[str, Any] = sys._getframe(2).f_locals.get("kwargs", {})
+    return found
 
 
 def first_paths(model: nn.Module) -> dict[int, str]:

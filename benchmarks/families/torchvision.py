@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,12 +69,7 @@ def _attempts(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 def _parameters(name: str) -> float:
     models = importlib.import_module("torchvision.models")
-    options = {"weights_backbone": None} if "weights_backbone" in models.get_model_builder(name).__annotations__ else {}
-    try:
-        with torch.device("meta"):
-            return sum(p.numel() for p in models.get_model(name, weights=None, **options).parameters())
-    except Exception:  # whatever a constructor may raise on tensors without values
-        return float("inf")
+    return min((weights.meta["num_params"] for weights in models.get_model_weights(name)), default=math.inf)
 
 
 def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:

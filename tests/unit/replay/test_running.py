@@ -41,10 +41,6 @@ def test_a_cast_scope_leaves_arguments_alone_and_python_sees_its_dtype() -> None
     assert under("fp16", False).casts(LINEAR) == Casts("none", "fp16", HALF)
 
 
-def test_in_an_fp32_scope_python_sees_fp32() -> None:
-    assert under("fp32", False).casts(LINEAR).literals is AS_WRITTEN
-
-
 def test_autocast_leaves_alone_what_is_written_in_place() -> None:
     assert under("fp16", True).casts(replace(LINEAR, in_place=True)).autocast == "none"
 
@@ -54,9 +50,3 @@ def test_the_authors_region_wins_over_a_scope_that_encloses_it() -> None:
     assert under("fp16", True).casts(off).autocast == "none"
     assert under("fp16", True).casts(on) == Casts("lower", "bf16", HALF)
     assert under("fp16", True, wins=True).casts(off) == Casts("lower", "fp16", HALF)
-
-
-def test_what_python_sees_in_a_region_is_what_its_scope_stores() -> None:
-    """A region switched off in an FP32 scope says float16, the dtype that it would have: nothing there is low."""
-    off = replace(LINEAR, region=AutocastRegion(False, "float16", 1))
-    assert under("fp32", False).casts(off).literals is AS_WRITTEN

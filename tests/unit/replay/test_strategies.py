@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from auditor.records import ScopeChoice
 from auditor.replay.nesting import owners_of
 from auditor.replay.running import Setting
 from auditor.replay.strategies import deciders_of, plain, running, scoped
 from auditor.strategies import strategy_of
 from tests.problems import captured
+from tests.replaying import Model, replayed
+from tests.subjects import normal, only
 
 SCOPES = {"": ScopeChoice("fp16"), "a.b": ScopeChoice("fp32"), "a.b.c.d": ScopeChoice("fp16")}
 
@@ -74,3 +79,14 @@ def test_who_decides_how_placeholders_are_stored() -> None:
     assert by_fqn["middle.weight"] == ("middle",)
     assert by_fqn[None] == ("first",)  # the input
     assert ("first", "last") in by_fqn.values()
+
+
+def test_python_looks_at_fp32_in_an_fp32_scope() -> None:
+    model = Model(lambda self, x: self.norm(x.to(self.norm.weight.dtype)), norm=nn.LayerNorm(4))
+    capture = replayed(model, normal(2, 4))
+    cast = only(capture, "to")
+    written = {
+        precision: running(capture, "cast", plain(precision), "fp16").casts(cast).literals.arguments
+        for precision in ("fp16", "fp32")
+    }
+    assert written == {"fp16": {1: torch.float16}, "fp32": {}}
