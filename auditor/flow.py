@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from .assembly import assembled
@@ -9,7 +11,7 @@ from .facts import gather
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
-from .judge.findings import confronted, silenced
+from .judge.findings import concerning, confronted, silenced
 from .judge.severities import about
 from .judge.verdicts import judge
 from .loading import in_eval
@@ -66,7 +68,7 @@ def run(subject: Subject, options: Options) -> Audit:
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = _findings(subject, captured, graph, options)
+            findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
         with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)
@@ -96,9 +98,16 @@ def run(subject: Subject, options: Options) -> Audit:
     )
 
 
-def _findings(subject: Subject, captured: Capture, graph: Graph, options: Options) -> tuple[Finding, ...]:
+def _findings(
+    subject: Subject,
+    captured: Capture,
+    graph: Graph,
+    exposed: Mapping[str, Mapping[str, Sequence[str]]],
+    options: Options,
+) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
     rules = spread(options.rules, options.formats)
     facts = gather(captured, subject.model, graph.measured.ranges, graph.verdicts)
-    fired = confronted(classify(captured, facts, rules, options.formats, options.training), graph.verdicts)
+    fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
+    fired = confronted(fired, graph.verdicts)
     return with_causes(silenced(fired, options.selection, rules), graph, rules)

@@ -32,6 +32,19 @@ def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, 
     )
 
 
+def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]) -> tuple[Finding, ...]:
+    """The findings without those on an operation that meets no low value, in any format they speak of, under any strategy.
+
+    exposed: {node: {format: strategies that have it meet one}}. What is no matter of precision stays.
+    """
+
+    def concerns(finding: Finding) -> bool:
+        by_format = exposed.get(finding.node, {})
+        return not finding.measurable or any(by_format.get(fmt, True) for fmt in finding.formats)
+
+    return tuple(finding for finding in findings if concerns(finding))
+
+
 def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     """The findings that a selection lets through, and behind them one for each of its ignores that matches none."""
     chosen = [finding for finding in findings if _selected(finding.rule, selection)]

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..formats.table import runs
 from ..records import Capture, Finding, Plan
-from ..replay.resolve import resolve
+from ..replay.resolve import Resolution, is_low, resolve
 from ..replay.strategies import plain, running, scoped
 from ..rulebook.rule import SEVERITIES
+from ..strategies import names
 from .causes import Graph
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """What operations do with low values when the model runs so. computing: nodes that compute low; reading: others that
+    are handed what was low, whether or not it is raised for them."""
+
+    computing: frozenset[str]
+    reading: frozenset[str]
+
+    @classmethod
+    def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
+        found = resolve(capture, running(capture, strategy, precision_of, format))
+        computing = frozenset(name for name in capture.nodes if _computes_low(found, name))
+        reading = (name for name, node in capture.nodes.items() if any(found.low(source) for source in node.inputs))
+        return cls(computing, frozenset(reading) | found.reads_low)
+
+
+def _computes_low(found: Resolution, name: str) -> bool:
+    """Whether its kernel gives a low value; of one that gives no real numbers, whether it takes one."""
+    gives = found.computed(name)
+    return found.low(name) or is_low(gives) or (not gives and name in found.reads_low)
 
 
 def followed(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
@@ -28,31 +51,48 @@ def about(
     An error says that no plan holds the budget. Under a plan that does, what it keeps in FP32, and what would refuse or
     turn non-finite under others, is a warning at most; what else only others meet is one step less severe.
     """
+    findings = _met(findings, capture, graph)
     plan = followed(plans, recommended)
     if plan is None:
         stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
         return tuple(replace(f, bearing="stops" if stopped and _unsafe(graph, f) else None) for f in findings)
-    low = _touched(capture, plan, scoped(plan.scopes))
-    met = _touched(capture, plan, plain(plan.format))
-    return tuple(_weighed(finding, _bearing(finding, plan, low, met), plan, graph) for finding in findings)
+    under = _Uses.of(capture, plan.strategy, scoped(plan.scopes), plan.format)
+    plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
+    return tuple(_weighed(finding, _bearing(finding, plan, under, plainly, graph), plan, graph) for finding in findings)
 
 
 def _lowers(plan: Plan) -> bool:
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
-def _touched(capture: Capture, plan: Plan, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Nodes that are low, or read something low, when the plan's strategy runs the model so."""
-    found = resolve(capture, running(capture, plan.strategy, precision_of, plan.format))
-    return frozenset(name for name in capture.nodes if found.touches_low(name))
+def _met(findings: Sequence[Finding], capture: Capture, graph: Graph) -> tuple[Finding, ...]:
+    """Findings with the strategies under which, with all of the model low, their operations compute low."""
+    formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
+    spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
+    uses = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt) for name in names()} for fmt in spoken}
+
+    def met(finding: Finding) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for fmt in finding.formats:
+            computing = (name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
+            found[fmt] = tuple(computing)
+        return {fmt: strategies for fmt, strategies in found.items() if strategies}
+
+    return tuple(replace(finding, met=met(finding)) for finding in findings)
 
 
-def _bearing(finding: Finding, plan: Plan, low: Container[str], met: Container[str]) -> str | None:
+def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: Graph) -> str | None:
     if not finding.node:
         return None
-    if plan.format not in finding.formats or finding.node not in met:
+    if plan.format not in finding.formats:
         return "elsewhere"
-    return "low" if finding.node in low else "kept"
+    if finding.node in under.computing:
+        return "low"
+    if finding.node in plainly.computing:
+        return "kept"
+    if finding.node in under.reading:  # in FP32 it refuses nothing, and what is finite stays so, however it was rounded
+        return "elsewhere" if graph.broken(finding.node, plan.format) else "reads"
+    return "kept" if finding.node in plainly.reading else "elsewhere"
 
 
 def _weighed(finding: Finding, bearing: str | None, plan: Plan, graph: Graph) -> Finding:

@@ -94,13 +94,22 @@ def import_target(target: Target) -> ModuleType:
         place = f"{Path(error.filename or target.label).name}:{error.lineno}"
         raise LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error") from error
     except ModuleNotFoundError as error:
-        if error.name and (target.module == error.name or target.module.startswith(error.name + ".")):
+        if error.name is None:  # a library that imports lazily wraps what stopped it, and names no module
+            raise LoadError(f"importing {target.label} raised {blame(_root(error))}", slug="import-raises") from error
+        if target.module == error.name or target.module.startswith(error.name + "."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
             raise LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target") from error
         hint = "install it in the environment that runs the audit"
         raise LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package") from error
     except (Exception, SystemExit) as error:
         raise LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises") from error
+
+
+def _root(error: BaseException) -> BaseException:
+    """What the error was raised for, and that one in turn."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _of_hub(text: str) -> Target:

@@ -197,11 +197,12 @@ Followed = Annotated[
 Bearing = Annotated[
     str | None,
     Written(
-        "what becomes of it under that plan. `low`: the operation runs low, and the plan holds the budget; `kept`: the "
-        "plan keeps it in FP32; `elsewhere`: only other plans run it in a format that the finding speaks of; `stops`: "
-        "there is no such plan, and the operation is unsafe; `null`: none of this can be said",
+        "what becomes of it under that plan. `low`: the operation runs low, and the plan holds the budget; `reads`: it runs "
+        "in FP32 whatever the plan keeps, on what was low before; `kept`: the plan keeps it in FP32; `elsewhere`: only "
+        "other plans run it in a format that the finding speaks of; `stops`: there is no such plan, and the operation is "
+        "unsafe; `null`: none of this can be said",
         later=True,
-        choices=("low", "kept", "elsewhere", "stops"),
+        choices=("low", "reads", "kept", "elsewhere", "stops"),
     ),
 ]
 """What plan.json and measurements.json alike say of a finding."""
@@ -235,6 +236,13 @@ class Finding:
     declared: Annotated[str, Written("the severity that the rule states")] = ""
     measurable: Annotated[bool, Written("whether running the operation low can bear the rule out at all")] = True
     called_from: CalledFrom = None
+    met: Annotated[
+        Mapping[str, tuple[str, ...]],
+        Written(
+            "by format, the strategies under which the operation runs in it where all of the model does, if any",
+            later=True,
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         _facts(worst, report),
         _agreement(worst),
         _around(worst, members),
-        _bearing(audit, members, reports),
+        _bearing(audit, members),
         tally(reports[name] for name in dict.fromkeys(f.node for f in members) if name in reports) or None,
         keep_by_hand(worst.owner),
         _cost(audit, members),
@@ -221,7 +221,7 @@ def _around(worst: Finding, members: Sequence[Finding]) -> str:
     return f"with it unsafe: {', '.join(found)}" if found else ""
 
 
-def _bearing(audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> str:
+def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
     """What becomes of the operations under the plan that is followed."""
     spoken = [finding for finding in members if finding.bearing]
     if not spoken:
@@ -231,14 +231,16 @@ def _bearing(audit: Audit, members: Sequence[Finding], reports: Mapping[str, Nod
     plan = audit.plans.get(spoken[0].plan or "")
     if plan is None:
         return ""
-    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in ("kept", "low", "elsewhere")}
-    others = nodes["elsewhere"] - nodes["kept"] - nodes["low"]
+    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in ("kept", "low", "reads", "elsewhere")}
+    others = nodes["elsewhere"] - nodes["kept"] - nodes["low"] - nodes["reads"]
     alone = len(set.union(*nodes.values())) == 1
     said = [f"keeps {_these(nodes['kept'], alone)} in FP32"] if nodes["kept"] else []
     if nodes["low"]:
         said.append(f"runs {_these(nodes['low'], alone)} low and holds the budget")
+    if nodes["reads"]:
+        said.append(f"runs {_these(nodes['reads'], alone)} in FP32, on values that are low, and holds the budget")
     if others:
-        met = _met(spoken, others, reports)
+        met = _met(spoken, others)
         what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, alone)} would do"
         said.append(f"is spared {what}{f': it takes {met}' if met else ''}")
     return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
@@ -248,15 +250,10 @@ def _these(nodes: Collection[str], alone: bool) -> str:
     return "the operation" if alone else f"{len(nodes):,} of these operations"
 
 
-def _met(spoken: Sequence[Finding], nodes: Collection[str], reports: Mapping[str, NodeReport]) -> str:
-    """Under which strategies the operations are low in a format that is spoken of, where all of the model is."""
-    found: dict[str, None] = {}
-    for finding in spoken:
-        report = reports.get(finding.node)
-        for fmt in finding.formats if report and finding.node in nodes else ():
-            for strategy in report.exposed.get(fmt, ()) if report else ():
-                found[f"{label(fmt)} {strategy_of(strategy).title}"] = None
-    return " or ".join(found)
+def _met(spoken: Sequence[Finding], nodes: Collection[str]) -> str:
+    """Under which strategies the operations run in a format that is spoken of, where all of the model does."""
+    met = ((fmt, how) for finding in spoken if finding.node in nodes for fmt, by in finding.met.items() for how in by)
+    return " or ".join(dict.fromkeys(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met))
 
 
 def _cost(audit: Audit, members: Sequence[Finding]) -> str:

@@ -16,18 +16,19 @@ from tests.capturing import captured
 
 
 class Model(nn.Module):
-    """A product, which plain autocast runs low, and a power, which it does not."""
+    """Products, which plain autocast runs low; a power of one, which it does not, and what it meets nothing low in."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).pow(3))
+        twice = x * 2
+        return self.down(self.up(twice).pow(3)) + x
 
 
 TOY = captured(Model(), torch.ones(2, 4))
-UP, POW, DOWN = TOY.capture.nodes
+TWICE, UP, POW, DOWN, ADD = TOY.capture.nodes
 FORMATS = ("fp16", "bf16")
 
 
@@ -64,7 +65,30 @@ KEEPING = plan("autocast", "fp16", up="fp32")
 
 @pytest.mark.parametrize(("severity", "less"), [("error", "warning"), ("warning", "info"), ("info", "info")])
 def test_what_only_cast_weights_meet_is_less_severe_where_the_plan_is_autocast(severity: str, less: str) -> None:
-    assert one(finding(POW, severity), AUTOCAST, graph()) == (less, "elsewhere", "autocast_fp16")
+    assert one(finding(TWICE, severity), AUTOCAST, graph()) == (less, "elsewhere", "autocast_fp16")
+
+
+@pytest.mark.parametrize("name", [POW, ADD])
+def test_what_runs_in_fp32_on_low_values_is_not_said_to_run_low_nor_to_be_spared(name: str) -> None:
+    """Autocast raises the power, and a sum of a low value and an FP32 one is FP32."""
+    assert one(finding(name, "warning"), AUTOCAST, graph())[:2] == ("info", "reads")
+    assert one(finding(name, "warning"), plan("cast", "fp16"), graph())[:2] == ("info", "low")
+    assert one(finding(name), plan("cast", "fp16", **{"": "fp32"}), graph())[1] == "kept"
+
+
+@pytest.mark.parametrize("name", [POW, ADD])
+def test_what_overflows_low_is_spared_where_it_runs_in_fp32_on_low_values(name: str) -> None:
+    assert one(finding(name), AUTOCAST, graph(broken=(name,)))[:2] == ("warning", "elsewhere")
+
+
+def test_it_takes_the_strategies_that_compute_it_low_and_not_those_that_hand_it_what_is() -> None:
+    said = about([finding(n, formats=FORMATS) for n in (TWICE, UP, POW, ADD)], {}, None, TOY.capture, graph())
+    assert [f.met for f in said] == [
+        dict.fromkeys(FORMATS, ("cast",)),
+        dict.fromkeys(FORMATS, ("autocast", "cast")),
+        dict.fromkeys(FORMATS, ("cast",)),
+        dict.fromkeys(FORMATS, ("cast",)),
+    ]
 
 
 @pytest.mark.parametrize(("severity", "less"), [("error", "warning"), ("warning", "warning"), ("info", "info")])

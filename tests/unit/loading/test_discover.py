@@ -183,6 +183,11 @@ def test_default_dtype_set_by_the_file_does_not_stay(write):
         ("def f(:\n", "syntax-error", "model.py:3: syntax error"),
         ("import absent_package_xyz\n", "missing-package", "absent_package_xyz"),
         ("1 / 0\n", "import-raises", "ZeroDivisionError: division by zero (model.py:3)"),
+        (
+            "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ModuleNotFoundError('lazy') from e\n",
+            "import-raises",
+            "ZeroDivisionError: division by zero (model.py:4)",
+        ),
         ("raise SystemExit(3)\n", "import-raises", "SystemExit"),
         ("x = 1\n", "no-model", "get_model()"),
         (NET.replace("width=4", "width"), "needs-arguments", "Net(width=...)"),

@@ -58,8 +58,13 @@ def test_findings_are_ranked_and_gathered_over_blocks():
 
 
 def spoken(audit, *, plan="autocast_fp16", **bearings):
-    """The audit with what is said of the findings of each rule under a plan."""
-    said = tuple(replace(f, plan=plan, bearing=bearings[f.rule]) if f.rule in bearings else f for f in audit.findings)
+    """The audit with what is said of the findings of each rule under a plan; casting weights runs them all low."""
+
+    def said_of(finding):
+        met = dict.fromkeys(finding.formats, ("cast",))
+        return replace(finding, plan=plan, bearing=bearings[finding.rule], met=met)
+
+    said = tuple(said_of(f) if f.rule in bearings else f for f in audit.findings)
     return replace(audit, findings=said)
 
 
@@ -92,7 +97,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
         "low": f"{opening} runs the operation low and holds the budget.",
-        "elsewhere": f"{opening} is spared this: it takes FP16 with cast weights.",  # the factory exposes all to cast
+        "reads": f"{opening} runs the operation in FP32, on values that are low, and holds the budget.",
+        "elsewhere": f"{opening} is spared this: it takes FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
         assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").bearing == sentence
