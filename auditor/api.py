@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from .criteria import criteria_of
 from .errors import AuditorError
 from .flow import run
 from .formats.table import DEFAULT
@@ -38,6 +39,7 @@ def audit(
     use: str | None = None,
     loss_fn: Callable[..., Any] | None = None,
     metric: Distance | None = None,
+    criteria: Any = None,
     rules: str | Path | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -47,7 +49,9 @@ def audit(
 
     example_inputs: a tensor, a tuple of positional arguments, or a list of such tuples (batches); kwargs: keyword
     arguments of every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference,
-    candidate)` over the two lists of output tensors. formats, strategies: names, or one. target: the device that times and speed-ups are predicted for, a
+    candidate)` over the two lists of output tensors. criteria: what else single outputs are held to, strings such as
+    "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function, limit), or a list of these}; `max_error` is for the
+    outputs that none speaks of. formats, strategies: names, or one. target: the device that times and speed-ups are predicted for, a
     row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the recommended plan is
     for, "inference" or "training"; the mode unless given.
@@ -65,6 +69,7 @@ def audit(
             strategies=named(strategies),
             max_error=max_error,
             metric=metric,
+            criteria=criteria_of(criteria),
             device=device,
             gpu=target,
             mode=mode,

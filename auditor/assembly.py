@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .criteria.measure import Criteria
 from .document.contents import shared_modules, tied_parameters
 from .facts.written import written
 from .formats.entries import extent
@@ -34,7 +35,6 @@ def assembled(
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. found: those of its fields that a stage returned as they are."""
     subject, captured = bench.subject, bench.capture
-    metric = options.metric
     return Audit(
         subject=subject,
         parameters=size_of(subject.model),
@@ -46,9 +46,10 @@ def assembled(
         shared_modules=shared_modules(subject.model),
         environment=_environment(options),
         formats=options.formats,
-        max_error=options.max_error,
+        max_error=bench.max_error,
         use=options.use,
-        metric=getattr(metric, "__name__", "custom metric") if metric else "relative L2 of the outputs",
+        metric=_metric(options),
+        criteria=tuple(map(str, bench.distance.all)) if isinstance(bench.distance, Criteria) else (),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
@@ -58,6 +59,13 @@ def assembled(
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         **found,
     )
+
+
+def _metric(options: Options) -> str:
+    """What errors of the outputs are, in words."""
+    if options.criteria:
+        return "largest share of what a criterion allows"
+    return getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
 
 
 def _classes(bench: Workbench) -> dict[str, str]:

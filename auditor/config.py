@@ -92,7 +92,7 @@ def _checked(table: dict[str, Any], known: Collection[str], file: Path) -> dict[
 
 def _value(name: str, value: Any, file: Path) -> Any:
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return (";" if name == "criterion" else ",").join(map(str, value))
     if isinstance(value, dict):
         raise AuditorError(f"{file}: [tool.auditor] {name} must be a plain value, not a table", slug="bad-config")
     return str(file.parent / value) if name in ("out", "rules", "baseline") else str(value)

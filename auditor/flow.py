@@ -57,10 +57,10 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed)
+            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria)
             relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick)
         measured = in_unit(relative, yardstick.unit)
-        judged = judge(captured, measured, formats, options.max_error)
+        judged = judge(captured, measured, formats, yardstick.budget)
         with stages("regions", "flagged nodes that lie together"):
             regions = run_regions(captured, subject.model, subject.batches[0], relative, judged.verdicts, formats)
         with stages("training", "the FP32 step", wanted=options.training):
@@ -69,15 +69,15 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
+        bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick)
         with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
             baselines = baselines_of(bench, options.strategies, formats)
         with stages("plan", "solve, patch, verify"):
             plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
-            recommended, reason = recommend(plans, options.max_error, options.use)
+            recommended, reason = recommend(plans, yardstick.budget, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
-            recommended, reason = agreed(training, plans, recommended, reason, options.max_error, options.use)
+            recommended, reason = agreed(training, plans, recommended, reason, yardstick.budget, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))

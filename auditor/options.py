@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .config import EVERYTHING, Selection
+from .criteria import Criterion
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
@@ -28,7 +29,7 @@ DEVICES = ("auto", "cpu", "cuda")
 class Options:
     """Raises: AuditorError(slug="bad-option" or "no-cuda") for what no audit can be asked.
 
-    max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`. device: where it
+    max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`, of all outputs that no criterion speaks of. device: where it
     runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
     selection: those of their findings that are wanted. objective: what plans save within the budget. wanted_for:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
@@ -41,6 +42,7 @@ class Options:
     strategies: tuple[str, ...] = SHIPPED
     max_error: float = 0.01
     metric: Distance | None = None
+    criteria: tuple[Criterion, ...] = ()
     device: str = "auto"
     gpu: str = "A100"
     mode: str = "inference"

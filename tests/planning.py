@@ -15,6 +15,7 @@ from auditor.judge.classify import classify
 from auditor.judge.findings import confronted
 from auditor.judge.verdicts import judge
 from auditor.measure.calibrate import calibrate
+from auditor.measure.rerun import Yardstick
 from auditor.options import Options
 from auditor.paths import enclosing, within
 from auditor.plan.choose import scopes_of
@@ -40,7 +41,9 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
     findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
-    return workbench(subject, captured, costs_of(captured), measured, judged, findings, options)
+    return workbench(
+        subject, captured, costs_of(captured), measured, judged, findings, options, Yardstick(options.max_error)
+    )
 
 
 def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:

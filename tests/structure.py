@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
 BANDS: dict[str, tuple[str, ...]] = {
     "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised", "pulse"),
     "nouns": ("records", "formats", "ops"),
-    "engine": ("state", "dispatch", "imitation", "runs", "loading", "tape", "strategies", "replay"),
+    "engine": ("state", "dispatch", "imitation", "runs", "loading", "criteria", "tape", "strategies", "replay"),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),

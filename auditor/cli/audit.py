@@ -105,6 +105,7 @@ def _dry_run(options: Options, subject: Subject, directory: Path) -> int:
 
 def _options(args: argparse.Namespace, progress: Progress) -> Options:
     """What was asked for, checked before the model is loaded; torch is first imported here."""
+    from ..criteria import criteria_of
     from ..options import Options
 
     return Options(
@@ -113,6 +114,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         formats=args.formats,
         strategies=args.strategies,
         max_error=args.max_error,
+        criteria=criteria_of(args.criterion),
         device=args.device,
         gpu=args.gpu,
         mode=args.mode,

@@ -49,7 +49,7 @@ def audit_parser() -> argparse.ArgumentParser:
         default=",".join(SHIPPED),
         help="default: %(default)s",
     )
-    add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
+    _held(parser)
     add("--device", choices=DEVICES, default="auto", help="default: %(default)s")
     add(
         "--target",
@@ -84,6 +84,19 @@ def audit_parser() -> argparse.ArgumentParser:
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
+
+
+def _held(parser: argparse.ArgumentParser) -> None:
+    """What an error is, and how much of it is allowed."""
+    add = parser.add_argument
+    add("--max-error", metavar="X", type=_budget, default=0.01, help="relative error allowed, default %(default)s")
+    add(
+        "--criterion",
+        metavar="'OUTPUT: KIND <= X'",
+        action="append",
+        default=[],
+        help="what an output is held to, such as 'logits: kl <= 0.01'; may be given several times",
+    )
 
 
 def _wanted(parser: argparse.ArgumentParser) -> None:

@@ -147,6 +147,7 @@ def _audit(found: Mapping[str, Any], where: str, alone: bool) -> Audit:
         "formats": tuple(found.get("formats") or _formats(found)),
         "max_error": found["budget"].get("max_error") or math.nan,
         "metric": found["budget"].get("metric") or "",
+        "criteria": tuple(found["budget"].get("criteria") or ()),
         "capture_method": given.get("capture") or "run",
         "warnings": (*said, *([ALONE] if alone else [])),
         "seconds": {},

@@ -118,7 +118,7 @@ def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:
         "inputs": ", ".join(subject.inputs or ()),
         "source of the inputs": str(subject.inputs_source),
         "source of the weights": str(subject.weights_source),
-        "budget": f"{budget.max_error} {budget.metric}",
+        "budget": "; ".join([f"{budget.max_error} {budget.metric}", *(budget.criteria or ())]),
         "execution": f"{environment.device}, {environment.execution}",
         "torch": str(environment.torch),
         "auditor": str(environment.auditor),

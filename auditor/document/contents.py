@@ -17,6 +17,7 @@ from ..records.audit import Groups
 from ..records.graph import CalledFrom
 from ..records.measure import DECIDED_BY, Bearing, CauseName, Followed, Severity
 from ..records.written import Inlined, Written
+from .budget import Budget
 from .places import portable, shown
 from .steady import BAND, Contributions, watched
 
@@ -70,16 +71,6 @@ class AuditedModel:
             random_weights=subject.random_weights,
             capture=audit.capture_method,
         )
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the outputs may be off by."""
-
-    max_error: Annotated[
-        float, Written("the error that the budget allows", finite=True, exact=True, schema={"exclusiveMinimum": 0})
-    ]
-    metric: Annotated[str, Written("what it is measured in")]
 
 
 VERSION = Annotated[int, Written(f"{FORMAT_VERSION}", schema={"const": FORMAT_VERSION})]
@@ -141,7 +132,7 @@ class PlanFile:
         return cls(
             FORMAT_VERSION,
             AuditedModel.of(audit),
-            Budget(audit.max_error, audit.metric),
+            Budget(audit.max_error, audit.metric, audit.criteria),
             kinds,
             watched(audit),
             limits_of(audit),
@@ -187,7 +178,11 @@ class Document:
     def of(cls, audit: Audit) -> Document:
         """What both files hold of an audit."""
         return cls(
-            FORMAT_VERSION, AuditedModel.of(audit), Budget(audit.max_error, audit.metric), limits_of(audit), audit
+            FORMAT_VERSION,
+            AuditedModel.of(audit),
+            Budget(audit.max_error, audit.metric, audit.criteria),
+            limits_of(audit),
+            audit,
         )
 
 

@@ -30,7 +30,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
     Entries where the reference itself is infinite must be equal, or the error is inf; where it is NaN they are left out.
     """
     squares, norm, flipped = 0.0, 0.0, 0.0
-    for r, c in _paired(reference, candidate):
+    for r, c in paired(reference, candidate):
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
@@ -59,7 +59,7 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 def worst_output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
     """Largest `output_error` of any one tensor."""
-    return max((output_error([r], [c]) for r, c in _paired(reference, candidate)), default=0.0)
+    return max((output_error([r], [c]) for r, c in paired(reference, candidate)), default=0.0)
 
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
@@ -115,9 +115,13 @@ def sqnr_db(relative_error: float) -> float:
     return -20 * math.log10(relative_error) if math.isfinite(relative_error) else -math.inf
 
 
-def _paired(
+def paired(
     reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tensors that are compared entry by entry: strided ones, as many as there are.
+
+    Raises: MeasureError(slug="shape-mismatch").
+    """
     if len(reference) != len(candidate):
         raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
     pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from ..criteria.measure import Criteria
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
 from ..records import Baseline, Batch, RulesOnly
@@ -42,11 +43,13 @@ def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        errors = [bench.distance(bench.reference(batch), _plainly_low(bench, problem, batch)) for batch in bench.checks]
+        pairs = [(bench.reference(batch), _plainly_low(bench, problem, batch)) for batch in bench.checks]
+        errors = [bench.distance(*pair) for pair in pairs]
     except Exception as error:
         let_through(error)
         return Baseline(None, False, failure_of(error))
-    return Baseline(*_measured(worst_of(errors)))
+    criteria = bench.distance.values(pairs) if isinstance(bench.distance, Criteria) else ()
+    return Baseline(*_measured(worst_of(errors)), criteria=criteria)
 
 
 def _replayed(problem: Problem, trial: Trial) -> Baseline:

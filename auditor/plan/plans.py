@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree as pytree
 
+from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
 from ..folder import own
 from ..formats.metrics import output_error, worst_output_error
@@ -19,8 +20,9 @@ from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..patch.temporary import patched
 from ..raised import let_through
-from ..records import Baseline, Plan, Verification
+from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.strategies import running, scoped
+from ..runs.outputs import NamedTensors
 from ..state.members import size_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
 from .choose import (
@@ -50,6 +52,9 @@ ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
 
 Tick = Callable[[str], None]
+
+Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""What a model returns in FP32, and patched."""
 
 
 def plans_of(
@@ -107,7 +112,10 @@ def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict
     found = dict(baselines)
     for name, plan in plans.items():
         if not has_fp32(plan) and plan.measured_error is not None:
-            found[name] = replace(found[name], measured_error=plan.measured_error, finite=True, failure=None)
+            criteria = plan.verification.criteria if plan.verification else ()
+            found[name] = replace(
+                found[name], measured_error=plan.measured_error, finite=True, failure=None, criteria=criteria
+            )
     return found
 
 
@@ -297,21 +305,35 @@ def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | s
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded)):
         return _failed(bench, plan, otherwise)
     finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
+    named = _criteria(bench, pairs, graded)
     result = replace(
         _unrun(bench),
         error=found if finite else None,
+        joint=None if bench.distance is output_error else _number(worst_of([output_error(r, c) for r, c in pairs])),
+        criteria=named,
         finite=finite,
         worst_output=worst if finite and math.isfinite(worst) else None,
         with_gradients=enabled if finite else None,
         noise=bench.noise,
         ungraded=bench.ungraded,
     )
-    verified = finite and max(found, enabled or 0.0) <= bench.max_error
+    verified = finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
     return replace(plan, measured_error=result.error, verified=verified, verification=result)
 
 
+def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> tuple[CriterionValue, ...]:
+    """What the user's criteria came to, worst run without gradients; held where it also is with them."""
+    if not isinstance(bench.distance, Criteria):
+        return ()
+    return bench.distance.values(pairs, [graded] if graded else [])
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    verification = replace(_unrun(bench), failure=failure)
+    verification = replace(_unrun(bench), failure=failure, criteria=_criteria(bench, (), None))
     return replace(plan, measured_error=None, verified=False, verification=verification)
 
 
@@ -320,15 +342,18 @@ def _unrun(bench: Workbench) -> Verification:
     return Verification(None, False, None, inputs, "native" if bench.native else "emulated")
 
 
-Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
-
-
 def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:
     """FP32 and patched outputs, on the CPU, of every run without gradients, and of the one with them where there is one."""
-    pairs = [([x.cpu() for x in r], c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    pairs = [(_on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
     if expected.graded is None or answer.graded is None:
         return pairs, None
-    return pairs, ([x.cpu() for x in expected.graded], answer.graded)
+    return pairs, (_on_cpu(expected.graded), answer.graded)
+
+
+def _on_cpu(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs where they are compared, under the names that they have."""
+    moved = [x.cpu() for x in outputs]
+    return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair) -> str | None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from ..criteria import Criterion
+from ..criteria.measure import bound
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
@@ -20,12 +22,21 @@ LARGEST_BUDGET = 100.0
 """Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
 
 
-def yardstick_of(metric: Distance | None, subject: Subject, max_error: float, seed: int) -> Yardstick:
-    """The budget, and the metric by which it is meant; relative L2 where there is none."""
-    if metric is None:
+def yardstick_of(
+    metric: Distance | None, subject: Subject, max_error: float, seed: int, criteria: Sequence[Criterion] = ()
+) -> Yardstick:
+    """The budget, and what it is measured by: relative L2, the user's metric, or shares of what their criteria allow.
+
+    Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
+    """
+    if metric is None and not criteria:
         return Yardstick(max_error)
-    unit = unit_of(metric, reference(subject, subject.batches[0], seed), max_error)
-    return Yardstick(max_error, metric, unit)
+    outputs = reference(subject, subject.batches[0], seed)
+    if criteria:
+        shares = bound(criteria, max_error, outputs, metric)
+        return Yardstick(1.0, shares, unit_of(shares, outputs, 1.0))
+    assert metric is not None
+    return Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

@@ -9,13 +9,14 @@ from functools import cached_property
 import torch
 
 from ..errors import first_line
-from ..formats.metrics import output_error
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
+from ..measure.rerun import Yardstick
 from ..options import Options
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
 from ..runs.answer import answer
+from ..runs.outputs import NamedTensors
 from ..tape.paths import usable
 from .choose import Trial
 from .costs import Cost
@@ -129,8 +130,9 @@ def workbench(
     judged: Judgement,
     findings: Sequence[Finding],
     options: Options,
+    yardstick: Yardstick,
 ) -> Workbench:
-    """The workbench of an audit: what was measured and judged, by format."""
+    """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
     contributions, verdicts = measured.contributions, judged.verdicts
     return Workbench(
         subject=subject,
@@ -139,8 +141,8 @@ def workbench(
         contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in options.formats},
         verdicts={fmt: {name: v[fmt] for name, v in verdicts.items()} for fmt in options.formats},
         findings=findings,
-        distance=options.metric or output_error,
-        max_error=options.max_error,
+        distance=yardstick.distance,
+        max_error=yardstick.budget,
         seed=options.seed,
         gpu=options.gpu,
         native=options.native,
@@ -149,6 +151,6 @@ def workbench(
     )
 
 
-def reference(subject: Subject, batch: Batch, seed: int = 0) -> list[torch.Tensor]:
+def reference(subject: Subject, batch: Batch, seed: int = 0) -> NamedTensors:
     """FP32 outputs of the model as it is."""
     return answer(subject.model, batch, seed=seed)

@@ -17,7 +17,7 @@ from .graph import (
     Subject,
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 
 __all__ = [
     "FORMAT_VERSION",
@@ -28,6 +28,7 @@ __all__ = [
     "Call",
     "Capture",
     "Contribution",
+    "CriterionValue",
     "Distance",
     "Dtypes",
     "Environment",

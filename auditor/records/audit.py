@@ -94,6 +94,7 @@ class Audit:
     formats: Annotated[tuple[str, ...], Written("number formats that were audited", measured=True)]
     max_error: float
     metric: str
+    criteria: tuple[str, ...] = ()
     capture_method: str
     environment: Annotated[Environment, Written("what ran the audit", needed="audit")]
     recommended: Annotated[

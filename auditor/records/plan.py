@@ -97,6 +97,28 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class CriterionValue:
+    """What one criterion of the user's came to in a run."""
+
+    output: Annotated[str, Written("the output that it speaks of, or `the other outputs`, judged together")]
+    kind: Annotated[str, Written("what is measured of it (see [criteria](criteria.md))")]
+    sign: Annotated[str, Written("on which side of the limit it holds", choices=("<=", ">="))]
+    limit: Annotated[float, Written("the limit", exact=True)]
+    value: Annotated[
+        float | None,
+        Written("what was measured, worst run without gradients; `null`: nothing, it failed, or was not finite"),
+    ]
+    share: Annotated[
+        float | None,
+        Written(
+            "how much of what the limit allows that takes, in proportion to the size of the error: of `kl` and `cosine`, "
+            "which grow with its square, the root; the largest share is the error that stands for the whole model"
+        ),
+    ]
+    holds: Annotated[bool, Written("whether it holds in every run, with and without gradients")]
+
+
+@dataclass(frozen=True)
 class Verification:
     """The emitted artefact, run for real: the batches without gradients, and the first one with them.
 
@@ -125,6 +147,17 @@ class Verification:
         ),
     ]
     failure: Annotated[str | None, Written("why the patched model did not run, in one line")] = None
+    joint: Annotated[
+        float | None,
+        Written(
+            "relative L2 of all outputs together, worst run without gradients, where `measured_error` is something else",
+            key="joint_error",
+            sparse=True,
+        ),
+    ] = None
+    criteria: Annotated[
+        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
+    ] = ()
     with_gradients: Annotated[
         float | None,
         Written(
@@ -322,3 +355,6 @@ class Baseline(Outcome):
             later=True,
         ),
     ] = None
+    criteria: Annotated[
+        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
+    ] = ()

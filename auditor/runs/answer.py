@@ -17,7 +17,7 @@ from ..records import Batch
 from ..state import unchanged
 from ..state.draws import reseed
 from ..state.restored import restored
-from .outputs import tensor_outputs
+from .outputs import NamedTensors, tensor_outputs
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
@@ -31,18 +31,18 @@ def answer(
     around: Around = nullcontext,
     gradients: bool = False,
     fused: bool = False,
-) -> list[torch.Tensor]:
-    """The tensors that the model returns for a batch, inside `around()`; nothing of the model or batch changes.
+) -> NamedTensors:
+    """The tensors that the model returns for a batch, under their names, inside `around()`; nothing of the model or batch changes.
 
     gradients: as outside of `torch.no_grad()`. fused: with PyTorch's fused transformer path, which is off otherwise,
     since it answers differently where a mask hides an entry.
     """
 
-    def run() -> list[torch.Tensor]:
+    def run() -> NamedTensors:
         beat()
         args, kwargs = copied(batch)
         with nullcontext() if fused else unfused(), uncompiled(), around():
-            return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
+            return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
 
     if not gradients:
         return from_the_start(model, batch, run, seed)

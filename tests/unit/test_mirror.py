@@ -14,11 +14,25 @@ HERE = Path(__file__).parent
 AUDITOR = HERE.parents[1] / "auditor"
 
 CORE = (
-    *("records", "formats", "ops", "state", "dispatch", "imitation", "runs", "tape", "replay", "measure", "facts"),
+    *(
+        "records",
+        "formats",
+        "ops",
+        "state",
+        "dispatch",
+        "imitation",
+        "runs",
+        "criteria",
+        "tape",
+        "replay",
+        "measure",
+        "facts",
+    ),
     *("rulebook", "judge", "strategies", "plan", "patch", "verify", "training", "document"),
 )
 
 THEMES = {
+    "criteria": "audits",
     "formats": "made_up nowhere_else twin",
     "imitation": "against_replay autocast backward transforms",
     "measure": "refusals",

@@ -249,3 +249,35 @@ def test_a_key_value_cache_is_memory_for_the_next_call() -> None:
     cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
     logits = torch.zeros(1, 3)
     assert [x is logits for x in tensor_outputs({"logits": logits, "past_key_values": cache})] == [True]
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        (A, ("output",)),
+        ((A, B), ("0", "1")),
+        ([A], ("0",)),
+        ({"boxes": A, "masks": {"low": B, 3: C}}, ("boxes", "masks.low", "masks.3")),
+        ([{"boxes": A}, {"boxes": B}], ("0.boxes", "1.boxes")),
+        (Pair(A, [B]), ("first", "second.0")),
+        (Triple(A, B), ("first", "second")),
+        (Fields(A, {"x": B}), ("first", "second.x")),
+        (Slotted(A, B), ("first", "second")),
+        (SimpleNamespace(z=A, a=B), ("z", "a")),
+        (Table(logits=A, hidden=(B, C)), ("logits", "hidden.0", "hidden.1")),
+        (UserDict(x=A), ("x",)),
+        (iter([A, B]), ("0", "1")),
+        ((None, A), ("1",)),
+        ((A, A), ("0", "1")),
+        (torch.max(torch.ones(2, 2), 0), ("0", "1")),
+    ],
+)
+def test_every_output_goes_by_its_name_in_the_return(output: Any, names: tuple[str, ...]) -> None:
+    assert tensor_outputs(output).names == names
+
+
+def test_a_registered_dataclass_goes_by_its_fields() -> None:
+    transformers = pytest.importorskip("transformers.modeling_outputs")
+    found = tensor_outputs(transformers.BaseModelOutput(last_hidden_state=A, attentions=(B, C)))
+    assert found.names == ("last_hidden_state", "attentions.0", "attentions.1")
+    assert found.each(lambda x: x + 1).names == found.names

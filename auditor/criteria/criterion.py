@@ -1,0 +1,61 @@
+"""One criterion: an output, what is measured of it, and the limit that this must keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .kinds import FUNCTION, KINDS, Kind, Options
+
+Function = Callable[[Any, Any], Any]
+"""(reference, candidate) -> a number that is 0 where nothing differs."""
+
+
+def name_of(function: Function) -> str:
+    """What a function is called in words."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """output: a name as in the model's own return; a name of something that holds several outputs, or a pattern with `*`,
+    speaks of each of them, and the worst one counts. kind: a name of KINDS, or what `function` is called."""
+
+    output: str
+    kind: str
+    limit: float
+    options: Options = ()
+    function: Function | None = None
+
+    @property
+    def how(self) -> Kind:
+        """The kind's row."""
+        return FUNCTION if self.function is not None else KINDS[self.kind]
+
+    @property
+    def measured(self) -> str:
+        """The kind with what is said of it: `topk(5)`."""
+        said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
+        return f"{self.kind}({', '.join(said)})" if said else self.kind
+
+    def option(self, name: str, default: Any) -> Any:
+        """What is said in brackets under a name."""
+        return dict(self.options).get(name, default)
+
+    def speaks_of(self, name: str) -> bool:
+        """Whether an output of this name is meant."""
+        wanted = self.output
+        return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
+
+    def holds(self, value: float) -> bool:
+        """Whether a value keeps to the limit."""
+        return self.how.holds(value, self.limit)
+
+    def share(self, value: float) -> float:
+        """How much of what the limit allows a value takes, see Kind.share."""
+        return self.how.share(value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.measured} {self.how.sign} {self.limit:g}"

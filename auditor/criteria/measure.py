@@ -1,0 +1,153 @@
+"""The one place where outputs are held against a reference: every criterion's value, and how much of the budget that takes."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import AuditorError
+from ..formats.metrics import output_error
+from ..records import CriterionValue, Distance
+from ..runs.outputs import NamedTensors
+from .criterion import Criterion, name_of
+from .values import unfit, value
+
+OTHERS = "the other outputs"
+"""What the outputs are called that no criterion speaks of; they are judged together."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One criterion and its value. share: see Criterion.share; value: None where the outputs have nothing it speaks of."""
+
+    criterion: Criterion
+    value: float | None
+    share: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps to its limit, or speaks of nothing that is there."""
+        return self.value is None or self.criterion.holds(self.value)
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Called as a distance: of the criteria, and of all other outputs' error beside `max_error`, the largest share.
+
+    names: of the outputs, where a reference does not bring its own. joint: how all other outputs together are off.
+    """
+
+    each: tuple[Criterion, ...]
+    max_error: float
+    names: tuple[str, ...] = ()
+    joint: Distance = output_error
+
+    @property
+    def rest(self) -> Criterion:
+        """The budget of the outputs that no criterion speaks of, as one."""
+        if self.joint is output_error:
+            return Criterion(OTHERS, "rel_l2", self.max_error)
+        return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
+
+    @property
+    def all(self) -> tuple[Criterion, ...]:
+        """The criteria, and the budget of the other outputs where there are any."""
+        others = any(not any(one.speaks_of(name) for one in self.each) for name in self.names)
+        return (*self.each, self.rest) if others else self.each
+
+    def __call__(self, reference: Tensors, candidate: Tensors) -> float:
+        """The largest share that any criterion takes of what it allows; above 1 one of them does not hold."""
+        return max((held.share for held in self.held(reference, candidate)), default=0.0)
+
+    def held(self, reference: Tensors, candidate: Tensors) -> list[Held]:
+        """Every criterion with its value, and the other outputs' where there are any.
+
+        Raises: MeasureError(slug="shape-mismatch").
+        """
+        names = reference.names if isinstance(reference, NamedTensors) else self.names
+        if len(reference) != len(candidate):
+            output_error(reference, candidate)  # says so
+        found = [self._one(criterion, names, reference, candidate) for criterion in self.each]
+        others = [i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each)]
+        if others:
+            error = self.joint([reference[i] for i in others], [candidate[i] for i in others])
+            found.append(Held(self.rest, error, self.rest.share(error)))
+        return found
+
+    def values(
+        self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
+    ) -> tuple[CriterionValue, ...]:
+        """Every criterion with the worst of these runs; it holds where it does in all of them, and in `others`.
+
+        One that no run has a value for does not hold.
+        """
+        found = worst([self.held(*run) for run in runs])
+        known = {one.criterion: one for one in found}
+        failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
+        return tuple(
+            _written(known.get(criterion) or Held(criterion, None, 0.0), criterion not in failed)
+            for criterion in (*self.each, *(one.criterion for one in found if one.criterion not in self.each))
+        )
+
+    def _one(self, criterion: Criterion, names: Sequence[str], reference: Tensors, candidate: Tensors) -> Held:
+        meant = [i for i, name in enumerate(names) if criterion.speaks_of(name)]
+        values = [value(criterion, reference[i], candidate[i]) for i in meant]
+        if not values:
+            return Held(criterion, None, 0.0)
+        worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
+        return Held(criterion, worst, criterion.share(worst))
+
+
+def bound(
+    criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
+) -> Criteria:
+    """The criteria of a model whose first batch gives these outputs. joint: the user's own measure of all others.
+
+    Raises: AuditorError(slug="bad-criterion") where one speaks of no output, or of one that it does not fit.
+    """
+    for criterion in criteria:
+        meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
+        if not meant:
+            raise AuditorError(_unknown(criterion, reference.names), slug="bad-criterion")
+        for i in meant:
+            if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
+                raise AuditorError(f"'{criterion}': {why}", slug="bad-criterion")
+    return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)
+
+
+def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
+    listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
+    close = difflib.get_close_matches(criterion.output, names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of: {hint}It returns {listed or 'no tensor'}"
+
+
+def _written(held: Held, elsewhere: bool) -> CriterionValue:
+    one, known = held.criterion, held.value is not None
+    finite = held.value is not None and not math.isnan(held.value)
+    return CriterionValue(
+        output=one.output,
+        kind=one.measured,
+        sign=one.how.sign,
+        limit=one.limit,
+        value=held.value if finite else None,
+        share=held.share if known and math.isfinite(held.share) else None,
+        holds=known and held.holds and elsewhere,
+    )
+
+
+def worst(helds: Sequence[Sequence[Held]]) -> list[Held]:
+    """Of several runs the worst of each criterion."""
+    found: dict[Criterion, Held] = {}
+    for held in helds:
+        for one in held:
+            known = found.get(one.criterion)
+            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
+                found[one.criterion] = one
+    return list(found.values())

@@ -1,0 +1,218 @@
+"""What a criterion's kind makes of a reference and a candidate; everything is computed in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..errors import AuditorError, first_line
+from ..formats.entries import is_number
+from ..formats.metrics import paired, relative_l2
+from ..raised import let_through
+from .criterion import Criterion
+
+Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
+
+
+def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    """What the criterion measures of two tensors; NaN where a finite entry of the reference is not finite in the other.
+
+    Entries where the reference is NaN do not count; where it is infinite the other is the same, or the value is NaN.
+    Raises: MeasureError(slug="shape-mismatch"), AuditorError(slug="bad-criterion") for what a function raises.
+    """
+    if criterion.function is not None:
+        return _called(criterion, reference, candidate)
+    worst = criterion.how.best
+    for r, c in paired([reference], [candidate]):
+        if is_number(r):
+            r64, c64 = _plain(r), _plain(c)
+            known = ~torch.isnan(r64)
+            finite = torch.isfinite(r64)
+            if not torch.equal(torch.isfinite(c64) & known, finite) or not torch.equal(
+                r64[known & ~finite], c64[known & ~finite]
+            ):
+                return math.nan
+        else:
+            r64, c64 = r, c
+        found = VALUES[criterion.kind](r64, c64, criterion) if r64.numel() else criterion.how.best
+        if math.isnan(found):
+            return math.nan
+        worst = min(worst, found) if criterion.how.sign == ">=" else max(worst, found)
+    return worst
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach()
+    return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
+
+
+def _called(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    assert criterion.function is not None
+    try:
+        return float(criterion.function(reference.detach(), candidate.detach()))
+    except Exception as error:
+        let_through(error)
+        raise AuditorError(
+            f"{criterion.kind}, the criterion of {criterion.output}, raised {type(error).__name__}: "
+            f"{first_line(error)[:200]}",
+            slug="bad-criterion",
+        ) from error
+
+
+def rel_l2(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
+    return relative_l2(r, c)
+
+
+def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Differences, nothing where the reference is not finite."""
+    return torch.where(torch.isfinite(r), c - r, torch.zeros_like(r))
+
+
+def max_abs(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
+    return float(_gap(r, c).abs().max())
+
+
+def mean_abs(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
+    return float(_gap(r, c).abs().sum()) / max(int(torch.isfinite(r).sum()), 1)
+
+
+def rel_max(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
+    off, size = float(_gap(r, c).abs().max()), float(torch.where(torch.isfinite(r), r, torch.zeros_like(r)).abs().max())
+    return off / size if size else (0.0 if off == 0 else math.inf)
+
+
+def rows(x: torch.Tensor, criterion: Criterion) -> torch.Tensor:
+    """[*] -> [rows, entries of a row]."""
+    dim = criterion.option("dim", -1)
+    return x.movedim(dim, -1).reshape(-1, x.shape[dim])
+
+
+def kl(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    p, q = (torch.log_softmax(rows(x, criterion), -1) for x in (r, c))
+    there = p > -math.inf
+    gap = torch.where(there, p - q, torch.zeros_like(p))
+    # Of near distributions sum p (p - q) is what is left of far larger terms; p (e^(q-p) - 1 - (q-p)) has none to lose.
+    terms = p.exp() * (torch.expm1(-gap) + gap)
+    return max(float(terms.sum(-1).mean()), 0.0)
+
+
+def nats(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    p, q = (torch.log_softmax(rows(x, criterion), -1) for x in (r, c))
+    return float(torch.where(p > -math.inf, p - q, torch.zeros_like(p)).abs().max())
+
+
+def top1(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    ours, theirs = rows(r, criterion), rows(c, criterion)
+    taken = ours.gather(-1, theirs.argmax(-1, keepdim=True))[:, 0]
+    return float((taken == ours.amax(-1)).double().mean())
+
+
+def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    ours, theirs = rows(r, criterion), rows(c, criterion)
+    k = int(criterion.option("k", 1))
+    taken = ours.gather(-1, theirs.topk(k, -1).indices)
+    return float((taken >= ours.topk(k, -1).values[:, -1:]).double().mean())
+
+
+def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    return float(flipped(r, c, criterion).double().mean())
+
+
+def flipped(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> torch.Tensor:
+    """Which entries count as others."""
+    threshold = criterion.option("threshold", None)
+    if not r.is_floating_point():
+        return r != c
+    return r.sign() != c.sign() if threshold is None else (r > threshold) != (c > threshold)
+
+
+def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    ours, theirs = (rows(torch.where(torch.isfinite(r), x, torch.zeros_like(x)), criterion) for x in (r, c))
+    sizes = [x.norm(dim=-1, keepdim=True) for x in (ours, theirs)]
+    units = [x / size.clamp_min(1e-300) for x, size in zip((ours, theirs), sizes, strict=True)]
+    # 1 - |u - v|^2 / 2, since u . v has lost its digits where it is nearly 1
+    found = 1 - (units[0] - units[1]).square().sum(-1) / 2
+    nothing = [size[:, 0] == 0 for size in sizes]
+    found = torch.where(nothing[0] & nothing[1], torch.ones_like(found), found)
+    return float(torch.where(nothing[0] ^ nothing[1], torch.zeros_like(found), found).mean())
+
+
+def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    mean = float(_gap(r, c).square().sum()) / max(int(torch.isfinite(r).sum()), 1)
+    peak = peak_of(r, criterion)
+    return math.inf if mean == 0 else (20 * math.log10(peak) - 10 * math.log10(mean) if peak else -math.inf)
+
+
+def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
+    """The peak that a psnr speaks of."""
+    said = criterion.option("peak", None)
+    finite = r[torch.isfinite(r)]
+    return float(said) if said is not None else (float(finite.max() - finite.min()) if finite.numel() else 0.0)
+
+
+def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
+    form = criterion.option("form", "xyxy")
+    ours, theirs = (_corners(x.reshape(-1, 4), form) for x in (r, c))
+    inside = (torch.minimum(ours[:, 2:], theirs[:, 2:]) - torch.maximum(ours[:, :2], theirs[:, :2])).clamp_min(0)
+    shared, sizes = inside.prod(-1), [(x[:, 2:] - x[:, :2]).clamp_min(0).prod(-1) for x in (ours, theirs)]
+    union = sizes[0] + sizes[1] - shared
+    same = (ours == theirs).all(-1)
+    found = torch.where(same, torch.ones_like(union), shared / union.clamp_min(1e-300))
+    return float(found.mean() if criterion.option("over", "min") == "mean" else found.min())
+
+
+def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
+    if form == "xyxy":
+        return boxes
+    first, size = boxes[:, :2], boxes[:, 2:]
+    first = first - size / 2 if form == "cxcywh" else first
+    return torch.cat([first, first + size], -1)
+
+
+VALUES: dict[str, Value] = {
+    "rel_l2": rel_l2,
+    "max_abs": max_abs,
+    "mean_abs": mean_abs,
+    "rel_max": rel_max,
+    "kl": kl,
+    "nats": nats,
+    "top1": top1,
+    "topk": topk,
+    "flips": flips,
+    "cosine": cosine,
+    "psnr": psnr,
+    "iou": iou,
+}
+"""{name of a kind: what it makes of two tensors of the same shape}."""
+
+
+def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
+    """Why an output cannot be judged so; None where it can."""
+    kind, how = criterion.kind, criterion.how
+    shape = (
+        f"{str(reference.dtype).removeprefix('torch.')}{list(reference.shape)}" if not reference.is_nested else "nested"
+    )
+    if criterion.function is None:
+        if not is_number(reference) and not how.discrete:
+            return f"{kind} is for outputs of floating-point numbers, and {name} is {shape}: use flips"
+        if reference.is_complex() and kind not in ("rel_l2", "max_abs", "mean_abs", "rel_max", "psnr"):
+            return f"{kind} is for real numbers, and {name} is {shape}"
+        if kind == "iou" and (not reference.dim() or reference.shape[-1] != 4):
+            return f"iou is for boxes, four numbers in the last dimension, and {name} is {shape}"
+        dim = criterion.option("dim", -1)
+        if "dim" in how.takes and not -reference.dim() <= dim < reference.dim():
+            return f"{criterion.measured} goes over dimension {dim}, and {name} is {shape}"
+        if kind in ("kl", "nats", "top1", "topk") and reference.shape[dim] < 2:
+            return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
+        if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
+            return f"{criterion.measured} wants more entries than dimension {dim} of {name} has: it is {shape}"
+    found = value(criterion, reference, reference)
+    if not how.holds(found, criterion.limit) and not (math.isnan(found) and criterion.function is None):
+        return f"{criterion.measured} of {name} is {found:g} where nothing differs, which does not hold {criterion.limit:g}"
+    if math.isnan(found):
+        return (
+            f"{criterion.measured} cannot be computed of {name}, whose FP32 values are not finite where it counts them"
+        )
+    return None

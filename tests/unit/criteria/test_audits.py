@@ -1,0 +1,196 @@
+"""Whole audits under criteria: what the files say is what the patched model does, by hand and by definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.cli.program import main
+from auditor.errors import AuditorError
+from tests.subjects import normal
+
+SOURCE = '''
+import torch
+from torch import nn
+
+
+class Detector(nn.Module):
+    """Boxes in pixels, class logits and the class of each box."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.box, self.kind = nn.Linear(6, 16), nn.Linear(16, 4), nn.Linear(16, 5)
+
+    def forward(self, x):
+        seen = torch.relu(self.body(x))
+        corner, size = self.box(seen).split(2, -1)
+        boxes = torch.cat([400 + 100 * corner, 500 + 100 * corner + 20 * size.exp()], -1)
+        logits = self.kind(seen)
+        return {"boxes": boxes, "logits": logits, "labels": logits.argmax(-1)}
+
+
+def get_model():
+    return Detector()
+
+
+def get_inputs():
+    return torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))
+'''
+
+
+@cache
+def detector() -> nn.Module:
+    space: dict[str, Any] = {}
+    exec(SOURCE, space)
+    return space["Detector"]().eval()
+
+
+CRITERIA = {"boxes": ["max_abs <= 0.5", "iou >= 0.99"], "logits": "kl <= 1e-6", "labels": "flips <= 0"}
+
+
+@cache
+def audited() -> auditor.Audit:
+    return auditor.audit(detector(), normal(4, 8, 6), device="cpu", criteria=CRITERIA)
+
+
+def by_hand(reference: dict[str, Tensor], low: dict[str, Tensor]) -> dict[str, float]:
+    ours, theirs = reference["boxes"].double(), low["boxes"].double()
+    shared = (torch.minimum(ours[..., 2:], theirs[..., 2:]) - torch.maximum(ours[..., :2], theirs[..., :2])).clamp(
+        min=0
+    )
+    areas = [(x[..., 2:] - x[..., :2]).prod(-1) for x in (ours, theirs)]
+    p, q = (x["logits"].double().softmax(-1) for x in (reference, low))
+    return {
+        "max_abs": float((ours - theirs).abs().max()),
+        "iou": float((shared.prod(-1) / (sum(areas) - shared.prod(-1))).min()),
+        "kl": float((p * (p.log() - q.log())).sum(-1).mean()),
+        "flips": float((reference["labels"] != low["labels"]).double().mean()),
+    }
+
+
+@pytest.mark.parametrize("name", ["autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"])
+def test_every_value_is_what_the_patched_model_gives(name: str) -> None:
+    plan = audited().plans[name]
+    model, x = detector(), normal(4, 8, 6)
+    with torch.no_grad():
+        reference = model(x)
+    space: dict[str, Any] = {}
+    exec(SOURCE, space)
+    low = auditor.apply(space["Detector"]().eval(), plan)
+    with auditor.imitated("cuda"), torch.no_grad():
+        found = by_hand(reference, low(x))
+    assert plan.verification is not None
+    named = {one.kind: one for one in plan.verification.criteria}
+    assert {kind: one.value for kind, one in named.items()} == pytest.approx(found, rel=1e-6, abs=1e-12)
+    within = found["max_abs"] <= 0.5 and found["iou"] >= 0.99 and found["kl"] <= 1e-6 and found["flips"] <= 0
+    assert plan.verified is within
+    assert all(one.holds for one in named.values()) is within
+    assert plan.measured_error == max(one.share for one in named.values())
+    assert plan.verified
+
+
+def test_a_criterion_makes_a_plan_that_the_joint_error_alone_does_not() -> None:
+    without = auditor.audit(detector(), normal(4, 8, 6), device="cpu", formats="bf16", strategies="cast")
+    assert without.plans["cast_bf16"].verified
+    assert not without.plans["cast_bf16"].kept
+    baseline, plan = audited().baselines["cast_bf16"], audited().plans["cast_bf16"]
+    assert {one.kind: one.holds for one in baseline.criteria}["max_abs"] is False
+    assert plan.kept
+    assert plan.verification.joint < 0.01
+
+
+def test_the_files_hold_them_and_are_read_again(tmp_path: Path) -> None:
+    audit = audited()
+    audit.save(tmp_path)
+    again = auditor.load(tmp_path)
+    assert again.criteria == (
+        "boxes: max_abs <= 0.5",
+        "boxes: iou >= 0.99",
+        "logits: kl <= 1e-06",
+        "labels: flips <= 0",
+    )
+    assert again.to_json() == audit.to_json()
+    for name, plan in audit.plans.items():
+        assert [(one.output, one.holds) for one in plan.verification.criteria] == [
+            (one.output, one.holds) for one in again.plans[name].verification.criteria
+        ]
+    document = audit.to_json()
+    assert document["budget"]["max_error"] == 1.0
+    assert document["plans"]["cast_bf16"]["joint_error"] == pytest.approx(audit.plans["cast_bf16"].verification.joint)
+
+
+def test_without_criteria_the_files_are_as_they_were() -> None:
+    document = auditor.audit(detector(), normal(4, 8, 6), device="cpu", formats="bf16", strategies="cast").to_json()
+    assert set(document["budget"]) == {"max_error", "metric"}
+    assert not {"criteria", "joint_error"} & set(document["plans"]["cast_bf16"])
+    assert "criteria" not in document["baselines"]["cast_bf16"]
+
+
+@dataclass
+class Answer:
+    mean: Tensor
+    parts: tuple[Tensor, Tensor]
+    note: str = "no tensor"
+
+
+class Encoder(nn.Module):
+    """Its output is a dataclass with a tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Answer:
+        y = self.layer(x)
+        return Answer(y.mean(-1), (y, torch.log_softmax(y, -1)))
+
+
+@pytest.mark.parametrize("formats", ["fp16", "bf16"])
+def test_fields_and_positions_name_outputs(formats: str) -> None:
+    asked = {"parts.1": "nats <= 0.1", "mean": "max_abs <= 1"}
+    audit = auditor.audit(Encoder().eval(), normal(4, 6), device="cpu", formats=formats, criteria=asked)
+    assert audit.criteria == ("parts.1: nats <= 0.1", "mean: max_abs <= 1", "the other outputs: rel_l2 <= 0.01")
+    for plan in audit.plans.values():
+        assert [one.output for one in plan.verification.criteria] == ["parts.1", "mean", "the other outputs"]
+        assert plan.verified
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("part.1: nats <= 0.1", "returns no 'part.1', .* did you mean parts.1. It returns mean, parts.0, parts.1"),
+        ("parts: iou >= 0.1", "iou is for boxes, four numbers in the last dimension, and parts.0 is float32"),
+        ("mean: top1 >= 1; mean: topk(9) >= 1", r"topk\(9\) wants more entries than dimension -1 of mean has"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_one_line(asked: str, said: str) -> None:
+    with pytest.raises(AuditorError, match=said) as caught:
+        auditor.audit(Encoder().eval(), normal(4, 6), device="cpu", criteria=asked)
+    assert caught.value.slug == "bad-criterion"
+
+
+def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "detector.py"
+    file.write_text(SOURCE + "\n\ndef far(reference, candidate):\n    return (reference - candidate).abs().max()\n")
+    asked = ["--criterion", "boxes: max_abs <= 0.5", "--criterion", f"logits: {file}:far <= 0.1"]
+    options = ["--formats", "bf16", "--strategies", "cast", "-q", "--out", str(tmp_path / "out")]
+    assert main([str(file), *asked, *options]) in (0, 1)
+    document = auditor.load(tmp_path / "out")
+    plan = document.plans["cast_bf16"]
+    assert [(one.output, one.holds) for one in plan.verification.criteria] == [
+        ("boxes", True),
+        ("logits", True),
+        ("the other outputs", True),
+    ]
+    assert plan.verified
+    capsys.readouterr()
+    assert main([str(file), "--criterion", "boxes: max <= 0.5", *options]) == 2
+    assert "'max' is no kind of criterion: did you mean rel_max? They are" in capsys.readouterr().err
