@@ -10,6 +10,9 @@ from ..records import Plan
 from ..strategies import strategy_of
 from .clauses import GAINS, count
 
+NOISE = 0.03
+"""Share by which a prediction of time or memory is off anyway: plans no further apart are as good as each other."""
+
 USES = ("inference", "training")
 """What a plan is for. A strategy says whether its plans also train."""
 
@@ -33,6 +36,9 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
     good = [plan for plan in _held(plans, use) if gains(plan)]
     if use == "training":
         good = [plan for plan in good if stepped is None or plan.name in stepped]
+    for figure in (_taken, _elapsed):
+        least = min(map(figure, good), default=0.0)
+        good = [plan for plan in good if figure(plan) <= _as_good_as(least, figure is _taken and plan.objective == "flops")]
     return min(good, key=_preference, default=None)
 
 
@@ -41,8 +47,9 @@ def recommend(
 ) -> tuple[str | None, str]:
     """The plan to use, and why.
 
-    The one that is best by the objective, of those whose strategy is for the use; of two as good, the one whose strategy
-    ranks first, then the one with the smaller error. stepped: see `best_for`.
+    The one that is best by the objective, of those whose strategy is for the use. Of those as good as it, and as fast as
+    each other (within `NOISE`), the one whose strategy ranks first, then the one with the smallest error. stepped: see
+    `best_for`.
     """
     chosen = best_for(plans, use, stepped)
     if chosen is None:
@@ -149,12 +156,24 @@ def _share(plan: Plan) -> str:
     return f"no products to run low but {plan.predicted_speedup:.2g}x as fast by moving fewer bytes"
 
 
-def _preference(plan: Plan) -> tuple[float, float, int, float]:
-    elapsed = round(1 / plan.predicted_speedup, 2)
-    taken = {"time": elapsed, "flops": round(1 - plan.low_precision_flops, 2)}.get(plan.objective, elapsed)
+def _taken(plan: Plan) -> float:
+    """What a plan needs by its objective."""
     if plan.objective == "memory" and plan.memory:
-        taken = float(plan.memory.weights + plan.memory.activations)
-    return taken, elapsed, strategy_of(plan.strategy).rank, plan.measured_error or 0.0
+        return float(plan.memory.weights + plan.memory.activations)
+    return 1 - plan.low_precision_flops if plan.objective == "flops" else _elapsed(plan)
+
+
+def _elapsed(plan: Plan) -> float:
+    return 1 / plan.predicted_speedup
+
+
+def _as_good_as(least: float, share: bool) -> float:
+    """The most that is as good; share: of FLOPs, which are counted and not predicted, a hundredth of all counts as none."""
+    return least + 0.01 if share else least * (1 + NOISE)
+
+
+def _preference(plan: Plan) -> tuple[int, float, float]:
+    return strategy_of(plan.strategy).rank, plan.measured_error or 0.0, _elapsed(plan)
 
 
 def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:

@@ -33,10 +33,30 @@ def test_the_fastest_is_for_inference_and_what_trains_for_training() -> None:
 
 
 def test_of_two_as_fast_the_one_that_also_trains_then_the_closer_one() -> None:
-    # 1 / 2.00 and 1 / 2.01 are 0.50 both
     assert recommend(plans(named("cast_fp16", predicted_speedup=2.01), BASE), 0.01)[0] == "autocast_fp16"
     assert recommend(plans(BASE, named("autocast_bf16", predicted_speedup=3.0)), 0.01)[0] == "autocast_bf16"
     assert recommend(plans(BASE, named("autocast_bf16", measured_error=0.001)), 0.01)[0] == "autocast_bf16"
+
+
+@pytest.mark.parametrize(("faster", "winner"), [(1.97, "fp16"), (2.02, "fp16"), (2.07, "bf16"), (4.0, "bf16")])
+def test_within_the_noise_of_predicted_speeds_the_smaller_error_wins(faster: float, winner: str) -> None:
+    close = replace(BASE, predicted_speedup=1.97, measured_error=0.0007)
+    for speed in (1.0, 3.0):  # wherever a rounding of the speeds would lie
+        pair = [
+            replace(close, predicted_speedup=1.97 * speed),
+            named("autocast_bf16", predicted_speedup=faster * speed, measured_error=0.0064),
+        ]
+        for order in (pair, pair[::-1]):
+            assert recommend(plans(*order), 0.01)[0] == f"autocast_{winner}"
+
+
+def test_for_memory_and_flops_the_faster_of_two_as_good_is_taken() -> None:
+    for objective in ("memory", "flops"):
+        alike = {"objective": objective, "memory": Memory(50, 50), "fp32_memory": FP32}
+        fast = named("cast_bf16", predicted_speedup=2.5, measured_error=0.005, **alike)
+        assert recommend(plans(replace(BASE, **alike), fast), 0.01)[0] == "cast_bf16"
+        slower = replace(fast, predicted_speedup=2.01)
+        assert recommend(plans(replace(BASE, **alike), slower), 0.01)[0] == BASE.name
 
 
 def test_what_is_not_verified_or_not_low_is_not_recommended() -> None:
