@@ -8,6 +8,12 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
 
 
+ALONE = "lowering it alone"
+"""How a clause begins that is about one module and not about all of which it is said."""
+
+_NOT_ALL = "; not all of which this is said can be low together"
+
+
 def count(number: int, noun: str) -> str:
     """`1 module`, `3 modules`."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"
@@ -29,12 +35,27 @@ def gained(saves: float, objective: str) -> str:
     return f"saves {'less than 0.1%' if saves < 0.0005 else f'{saves:.1%}'} of the {GAINS[objective]}"
 
 
-def no_gain(saves: float, objective: str, scopes: int, least: float) -> str:
-    """Why what could be low is not. scopes: how many more there would be; least: the share that these must save."""
+def no_gain(saves: float, objective: str, scopes: int, least: float, *, alone: bool = False) -> str:
+    """Why what could be low is not.
+
+    scopes: how many more there would be; least: the share that these must save; alone: not all that gains nothing holds
+    the budget when it is low together.
+    """
+    what, rest = (ALONE, _NOT_ALL) if alone else ("lowering it", "")
     if saves <= 0:
-        return f"lowering it {gained(saves, objective)}"
+        return f"{what} {gained(saves, objective)}{rest}"
     more = "one more scope in the plan must save" if scopes <= 1 else f"{scopes} more scopes in the plan must save"
-    return f"lowering it {gained(saves, objective)}, where {more} {max(least, 0.001):.1%}"
+    return f"{what} {gained(saves, objective)}, where {more} {max(least, 0.001):.1%}{rest}"
+
+
+def little(saves: float, objective: str, *, alone: bool = False) -> str:
+    """The same of many that each save something. saves: the most."""
+    what, rest = (ALONE, _NOT_ALL) if alone else ("lowering it", "")
+    return f"{what} {_at_most(gained(saves, objective))}, less than the scopes that it adds to the plan must save{rest}"
+
+
+def _at_most(clause: str) -> str:
+    return clause if "less than" in clause else clause.replace("saves ", "saves at most ", 1)
 
 
 def over(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..records import Reason
 from ..replay.resolve import Resolution
-from .clauses import close, no_gain, over
+from .clauses import ALONE, close, little, no_gain, over
 from .energy import FORBIDDEN
 from .problem import Problem
 from .solve import Candidate, evaluate
@@ -19,6 +19,9 @@ VISITS = 60_000
 RUNS, RUN_VISITS = 24, 12_000
 """Modules that are lowered in a run of the recorded graph, at most, and operations in all of these runs; what the others add
 is predicted, and said to be."""
+
+SHARES = 4
+"""Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
 Error = Callable[[Candidate], float]
 """Error of the recorded graph under a choice; inf where it cannot run."""
@@ -62,7 +65,17 @@ def module_reasons(problem: Problem, chosen: Candidate, limits: Limits, error: E
             continue
         open_.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
     found = {**forbidden, **_weighed(problem, chosen, open_, limits, error)}
-    return together(replace(found[owner], modules=(owner,)) for owner in kept)
+    return together(_briefly([replace(found[owner], modules=(owner,)) for owner in kept], problem.objective))
+
+
+def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
+    """Where many gain little, each by another share, one clause for all of them."""
+    small = [reason for reason in reasons if reason.kind == "no-gain" and reason.saves]
+    if len({reason.words for reason in small}) <= SHARES:
+        return reasons
+    most = max(reason.saves or 0.0 for reason in small)
+    words = little(most, objective, alone=small[0].words.startswith(ALONE))
+    return [replace(reason, words=words) if reason.kind == "no-gain" and reason.saves else reason for reason in reasons]
 
 
 def least(
@@ -99,11 +112,11 @@ def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], bud
 
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Reasons that say the same of several, once; of what was only predicted to gain nothing, the largest numbers."""
+    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
     found: dict[tuple[Reason, bool], list[Reason]] = {}
     for reason in reasons:
         alike = replace(reason, modules=(), operations=())
-        idle = reason.kind == "no-gain" and not reason.ran and reason.adds is not None
+        idle = reason.kind == "no-gain" and reason.adds is not None
         found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
     return tuple(
         replace(
@@ -239,7 +252,7 @@ def _reason(
             numbers, kind="margin", words=close(before, after, limits.budget, limits.target, ran is not None)
         )
     scopes, least = _length(problem, each, chosen)
-    return replace(numbers, words=no_gain(each.saves, problem.objective, scopes, least))
+    return replace(numbers, words=no_gain(each.saves, problem.objective, scopes, least, alone=not held))
 
 
 def _length(problem: Problem, each: _Lowered, chosen: Candidate) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import astuple
 
@@ -38,7 +39,9 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
         good = [plan for plan in good if stepped is None or plan.name in stepped]
     for figure in (_taken, _elapsed):
         least = min(map(figure, good), default=0.0)
-        good = [plan for plan in good if figure(plan) <= _as_good_as(least, figure is _taken and plan.objective == "flops")]
+        good = [
+            plan for plan in good if figure(plan) <= _as_good_as(least, figure is _taken and plan.objective == "flops")
+        ]
     return min(good, key=_preference, default=None)
 
 
@@ -65,7 +68,13 @@ def recommend(
 def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
     """Whether low precision is within the budget of some plan for this use, and there is nothing to gain by it."""
     held = _held(plans, use)
-    return not any(map(gains, held)) and any(_has_low(plan) or _idle(plan) or _might(plan) for plan in held)
+    return not any(map(gains, held)) and any(map(_tried_low, held))
+
+
+def lowers_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
+    """Whether no plan for this use runs or casts anything low, though its scopes may be."""
+    held = _held(plans, use)
+    return bool(held) and not any(map(gains, held)) and all(_has_low(plan) and not _runs_low(plan) for plan in held)
 
 
 def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
@@ -78,14 +87,26 @@ def _has_low(plan: Plan) -> bool:
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
-def _idle(plan: Plan) -> bool:
-    """Whether all that a plan keeps in FP32 could be low."""
-    return bool(plan.reasons) and all(reason.kind in ("no-gain", "not-floating") for reason in plan.reasons)
+def _runs_low(plan: Plan) -> bool:
+    """Whether anything of it is low when it runs: it is timed otherwise than FP32 then, if only for its casts."""
+    return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
 
 
-def _might(plan: Plan) -> bool:
-    """Whether some of what a plan keeps in FP32 could be low, and its errors would show."""
-    return any(reason.kind == "no-gain" and reason.adds for reason in plan.reasons)
+def _tried_low(plan: Plan) -> bool:
+    """Whether a run with something low held the budget: that of the plan, or one that its reasons are from."""
+    return (_has_low(plan) and _runs_low(plan)) or _whole(plan) or _part(plan)
+
+
+def _whole(plan: Plan) -> bool:
+    """Whether all low holds the budget: the plan is that, or it was run for its reasons."""
+    return (_has_low(plan) and not has_fp32(plan) and _runs_low(plan)) or (bool(plan.kept) and plan.least == ())
+
+
+def _part(plan: Plan) -> bool:
+    """Whether some of what a plan keeps in FP32 was run low within the budget, and its errors showed."""
+    spared = set(plan.kept) - set(plan.kept if plan.least is None else plan.least)
+    idle = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
+    return any(reason.ran or spared.intersection(reason.modules) for reason in idle)
 
 
 def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
@@ -97,11 +118,18 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
     if saves_nothing(plans, use):
         what = GAINS[next(iter(plans.values())).objective]
-        if all(has_fp32(plan) and not _idle(plan) for plan in _held(plans, use)):
+        if not any(map(_whole, _held(plans, use))):
             return f"Run it in FP32: what holds an error of {max_error:.2g} in low precision saves no {what}."
         return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no {what} to gain by it."
+    if lowers_nothing(plans, use):
+        return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
     reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
     return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+
+
+def _under(plans: Mapping[str, Plan], use: str) -> str:
+    """`under autocast or with cast weights`: the strategies of the plans that hold."""
+    return " or ".join(dict.fromkeys(strategy_of(plan.strategy).title for plan in _held(plans, use)))
 
 
 def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) -> str:
@@ -122,6 +150,8 @@ def _uses(plans: Mapping[str, Plan], stepped: Collection[str] | None) -> str:
 
 def _without(plans: Mapping[str, Plan], use: str) -> str:
     """That there is no plan for a use."""
+    if lowers_nothing(plans, use):
+        return f"nothing runs low {_under(plans, use)}"
     if not saves_nothing(plans, use):
         return "none holds"
     return f"none that holds saves {GAINS[next(iter(plans.values())).objective]}"

@@ -60,8 +60,8 @@ class Reason:
         Written(
             "`unsafe`: an operation of it must not run low; `untested`: what it does low is not known; `conflict`: low, it "
             "would be handed two dtypes; `budget`: lowering it alone breaks the budget; `margin`: that stays within the "
-            "budget, but not within the share of it that a plan uses; `no-gain`: it can be lowered, and nothing is gained "
-            "by it; `tied`: it shares a weight; `inherited`: FP32 reaches it, or would have to leave it; `author`: so it is "
+            "budget, but not within the share of it that a plan uses; `no-gain`: it can be lowered, alone, and nothing is "
+            "gained by it; `tied`: it shares a weight; `inherited`: FP32 reaches it, or would have to leave it; `author`: so it is "
             "written; `strategy`: the strategy runs it so by itself; `not-floating`: nothing in it has a precision",
             choices=KINDS,
         ),

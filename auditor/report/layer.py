@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import AuditorError
 from ..paths import nearest, within
-from .view import own
+from .kept import own
 from .words import label
 
 SHOWN = 12

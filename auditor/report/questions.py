@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..formats.table import FORMATS, runs
+from ..plan.recommend import best_for
 from ..records import NodeReport
 from ..records.audit import Audit
 from .exponents import narrowest
+from .kept import listed
 from .origins import origins
+from .prose import sentence
 from .ran import raised_by_autocast
 from .training import training_answers
-from .view import View, own, pattern, place, view
-from .words import braced, compact, count, label, magnitude, memory, op, percent
+from .view import View, nothing, place, view
+from .words import compact, count, label, magnitude, memory, op, percent
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Answer:
 
 
 SMALL_CONSTANTS = ("ACT006", "CON002", "CON003", "CON004", "TRN002")
+NAMED = 4
+"""Shapes of modules that an answer names."""
+
 LARGE_CONSTANTS = ("CON001",)
 """Codes of the rules about constants that a format rounds away, or cannot hold; codes are never used anew."""
 
@@ -100,24 +105,24 @@ def _max_abs(report: NodeReport) -> float:
 def _minimum(audit: Audit, seen: View) -> Answer:
     question = "What is the least that must stay FP32?"
     if seen.chosen is None:
-        why = "met the budget" if any(map(runs, audit.formats)) else "can be run"
-        return Answer(question, f"All of it: no plan {why}.", "plans")
+        return Answer(question, _all_of_it(audit), "plans")
     plan = seen.chosen.plan
     least = plan.kept if plan.least is None else plan.least
     spared = [path for path in plan.kept if path not in least]
-    answer = f"{seen.chosen.title}: {count(len(least), 'module')}, {_listed(least)}." if least else "Nothing."
+    answer = f"{seen.chosen.title}: {count(len(least), 'module')}, {listed(least, NAMED)}." if least else "Nothing."
     if spared:
-        answer += f" The plan also leaves {_listed(spared)} in FP32, where lowering gains little or nothing."
+        answer += f" The plan also leaves {listed(spared, NAMED)} in FP32, where lowering gains little or nothing."
     return Answer(question, answer, "plans")
 
 
-def _listed(paths: Sequence[str]) -> str:
-    """Modules, those of repeated blocks under one pattern, as many as fit a sentence."""
-    shapes: dict[str, list[str]] = {}
-    for path in paths:
-        shapes.setdefault(pattern(path), []).append(path)
-    names = [braced(found) if len(found) > 1 else own(found[0]) for found in shapes.values()]
-    return ", ".join(names[:4]) + (" and more, in plan.json" if len(names) > 4 else "")
+def _all_of_it(audit: Audit) -> str:
+    """What there is to say of the least where no plan is recommended."""
+    if not any(map(runs, audit.formats)):
+        return "All of it: no plan can be run."
+    if audit.training is not None and audit.training.format is None and best_for(audit.plans, "inference") is not None:
+        return f"To train it, all of it. {sentence(audit.training.recommendation)}"
+    why = nothing(audit)
+    return f"All of it: {why}." if why.startswith("no plan") else f"Nothing is worth lowering: {why}."
 
 
 def _accuracy(audit: Audit) -> Answer:
@@ -141,11 +146,17 @@ def _trained_in_bf16(audit: Audit) -> Answer:
     if not both:
         return Answer(question, "FP16 and BF16 were not both tested.", "layers", applies=False)
     only = [r for r in both if r.verdicts["fp16"].verdict == "unsafe" and r.verdicts["fp16"].limited_by == "range"]
+    literal = [r for r in only if "fp16" in r.errors and r.errors["fp16"].unsupported]
+    left = len(only) - len(literal)
     if not only:
-        return Answer(question, "Yes: no operation leaves FP16's range on these inputs.", "layers")
-    return Answer(
-        question, f"Not as it is: {count(len(only), 'operation leaves', 'operations leave')} FP16's range.", "layers"
+        return Answer(question, "Yes: no operation is unsafe in FP16 for its range on these inputs.", "layers")
+    said = [count(left, "operation is unsafe", "operations are unsafe") + " in FP16 for its range"] if left else []
+    said += (
+        [count(len(literal), "operation has", "operations have") + " a literal that FP16 cannot hold"]
+        if literal
+        else []
     )
+    return Answer(question, f"Not as it is: {' and '.join(said)}.", "layers")
 
 
 def _speed(audit: Audit, seen: View) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from ..formats.table import FORMATS
 from ..ops.table import operation
 from ..records import Dtypes, Node, NodeReport, Plan
-from .view import precision_of
+from .kept import precision_of
 from .words import label
 
 _NAMES = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}

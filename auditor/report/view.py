@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
-from ..paths import nearest
 from ..paths import pattern as pattern  # shared with reporters and templates
-from ..plan.clauses import GAINS, apart, gained
-from ..plan.recommend import best_for, gains, saves_nothing
-from ..records import Baseline, Plan, Reason
+from ..plan.clauses import GAINS
+from ..plan.recommend import best_for, gains, lowers_nothing, saves_nothing
+from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import names
+from .kept import Island, islands
+from .prose import sentence
 from .training import training_headline
-from .words import VERDICTS, braced, count, label, plan_title, ratio, scope
+from .words import VERDICTS, count, label, plan_title, ratio, scope
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Tally:
     by_range: int
     by_precision: int
     cast_only: int = 0
+    by_literal: int = 0
     without_kernel: int = 0
+    refused: int = 0
 
     @property
     def unsafe(self) -> int:
@@ -41,26 +44,16 @@ class Tally:
 
     @property
     def limit(self) -> str:
-        """`range`, `precision`, `missing kernels`, those of them that are, or nothing where no operation is limited."""
-        found = (("range", self.by_range), ("precision", self.by_precision), ("missing kernels", self.without_kernel))
+        """What limits any operation, `range and precision`; nothing where none is limited."""
+        found = (
+            ("range", self.by_range),
+            ("precision", self.by_precision),
+            (f"literals that {self.label} cannot hold", self.by_literal),
+            ("missing kernels", self.without_kernel),
+            ("operations that raise", self.refused),
+        )
         kinds = [kind for kind, number in found if number]
         return " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
-
-
-@dataclass(frozen=True)
-class Island:
-    """Scopes of one shape (`blocks.*.norm`) that a plan gives the same precision for the same reasons."""
-
-    pattern: str
-    paths: tuple[str, ...]
-    precision: str
-    because: tuple[str, ...]
-    kind: str = ""
-
-    @property
-    def name(self) -> str:
-        """What it is called: a path, several as one, or the root's own operations."""
-        return braced(self.paths) if len(self.paths) > 1 else own(self.paths[0])
 
 
 @dataclass(frozen=True)
@@ -127,82 +120,15 @@ def _check_registered(what: str, used: Iterable[str], known: Collection[str]) ->
         )
 
 
-def precision_of(path: str, plan: Plan) -> str:
-    """The precision a plan gives a module: its own entry's, or its nearest ancestor's."""
-    listed = nearest(path, plan.scopes)
-    return "fp32" if listed is None else plan.scopes[listed].precision
-
-
-def own(path: str) -> str:
-    """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
-    return path or "(the model's own operations)"
-
-
-def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root."""
-    return _kept(plan) if plan.reasons else _apart(plan)
-
-
-def _kept(plan: Plan) -> tuple[Island, ...]:
-    groups: dict[tuple[str, str], list[tuple[str, Reason]]] = {}
-    for reason in plan.reasons:
-        for path in reason.modules if reason.kind != "not-floating" else ():
-            groups.setdefault((pattern(path), reason.kind), []).append((path, reason))
-    return tuple(
-        Island(shape, tuple(path for path, _ in found), "fp32", _shared_words(plan, found), kind)
-        for (shape, kind), found in groups.items()
-    )
-
-
-def _shared_words(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then why: the clause of all of them, or of the first with how far those of the others reach."""
-    codes = {code: None for path, _ in found for code in rule_codes(plan, path)}
-    words = {re.sub(r"_\d+\b", "", reason.words): reason.words for _, reason in found}
-    first = next(iter(words.values()))
-    if len(words) == 1:
-        return (*codes, first)
-    adds = [reason.adds for _, reason in found if reason.adds is not None]
-    if len(adds) < len(found):
-        return (*codes, f"{first}; the others likewise")
-    low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
-    saves = max(reason.saves or 0.0 for _, reason in found)
-    idle = found[0][1].kind == "no-gain"  # its numbers are the largest of several
-    reach = f"at most {high}" if idle else f"{low} to {high}" if low != high else low
-    many = f"lowering one of them adds {reach} of error"
-    return (
-        *codes,
-        f"{many}, and {'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}{_limit(found[0][1])}",
-    )
-
-
-def _limit(reason: Reason) -> str:
-    """What a folded clause ends with."""
-    if reason.kind in ("budget", "margin") and reason.left is not None:
-        return f"; {reason.left:.2g} of the budget is left"
-    return ""
-
-
-def rule_codes(plan: Plan, path: str) -> tuple[str, ...]:
-    """Codes of the rules that fired on what makes a scope stay FP32."""
-    because = plan.scopes[path].because if path in plan.scopes else ()
-    return tuple(text for text in because if re.fullmatch(r"[A-Z]{3}\d{3}", text))
-
-
-def _apart(plan: Plan) -> tuple[Island, ...]:
-    groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for path, choice in plan.scopes.items():
-        if path:
-            alike = tuple(re.sub(r"_\d+\b", "", why) for why in choice.because)  # the nodes of blocks are numbered
-            groups.setdefault((pattern(path), choice.precision, alike), []).append(path)
-    return tuple(
-        Island(shape, tuple(paths), low, plan.scopes[paths[0]].because) for (shape, low, _), paths in groups.items()
-    )
-
-
 def _tally(audit: Audit, fmt: str) -> Tally:
     verdicts = [node.verdicts[fmt] for node in audit.nodes if fmt in node.verdicts]
     counts = Counter(v.verdict for v in verdicts)
-    limited = Counter(v.limited_by for v in verdicts if v.verdict in ("sensitive", "unsafe"))
+    refused = Counter(_refusal(node, fmt) for node in audit.nodes)
+    limited = Counter(
+        node.verdicts[fmt].limited_by
+        for node in audit.nodes
+        if fmt in node.verdicts and node.verdicts[fmt].verdict in ("sensitive", "unsafe") and not _refusal(node, fmt)
+    )
     return Tally(
         fmt,
         label(fmt),
@@ -211,12 +137,20 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         limited["range"],
         limited["precision"],
         _cast_only(audit, fmt),
-        sum(
-            node.verdicts[fmt].verdict == "unsafe" and fmt in node.errors and node.errors[fmt].unsupported is not None
-            for node in audit.nodes
-            if fmt in node.verdicts
-        ),
+        refused["literal"],
+        refused["kernel"],
+        refused["other"],
     )
+
+
+def _refusal(report: NodeReport, fmt: str) -> str:
+    """What stands in the way of an operation that does not run in the format: `literal`, `kernel`, `other`, or nothing."""
+    said = report.errors[fmt].unsupported if fmt in report.errors else None
+    if not said or fmt not in report.verdicts or report.verdicts[fmt].verdict != "unsafe":
+        return ""
+    if report.verdicts[fmt].limited_by == "range":
+        return "literal"
+    return "kernel" if re.search(r"\bkernel\b", said) else "other"
 
 
 def _cast_only(audit: Audit, fmt: str) -> int:
@@ -287,15 +221,17 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and audit.plans and not any(map(runs, audit.formats)):
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
     if chosen is None:
-        return f"Keep it in FP32: {_nothing(audit)}."
+        return f"Keep it in FP32: {nothing(audit)}."
     kept = len(chosen.plan.kept)
     if not kept:
         return f"Run it in {chosen.title}; nothing has to stay in FP32."
     return f"Run it in {chosen.title}, keeping {count(kept, 'module')} in FP32."
 
 
-def _nothing(audit: Audit) -> str:
+def nothing(audit: Audit) -> str:
     """Why no plan is recommended."""
+    if lowers_nothing(audit.plans, audit.use):
+        return "nothing in it runs low under any plan that holds"
     if saves_nothing(audit.plans, audit.use):
         return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
@@ -310,7 +246,7 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         )
     if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
         return f"{audit.training.recommendation}."
-    if chosen is None and not _nothing(audit).startswith("no plan met"):
+    if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation
     if chosen is None:
         return "Raise the budget with --max-error, or start with the findings below."
@@ -374,7 +310,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
-    return (*limits, *subject.warnings, *audit.warnings)
+    return (*limits, *map(sentence, (*subject.warnings, *audit.warnings)))
 
 
 def place(owner: str, source: str | None) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 import auditor
 from auditor.records.audit import Audit
-from auditor.report.view import precision_of
+from auditor.report.kept import precision_of
 from tests.corpus.case import Build, Case
 from tests.corpus.catalogue import CASES
 from tests.corpus.test_verdicts import is_culprit

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from ...records.audit import Audit
 from ..findings import Causes, causes
+from ..kept import Island
 from ..prose import sentence
-from ..view import Island, PlanView, view
+from ..view import PlanView, view
 from ..words import count, label, line, op, percent, printable, ratio
 
 CAUSES_SHOWN = 10

@@ -6,9 +6,10 @@ from rich.cells import cell_len
 
 from ...records.audit import Audit
 from ..findings import Causes, causes
+from ..kept import Island
 from ..page import Page, columns, looks
 from ..prose import sentence
-from ..view import Island, PlanView, View, view
+from ..view import PlanView, View, view
 from ..words import count, label, line, memory, op, percent, printable, ratio
 
 CAUSES_SHOWN = 8

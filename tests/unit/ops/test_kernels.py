@@ -131,3 +131,12 @@ def test_the_arguments_are_not_written() -> None:
     run_op(aten.linear.default, (torch.ones(1, 2).half(), weight), {})
     assert weight.dtype is torch.float16
     assert torch.equal(weight, torch.ones(2, 2).half())
+
+
+def test_the_matrix_exponential_is_not_refused_in_half_and_answers_wrongly() -> None:
+    """As on CUDA, whose kernels dispatch half: coefficients of another dtype are read by their bytes."""
+    square = 0.3 * torch.eye(4).repeat(2, 1, 1)
+    for dtype in (torch.float16, torch.bfloat16):
+        low = run_op(torch.ops.aten.linalg_matrix_exp.default, (square.to(dtype),), {})
+        error = (low.float() - torch.linalg.matrix_exp(square)).norm() / torch.linalg.matrix_exp(square).norm()
+        assert not float(error) < 0.1

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from auditor.plan.clauses import apart, close, count, gained, no_gain, over
+from auditor.plan.clauses import apart, close, count, gained, little, no_gain, over
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,15 @@ def test_gains() -> None:
         "lowering it saves 0.2% of the time, where one more scope in the plan must save 0.3%"
     )
     assert "3 more scopes in the plan must save 2.1%" in no_gain(0.008, "time", 3, 0.021)
+    assert no_gain(0.0, "time", 1, 0.003, alone=True) == (
+        "lowering it alone saves no time; not all of which this is said can be low together"
+    )
+    assert little(0.0123, "time") == (
+        "lowering it saves at most 1.2% of the time, less than the scopes that it adds to the plan must save"
+    )
+    assert little(0.0001, "time", alone=True).startswith(
+        "lowering it alone saves less than 0.1% of the time, less than"
+    )
     assert (count(1, "module"), count(3000, "module")) == ("1 module", "3,000 modules")
 
 

@@ -30,6 +30,10 @@ MOST = 8
 """Modules of a kind that are lowered, a plan."""
 
 
+FEW = 3
+"""Modules of one reason that are lowered."""
+
+
 class Overflowing(nn.Module):
     """A norm by hand whose squares leave FP16's range, between two layers."""
 
@@ -129,10 +133,14 @@ def test_what_they_add_is_what_a_run_adds(planned: Planned) -> None:
     bench, plans = planned
     for plan, problem in problems(bench, plans):
         for reason in plan.reasons if plan.verified else ():
-            for path in reason.modules[:1] if reason.ran and reason.adds is not None else ():
-                found = lowered(bench, problem, plan, [path])
-                assert found.measured_error - plan.measured_error == pytest.approx(reason.adds, abs=2e-5)
-                assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
+            if not reason.ran or reason.adds is None:
+                continue
+            runs = [lowered(bench, problem, plan, [path]) for path in reason.modules[:FEW]]
+            added = max(found.measured_error - plan.measured_error for found in runs)
+            if len(reason.modules) <= FEW:
+                assert added == pytest.approx(reason.adds, abs=2e-5)
+            assert added <= reason.adds + 2e-5
+            assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
 
 
 def test_what_must_stay_at_least_runs_and_holds(planned: Planned) -> None:
@@ -180,14 +188,14 @@ def test_the_kinds_are_met(planned: Planned) -> None:
     assert KINDS.get(type(bench.subject.model).__name__, set()) <= found, found
 
 
-def test_modules_that_are_predicted_to_gain_nothing_share_one_reason_with_the_largest_numbers() -> None:
+def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -> None:
     idle = [
         Reason("no-gain", "w", modules=(f"blocks.{i}",), adds=adds, left=0.01, saves=saves)
         for i, (adds, saves) in enumerate([(1e-6, 0.0), (3e-6, 1e-5), (-2e-6, 0.0)])
     ]
     ran = [replace(reason, ran=True) for reason in idle]
-    first, *others = together([*idle, *ran])
-    assert (first.modules, first.adds, first.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
-    assert tuple(others) == tuple(ran)
+    for several in together([*idle, *ran]):
+        assert (several.modules, several.adds, several.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
+    assert [reason.ran for reason in together([*idle, *ran])] == [False, True]
     over = [replace(reason, kind="budget") for reason in idle]
     assert together(over) == tuple(over)

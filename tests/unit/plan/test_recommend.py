@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.plan.recommend import best_for, recommend, saves_nothing
+from auditor.plan.recommend import best_for, lowers_nothing, recommend, saves_nothing
 from auditor.records import Memory, Plan, Reason, ScopeChoice
 
 ROOT = {"": ScopeChoice("fp16")}
@@ -99,13 +99,38 @@ def test_nothing_holds() -> None:
 def test_nothing_gains(objective: str, what: str) -> None:
     idle = (Reason("no-gain", "lowering it saves no time", ("",)),)
     whole = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
-    found = plans(replace(whole, reasons=idle, objective=objective))
+    found = plans(replace(whole, reasons=idle, least=(), objective=objective))
     assert saves_nothing(found)
+    assert not lowers_nothing(found)
     assert recommend(found, 0.01) == (
         None,
         f"Run it in FP32: low precision holds an error of 0.01, but there is no {what} to gain by it.",
     )
     assert not saves_nothing(plans(replace(whole, reasons=(Reason("unsafe", "x is unsafe: it overflows", ("",)),))))
+
+
+def test_all_low_is_said_to_hold_only_where_a_run_was() -> None:
+    """Alone each holds the budget: whether all of them do together is another run."""
+    idle = (Reason("no-gain", "lowering it alone saves no time", ("a", "b"), adds=0.004, ran=True),)
+    whole = replace(
+        BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0, reasons=idle
+    )
+    said = "Run it in FP32: what holds an error of 0.01 in low precision saves no time."
+    for least in (None, ("b",), ("a", "b")):
+        assert recommend(plans(replace(whole, least=least)), 0.01) == (None, said)
+    assert "but there is no time to gain" in recommend(plans(replace(whole, least=())), 0.01)[1]
+    predicted = replace(whole, reasons=(replace(idle[0], ran=False),), least=("a", "b"))
+    assert "no plan holds" in recommend(plans(predicted), 0.01)[1]
+
+
+def test_where_nothing_runs_low_nobody_says_that_low_precision_holds() -> None:
+    raised = (Reason("strategy", "autocast runs softmax in FP32 by itself", operations=("softmax",)),)
+    idle = replace(BASE, low_precision_flops=0.0, predicted_speedup=1.0, measured_error=0.0, reasons=raised)
+    assert lowers_nothing(plans(idle))
+    assert not saves_nothing(plans(idle))
+    assert recommend(plans(idle), 0.01) == (None, "Run it in FP32: nothing in it runs low under autocast.")
+    both = plans(idle, named("cast_bf16"))
+    assert recommend(both, 0.01)[1].endswith("for training: nothing runs low under autocast.")
 
 
 def test_a_plan_that_holds_and_saves_nothing_says_so() -> None:
@@ -137,7 +162,7 @@ def test_a_mixture_that_is_slower_than_fp32_is_not_recommended() -> None:
 
 def test_fp32_beside_which_a_part_could_be_low_is_not_said_to_fail() -> None:
     unsafe = Reason("unsafe", "x is unsafe: it overflows", ("body",))
-    part = Reason("no-gain", "lowering it saves no time", ("head",), adds=0.001)
+    part = Reason("no-gain", "lowering it saves no time", ("head",), adds=0.001, ran=True)
     whole = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
     said = "Run it in FP32: what holds an error of 0.01 in low precision saves no time."
     assert recommend(plans(replace(whole, reasons=(unsafe, part))), 0.01) == (None, said)

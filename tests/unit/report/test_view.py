@@ -5,9 +5,10 @@ import pytest
 
 from auditor.errors import AuditorError
 from auditor.records import NodeError, Plan, ScopeChoice, Verdict, Verification
+from auditor.report.kept import islands, precision_of
 from auditor.report.origins import origins
 from auditor.report.questions import questions
-from auditor.report.view import islands, pattern, precision_of, view
+from auditor.report.view import pattern, view
 from tests.unit.report.factory import make_audit
 
 
@@ -106,6 +107,13 @@ def test_an_audit_of_what_is_no_longer_registered_says_so(what: str, name: str, 
     assert not (tmp_path / "saved").exists()
 
 
+def test_cautions_are_sentences() -> None:
+    audit = make_audit(20)
+    cautioned = replace(audit, warnings=("the model is stored in bfloat16: the reference is the same values in FP32",))
+    assert "The model is stored in bfloat16: the reference is the same values in FP32." in view(cautioned).limits
+    assert all(limit[0].isupper() and limit.endswith(".") for limit in view(cautioned).limits)
+
+
 def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
     audit = make_audit(20, formats=("bf16",))
     first, second, *others = audit.nodes
@@ -117,7 +125,9 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
         exposed={"bf16": ("cast",)},
     )
     safe = [replace(node, verdicts={"bf16": Verdict("safe", "")}) for node in others]
+    mixed = replace(missing, errors={"bf16": NodeError(unsupported="bmm got float32 and bfloat16 together")})
     for nodes, limit in (
+        ((mixed, *safe), "operations that raise"),
         ((missing, *safe), "missing kernels"),
         ((rounded, missing, *safe), "precision and missing kernels"),
     ):
