@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from ..paths import enclosing, within
+from ..paths import enclosing
 from .energy import FORBIDDEN, Energy
 from .problem import Problem
 from .solve import Candidate, evaluate
@@ -69,9 +69,11 @@ def _walked(problem: Problem, energy: Energy, start: Candidate, limit: float) ->
 def _moves(problem: Problem, energy: Energy) -> list[tuple[tuple[str, ...], str]]:
     """Sets of scopes and a precision for them: lowered those that save most, raised those that save least."""
     groups = {tuple(sorted({owner, *energy.tied_to(owner)})) for owner in energy.scopes}
-    paths = {path for owner in energy.scopes for path in enclosing(owner)}
-    for path in paths:
-        inside = {owner for owner in energy.scopes if within(owner, path)}
+    below: dict[str, set[str]] = {}
+    for owner in energy.scopes:
+        for path in enclosing(owner):
+            below.setdefault(path, set()).add(owner)
+    for inside in below.values():
         groups.add(tuple(sorted(inside | {tied for owner in inside for tied in energy.tied_to(owner)})))
 
     def saved(group: tuple[str, ...]) -> float:

@@ -113,5 +113,6 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 def _changes(precision: Mapping[str, str]) -> int:
     """Scopes whose precision differs from that of the scope above them: the length of the plan."""
-    above = {owner: nearest_above(owner, {"", *precision}) for owner in precision}
+    known = {"", *precision}
+    above = {owner: nearest_above(owner, known) for owner in precision}
     return sum(up is not None and precision.get(up, "fp32") != precision[owner] for owner, up in above.items())
