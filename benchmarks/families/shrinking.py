@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 WIDTH, HEADS, HEAD, LAYERS, VOCABULARY, EXPERTS = 32, 4, 8, 2, 128, 4
 KV_HEADS = 2
 IMAGE, PATCH = 32, 8
+SIDE = 64
+"""Of images for a config that is small in nothing else."""
 SPECIAL = 16
 """Ids at the end of the vocabulary that are left to image, audio and other placeholder tokens."""
 
+_SIDE = r"image_size|img_size|input_resolution|pretrain_image_size"
 _NAMES: tuple[tuple[str, int], ...] = (
     (r"(vocab_size|num_embeddings|codebook_size|n_words|.*_vocab_size(_\w+)?)", VOCABULARY),
     (r"(n_|num_)?(routed_|local_|sparse_)?(experts|num_experts|moe_num_experts|n_routed_experts)", EXPERTS),
@@ -33,8 +36,9 @@ _NAMES: tuple[tuple[str, int], ...] = (
         r"out_hidden_size|encoder_width|dim|embedding_dim|hidden_channels|attn_hidden_size|embed_dims|d_embed)",
         WIDTH,
     ),
+    (r"upsample_initial_channel", 2 * WIDTH),
     (r"(\w+_)?(num_(\w+_)?layers|n_layers?|layers|num_blocks|depth|num_hidden_groups)", LAYERS),
-    (r"image_size|img_size|input_resolution|pretrain_image_size", IMAGE),
+    (_SIDE, IMAGE),
     (r"patch_size", PATCH),
     (
         r"max_position_embeddings|n_positions|max_(source|target)_positions|context_length|max_seq_len(gth)?|n_ctx"
@@ -66,6 +70,34 @@ def shallow(config_class: type) -> Any:
     return config_class(
         **{k: v for k, v in _fields(config_class, 1).items() if v in (LAYERS, VOCABULARY) or isinstance(v, dict)}
     )
+
+
+def pictured(config_class: Callable[[], Any]) -> Any:
+    """A config as it ships, but for the sides of its images, and of the features that it says are made of them."""
+    config = config_class()
+    largest = max([SIDE, *_sides(config)])
+    return type(config)(**_pictured(config, lambda side: max(1, side * SIDE // largest)))
+
+
+def _sides(config: Any) -> Iterator[int]:
+    for name, value in vars(config).items():
+        if hasattr(value, "model_type"):
+            yield from _sides(value)
+        elif re.fullmatch(_SIDE, name):
+            yield from [value] if isinstance(value, int) else value or ()
+
+
+def _pictured(config: Any, scale: Callable[[int], int]) -> dict[str, Any]:
+    def scaled(value: Any) -> Any:
+        return scale(value) if isinstance(value, int) else [scaled(each) for each in value]
+
+    found: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if hasattr(value, "model_type"):
+            found[name] = {**value.to_dict(), **_pictured(value, scale)}
+        elif value and re.fullmatch(rf"{_SIDE}|\w+_feature_sizes", name):
+            found[name] = scaled(value)
+    return found
 
 
 def _fields(config_class: type, ratio: int) -> dict[str, Any]:

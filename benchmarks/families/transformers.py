@@ -17,7 +17,7 @@ from transformers.models.bert import modeling_bert  # noqa: F401  imports what e
 
 from . import Built, Unbuilt
 from .calls import calls_of, set_all
-from .shrinking import shallow, shrunk
+from .shrinking import pictured, shallow, shrunk
 
 MOST_PARAMETERS = 150_000_000
 _TASKS = [name for name in vars(modeling_auto) if name.startswith("MODEL_FOR") and name.endswith("_MAPPING")]
@@ -33,7 +33,7 @@ def build(name: str) -> Built:
     """The model of that type, as small as it can be made by the names of its config's fields, and a call that it runs."""
     config_class, reasons = CONFIG_MAPPING[name], list[str]()
     made = False
-    for make in (*(partial(shrunk, ratio=ratio) for ratio in (1, 2, 4, 8, 16)), shallow, lambda c: c()):
+    for make in (*(partial(shrunk, ratio=ratio) for ratio in (1, 2, 4, 8, 16)), pictured, shallow, lambda c: c()):
         for model_class in _classes(config_class):
             try:
                 model = _model(model_class, make(config_class))
