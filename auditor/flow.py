@@ -70,11 +70,12 @@ def run(subject: Subject, options: Options) -> Audit:
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick)
-        with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
-            baselines = baselines_of(bench, options.strategies, formats)
-        with stages("plan", "solve, patch, verify"):
-            plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
-            recommended, reason = recommend(plans, yardstick.budget, options.use)
+        with bench.held:
+            with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
+                baselines = baselines_of(bench, options.strategies, formats)
+            with stages("plan", "solve, patch, verify"):
+                plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
+                recommended, reason = recommend(plans, yardstick.budget, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
             recommended, reason = agreed(training, plans, recommended, reason, yardstick.budget, options.use)

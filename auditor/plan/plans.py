@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
-from ..folder import own
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
 from ..patch.emit import emit
@@ -24,7 +21,7 @@ from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.strategies import running, scoped
 from ..runs.outputs import NamedTensors
 from ..state.members import size_of
-from ..verify import Answers, NotHandedOver, answers_of, failure_of, unwound, verify_emitted
+from ..verify import Answers, NotHandedOver, answers_of, failure_of
 from .choose import (
     MARGIN,
     accepted,
@@ -255,26 +252,12 @@ def _in_fresh_process(
     bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
 ) -> dict[str, Answers | str]:
     subject = bench.subject
-    batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(bench.checks))
-    with unwound(), tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as directory:
-        file = Path(directory, "patched_model.py")
+    try:
+        verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
         file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
-        gradients = bench.graded is not None
-        try:
-            return verify_emitted(
-                file,
-                list(plans),
-                batches,
-                file.parent,
-                seed=bench.seed,
-                device=bench.device,
-                gradients=gradients,
-                most=bench.most,
-                timeout=bench.timeout,
-                waiting=waiting,
-            )
-        except NotHandedOver:
-            return _in_this_process(bench, plans)
+        return verifier.answers(file, list(plans), waiting)
+    except NotHandedOver:
+        return _in_this_process(bench, plans)
 
 
 def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:

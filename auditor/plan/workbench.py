@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import first_line
+from ..folder import own
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
@@ -18,6 +23,7 @@ from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, 
 from ..runs.answer import answer
 from ..runs.outputs import NamedTensors
 from ..tape.paths import usable
+from ..verify import Verifier, unwound
 from .choose import Trial
 from .costs import Cost
 from .problem import Problem
@@ -31,7 +37,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective: see Options.
+    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective: see Options.
     """
 
     subject: Subject
@@ -48,6 +54,7 @@ class Workbench:
     timeout: float | None = None
     objective: str = "time"
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
     def device(self) -> str:
@@ -103,6 +110,28 @@ class Workbench:
                 break
             found = max(found, self.distance(self.reference(batch), again))
         return found
+
+    @cached_property
+    def scratch(self) -> str:
+        """A folder that is there until `held` is closed, or the process is terminated."""
+        self.held.enter_context(unwound())
+        return self.held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
+
+    @cached_property
+    def verifier(self) -> Verifier:
+        """Runs emitted files in a process of its own, until `held` is closed. Raises: NotHandedOver."""
+        batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(self.checks))
+        gradients = self.graded is not None
+        verifier = Verifier(
+            batches,
+            Path(self.scratch),
+            seed=self.seed,
+            device=self.device,
+            gradients=gradients,
+            most=self.most,
+            timeout=self.timeout,
+        )
+        return self.held.enter_context(verifier)
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -54,21 +55,46 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.kill()
         process.wait()
     if process.stdin is not None:
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # a line that it did not live to read
+            process.stdin.close()
 
 
-def end_with_parent(scratch: Path) -> None:
+def hand(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line for `end_with_parent` of a process to give; one that has ended is left in peace."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(os.fsencode(line) + b"\n")
+        process.stdin.flush()
+
+
+def ended(process: subprocess.Popen[bytes], grace: float) -> bool:
+    """Tell a process that nothing more comes, and give it so many seconds to end by itself; whether it did."""
+    hand(process, "")
+    try:
+        process.wait(grace)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def end_with_parent(scratch: Path) -> Iterator[str]:
     """Have this process end when whoever holds the other end of its standard input is gone, and `scratch` with it.
 
-    Afterwards standard input is empty.
+    Gives the lines that come from there, up to an empty one. Standard input is empty for everybody else.
     """
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def watch() -> None:
-        os.read(pipe, 1)  # nothing is ever written there
+        begun = b""
+        while told := os.read(pipe, 4096):
+            *whole, begun = (begun + told).split(b"\n")
+            for line in whole:
+                lines.put(os.fsdecode(line))
         shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+    return iter(lines.get, "")

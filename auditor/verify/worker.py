@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 import warnings
@@ -26,42 +27,54 @@ from .running import Answers, answers_of, failure_of
 
 
 def main(folder: Path) -> None:
-    """Read the job in `folder`, build the model once, and write what each plan answers as soon as it has."""
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    end_with_parent(Path(job["scratch"]))
+    """Build the model once, and for one job after the other write what each plan answers as soon as it has."""
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    jobs = map(Path, end_with_parent(Path(settings["scratch"])))
     warnings.simplefilter("ignore")
-    sys.argv = [job["file"]]  # a source that looks at its arguments finds none
-    try:
-        patched, model = built(job)
-    except Exception as error:
-        for index in range(len(job["plans"])):
-            write(folder, index, failure_of(error))
+    first = next(jobs, None)
+    if first is None or (started := start(folder, first, settings)) is None:
         return
+    model, batches = started
+    (folder / READY).touch()
+    for job in itertools.chain([first], jobs):
+        asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
+        patched = import_file(asked["file"])
+        for index, plan in enumerate(asked["plans"]):
+            write(job, index, run_plan(patched, model, plan, batches, settings))
+
+
+def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Module, list[Batch]] | None:
+    """The model and the batches; None where they are not to be had, which is written down."""
+    asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
+    sys.argv = [asked["file"]]  # a source that looks at its arguments finds none
     try:
-        batches = torch.load(job["batches"], weights_only=False)  # written by the parent process a moment ago
+        model = built(import_file(asked["file"]), settings)
+    except Exception as error:
+        for index in range(len(asked["plans"])):
+            write(job, index, failure_of(error))
+        return None
+    try:
+        batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
     except Exception:
         (folder / UNREAD).touch()
-        return
-    batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(job["device"]), batches)
-    materialise(model, batches[0], job["seed"])
-    (folder / READY).touch()
-    for index, plan in enumerate(job["plans"]):
-        write(folder, index, run_plan(patched, model, plan, batches, job))
+        return None
+    batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(settings["device"]), batches)
+    materialise(model, batches[0], settings["seed"])
+    return model, batches
 
 
-def built(job: Mapping[str, Any]) -> tuple[ModuleType, nn.Module]:
-    """`patched_model`, and the model as its source makes it, with the random numbers that it was audited with."""
-    patched = import_file(job["file"])
-    reseed(job["seed"])
+def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
+    """The model as its source makes it, with the random numbers that it was audited with."""
+    reseed(settings["seed"])
     patched.source_module(patched.SOURCE, patched.__file__)
-    reseed(job["seed"])
+    reseed(settings["seed"])
     model: nn.Module = patched.original()
     switch(model, training=False)
-    return patched, model if job["device"] == "cpu" else model.to(job["device"])
+    return model if settings["device"] == "cpu" else model.to(settings["device"])
 
 
 def run_plan(
-    patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], job: Mapping[str, Any]
+    patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], settings: Mapping[str, Any]
 ) -> Answers | str:
     """What the model answers under one plan, or why it does not; it is then as it was."""
     with deep(), restored(model):
@@ -69,7 +82,7 @@ def run_plan(
             patched.apply(model, plan)
         except Exception as error:
             return failure_of(error)
-        return answers_of(model, batches, job["device"], job["seed"], job["gradients"], job["most"])
+        return answers_of(model, batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
 
 
 def write(folder: Path, index: int, answer: Answers | str) -> None:

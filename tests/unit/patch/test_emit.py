@@ -18,7 +18,7 @@ from auditor.patch.emit import emit
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verify import Answers, run_patched, verify_emitted
+from auditor.verify import Answers, Verifier, run_patched
 
 MODEL = """
 import torch
@@ -198,7 +198,8 @@ def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails
     several = {**PLANS, "autocast_fp16": broken}
     file = written(tmp_path / "out", emit(origin(source), PARAMETERS, several, None, tmp_path / "out"))
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    answers = verify_emitted(file, list(several), [((x,), {})], tmp_path)
+    with Verifier([((x,), {})], tmp_path) as verifier:
+        answers = verifier.answers(file, list(several))
     model, reference = by_its_source(x)
     assert isinstance(answers["autocast_fp16"], str)
     assert "'gone'" in answers["autocast_fp16"]

@@ -29,7 +29,7 @@ from auditor.strategies import names, registered
 from auditor.strategies.base import PlainRun, Strategy
 from auditor.strategies.cast import Cast, CastRuntime
 from auditor.strategies.runtime import Runtime, by_scope, call, convert
-from auditor.verify import Answers, verify_emitted
+from auditor.verify import Answers, Verifier
 from tests.subjects import normal
 
 MODEL = """
@@ -188,7 +188,8 @@ def test_the_emitted_file_needs_no_registration(written: Path, fmt: str, tmp_pat
     assert plan["measured_error"] == pytest.approx(error_by_hand(fmt), rel=1e-5)
     model, x = model_and_input()
     name = f"stored_{fmt}"
-    found = verify_emitted(written / "patched_model.py", [name], [((x,), {})], tmp_path)[name]
+    with Verifier([((x,), {})], tmp_path) as verifier:
+        found = verifier.answers(written / "patched_model.py", [name])[name]
     assert isinstance(found, Answers), found
     with with_rounded_weights(model, dtype_of(fmt)), torch.no_grad():
         assert torch.equal(found.outputs[0][0], model(x))

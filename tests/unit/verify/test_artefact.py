@@ -15,7 +15,7 @@ import torch
 
 from auditor.patch.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verify import Answers, NotHandedOver, artefact, verify_emitted
+from auditor.verify import Answers, NotHandedOver, Verifier, artefact
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -51,12 +51,22 @@ def run(folder: Path, source: str, plans: tuple[str, ...] = PLANS, batches: Any 
     """What the plans of a model with that source answer."""
     folder.mkdir(exist_ok=True)
     (folder / "net.py").write_text(HEAD + source)
+    with Verifier(batches or [((torch.ones(2, 4),), {})], scratch_in(folder), **options) as verifier:
+        return verifier.answers(emitted(folder, plans), list(plans))
+
+
+def emitted(folder: Path, plans: tuple[str, ...]) -> Path:
+    """`patched_model.py` for the model that lies in the folder."""
     origin = Origin(str(folder / "net.py"), None, "get_model", "factory")
     file = folder / "patched_model.py"
     file.write_text(emit(origin, LAYERS, {name: plan(name) for name in plans}, None, folder))
+    return file
+
+
+def scratch_in(folder: Path) -> Path:
     scratch = folder / "scratch"
     scratch.mkdir()
-    return verify_emitted(file, list(plans), batches or [((torch.ones(2, 4),), {})], scratch, **options)
+    return scratch
 
 
 def in_bf16(act: str) -> str:
@@ -111,6 +121,37 @@ def test_a_process_that_dies_costs_the_plan_it_was_at(
     for name in ("autocast_fp16", "cast_fp16"):
         assert isinstance(found[name], Answers)
     assert len(processes) == 2  # the second goes on after the first plan in BF16, and dies of the last
+
+
+def test_files_that_come_later_are_run_in_the_process_that_is_there(tmp_path: Path, processes: list[list[str]]) -> None:
+    (tmp_path / "net.py").write_text(HEAD + QUIET + "with open('../../../built', 'a') as f: f.write('x')\n")
+    with Verifier([((torch.ones(2, 4),), {})], scratch_in(tmp_path)) as verifier:
+        first = verifier.answers(emitted(tmp_path, ("cast_bf16",)), ["cast_bf16"])
+        later = verifier.answers(emitted(tmp_path, PLANS), PLANS)
+    assert len(processes) == 1
+    assert (tmp_path / "built").read_text() == "x"
+    assert list(later) == list(PLANS)
+    for name, other in (("cast_bf16", first), ("autocast_fp16", run(tmp_path / "alone", QUIET))):
+        assert torch.equal(later[name].outputs[0][0], other[name].outputs[0][0])
+
+
+def test_a_process_that_ended_between_two_files_costs_no_plan(tmp_path: Path, processes: list[list[str]]) -> None:
+    (tmp_path / "net.py").write_text(HEAD + QUIET)
+    with Verifier([((torch.ones(2, 4),), {})], scratch_in(tmp_path)) as verifier:
+        file = emitted(tmp_path, PLANS)
+        verifier.answers(file, ["cast_bf16"])
+        assert verifier._process is not None
+        verifier._process.kill()
+        verifier._process.wait()
+        found = verifier.answers(file, PLANS)
+    assert len(processes) == 2
+    assert all(isinstance(found[name], Answers) for name in PLANS)
+
+
+def test_the_process_ends_by_itself_when_there_is_nothing_left_to_run(tmp_path: Path) -> None:
+    source = QUIET + f"import atexit\natexit.register(open, {str(tmp_path / 'ended')!r}, 'w')\n"
+    run(tmp_path, source, ("cast_bf16",))
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_plan_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,11 +235,15 @@ def test_a_model_that_cannot_run_with_gradients_is_not_asked_to(tmp_path: Path) 
 PARENT = """
 import signal, sys, tempfile
 from pathlib import Path
-from auditor.verify import unwound, verify_emitted
+from auditor.verify import Verifier, unwound
 import torch
 
-with unwound(), tempfile.TemporaryDirectory() as scratch:
-    verify_emitted(Path(sys.argv[1]), ["cast_bf16"], [((torch.ones(2, 4),), {})], Path(scratch))
+with (
+    unwound(),
+    tempfile.TemporaryDirectory() as scratch,
+    Verifier([((torch.ones(2, 4),), {})], Path(scratch)) as verifier,
+):
+    verifier.answers(Path(sys.argv[1]), ["cast_bf16"])
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.verify.lifetime import end, unwound
+from auditor.verify.lifetime import end, ended, hand, unwound
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
@@ -34,8 +34,9 @@ FOLLOWING = """
 import sys, time
 from pathlib import Path
 from auditor.verify.lifetime import end_with_parent
-end_with_parent(Path(sys.argv[1]))
+lines = end_with_parent(Path(sys.argv[1]))
 print(repr(sys.stdin.read()), flush=True)
+print(list(lines), flush=True)
 time.sleep(60)
 """
 
@@ -116,6 +117,10 @@ def test_a_child_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root
     assert process.stdout.readline() == b"''\n"  # its own standard input is empty
     assert scratch.exists()
     assert process.stdin is not None
+    hand(process, "one")
+    hand(process, "tw\no")
+    assert not ended(process, 0.1)  # it sleeps
+    assert process.stdout.readline() == b"['one', 'tw', 'o']\n"
     process.stdin.close()
     assert process.wait(timeout=60) == 1
     assert not scratch.exists()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from auditor.verify.running import Answers
 from auditor.verify.worker import built, import_file, run_plan, write
 
-JOB: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "most": None}
+SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "most": None}
 BATCH = ((torch.ones(1, 2),), {})
 
 
@@ -41,7 +41,7 @@ PATCHED: Any = SimpleNamespace(apply=doubling)
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
-    found = run_plan(PATCHED, model, "plan", [BATCH], JOB)
+    found = run_plan(PATCHED, model, "plan", [BATCH], SETTINGS)
     assert isinstance(found, Answers)
     assert [[(x.tolist(), x.dtype) for x in batch] for batch in found.outputs] == [[([[4.0]], torch.float16)]]
     assert found.graded is not None
@@ -52,7 +52,7 @@ def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
 
 def test_a_plan_that_cannot_be_applied_is_a_failure_in_one_line() -> None:
     model = nn.Linear(2, 1)
-    assert run_plan(PATCHED, model, "broken", [BATCH], JOB) == "ValueError: no such scope"
+    assert run_plan(PATCHED, model, "broken", [BATCH], SETTINGS) == "ValueError: no such scope"
 
 
 def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
@@ -60,7 +60,7 @@ def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("not today")
 
-    assert run_plan(SimpleNamespace(apply=lambda model, plan: None), Refusing(), "plan", [BATCH], JOB) == (  # type: ignore[arg-type]
+    assert run_plan(SimpleNamespace(apply=lambda model, plan: None), Refusing(), "plan", [BATCH], SETTINGS) == (  # type: ignore[arg-type]
         "RuntimeError: not today"
     )
 
@@ -89,7 +89,8 @@ def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) 
     file = tmp_path / "anywhere.py"
     file.write_text(SOURCE)
     with torch.random.fork_rng(devices=[]):
-        patched, model = built({"file": str(file), "seed": 3, "device": "cpu"})
+        patched = import_file(str(file))
+        model = built(patched, {"seed": 3, "device": "cpu"})
         torch.manual_seed(3)
         first = torch.rand(1).item()
     assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
