@@ -19,9 +19,12 @@ from .measure.calibrate import Calibration
 from .options import Options
 from .paths import enclosing
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Finding, NodeReport, Subject, Weight
+from .records import Audit, Capture, Environment, Finding, NodeReport, Plan, Subject, Weight
 from .replay.depth import UnderPlan
 from .state.members import named_modules, size_of
+
+STEADY = 0.1
+"""Share of the budget up to which the model may differ from itself without a word."""
 
 
 def assembled(
@@ -53,7 +56,7 @@ def assembled(
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        warnings=(*captured.warnings, *_unheld(subject)),
+        warnings=(*captured.warnings, *_unsteady(bench.max_error, found["plans"]), *_unheld(subject)),
         command=options.command,
         weights=_weights(captured, measured),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
@@ -90,6 +93,18 @@ def _unheld(subject: Subject) -> tuple[str, ...]:
     if subject.held_out:
         return ()
     return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _unsteady(budget: float, plans: Mapping[str, Plan]) -> tuple[str, ...]:
+    """Said where runs in FP32 differ by so much that a plan is judged by that too."""
+    ran = [plan.verification.noise or 0.0 for plan in plans.values() if plan.verification]
+    if not ran or not max(ran) > STEADY * budget:
+        return ()
+    return (
+        f"The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
+        f"{max(ran):.2g}. It keeps state that the audit cannot put back (in a generator, in C++, in another process), or "
+        "computes in an order that varies; no plan can be nearer to it than it is itself.",
+    )
 
 
 def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:

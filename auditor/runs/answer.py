@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import torch
@@ -73,17 +74,20 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
+    """`run()` without gradients unless they are asked for, or the model takes some in its own forward.
+
+    What it sets of context variables ends with it.
+    """
     try:
         with unchanged(model, batch), torch.set_grad_enabled(gradients):
             reseed(seed)
-            return run()
+            return copy_context().run(run)
     except RuntimeError as error:
         if gradients or "does not require grad" not in str(error):
             raise
     with unchanged(model, batch), torch.enable_grad():
         reseed(seed)
-        return run()
+        return copy_context().run(run)
 
 
 def copied(batch: Batch) -> Batch:

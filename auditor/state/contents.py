@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 import weakref
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .attributes import HOOKS, MODULE, OBJECT, SCRIPT, Kind, is_open, leads_nowhere, slots
+from .attributes import HOOKS, MODULE, OBJECT, SCRIPT, UNSET, Kind, is_open, leads_nowhere, slots
 
 # No run can change them, and there are many of them.
 ATOMS = frozenset(
@@ -40,6 +42,11 @@ class Content:
         """Whether it holds other objects now, or in another order."""
         now = self.kind.read(self.owner)
         return len(now) != len(self.held) or any(a is not b for a, b in zip(now, self.held, strict=True))
+
+    def lend(self, instead: Mapping[int, Any]) -> None:
+        """Hold others for the time being. instead: {id of an object: the one to hold}."""
+        if any(id(value) in instead for value in self.held):
+            self.kind.write(self.owner, [instead.get(id(value), value) for value in self.held])
 
     def restore(self) -> None:
         """The same objects in the same order, in the same container; one that was left alone isn't touched."""
@@ -143,6 +150,24 @@ def _write_numbers(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
         owner[...] = held[0]
 
 
+def _read_local(owner: threading.local) -> list[Any]:
+    """What this thread has of it."""
+    own = vars(owner)
+    return [*own, *own.values()]
+
+
+def _write_local(owner: threading.local, held: list[Any]) -> None:
+    own = vars(owner)
+    own.clear()
+    own.update(_pairs(held))
+
+
+def _write_variable(owner: ContextVar[Any], held: list[Any]) -> None:
+    """Nothing unsets one; runs have a context of their own for that."""
+    if held[0] is not UNSET:
+        owner.set(held[0])
+
+
 def _state_of(get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Kind:
     def write(owner: Any, held: list[Any]) -> None:
         put(owner, held[0])
@@ -167,6 +192,8 @@ _CONTAINERS: dict[type, Kind] = {
     weakref.WeakSet: Kind(list, _write_weak_set),
     array: Kind(list, _write_array, leads_nowhere),
     bytearray: Kind(list, _write_bytes, leads_nowhere),
+    threading.local: Kind(_read_local, _write_local),
+    ContextVar: Kind(lambda owner: [owner.get(UNSET)], _write_variable),
     np.ndarray: Kind(_read_numbers, _write_numbers, leads_nowhere),
     torch.Generator: _state_of(torch.Generator.get_state, torch.Generator.set_state),
     random.Random: _state_of(random.Random.getstate, random.Random.setstate),

@@ -11,6 +11,7 @@ from torch import nn
 from .attributes import CLASS, HOOKS, Kind, own_classes
 from .contents import ATOMS, Content, content, kinds_of
 from .functions import held_by_code, is_users
+from .iterators import as_it_is, moved_on
 from .storages import Role, Storages
 from .tensors import TensorState
 
@@ -26,10 +27,17 @@ class Reachable:
         self._hooks: set[int] = set()
         self._contents: list[Content] = []
         self._tensors: list[TensorState] = []
+        self._iterators: list[tuple[Any, Any]] = []
         self._collect([model, *holders])
         for state in self._tensors:
             state.watch(self.storages, self._roles.get(id(state.tensor), Role.PLAIN))
         self.storages.copy_small()
+
+    def lend_iterators(self) -> None:
+        """Have copies of them moved on until `restore`: nothing moves one back."""
+        instead = {id(value): kept for value, kept in self._iterators}
+        for held in self._contents if instead else ():
+            held.lend(instead)
 
     def restore(self) -> list[str]:
         """Put everything back; the answer says what could not be.
@@ -45,6 +53,7 @@ class Reachable:
     def rebound(self) -> bool:
         """Whether something holds other objects than at the start, or a tensor other memory or another gradient."""
         moved = any(state.moved or state.regraded for state in self._tensors)
+        moved = moved or any(moved_on(value, kept) for value, kept in self._iterators)
         return moved or any(content.changed for content in self._contents)
 
     def _collect(self, roots: list[Any]) -> None:
@@ -64,6 +73,8 @@ class Reachable:
             yield from self._open_classes(type(value))
         elif isinstance(value, type) and is_users(value.__module__):
             yield from self._hold(value, CLASS)
+        elif (kept := as_it_is(value)) is not None:
+            self._iterators.append((value, kept))
         for owner, kind in held_by_code(value, hook=id(value) in self._hooks):
             yield from self._hold(owner, kind)
         for kind in self._kinds_of(type(value)):

@@ -23,10 +23,11 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
 
     Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and of every
     plain attribute, as deep as lists, dicts and objects lead; attributes of the model's own classes; nested inputs; what
-    the functions among all these keep in closures and defaults, and the globals that they name. A functools.lru_cache
-    forgets the tensors that it was given.
+    the functions among all these keep in closures and defaults, and the globals that they name; what a thread keeps for
+    itself. A functools.lru_cache forgets the tensors that it was given. Iterators over lists, tuples and ranges, counts
+    and cycles stay where they are: the body moves copies on.
     Two runs in two such bodies therefore start from the same state, and the caller seeds once.
-    Does not come back: `grad_fn` of a tensor that had one; what only iterators or C++ objects hold.
+    Does not come back: `grad_fn` of a tensor that had one; what only generators or C++ objects hold.
     Gradients of what the body computes are to be taken inside it: the values that they need are put back after it.
     What the body records must not hang on the model or the holders, or it is undone too.
     Cost: small tensors are copied at once, a large one only when an operation is about to write into it.
@@ -35,6 +36,7 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     back = _generators()
     with plain_torch():
         reached = Reachable(model, holders)
+        reached.lend_iterators()
     try:
         with reached.storages.saved_before_written():
             yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +71,7 @@ def checked(subject: Subject) -> Subject:
     for batch in step_batches(subject):
         with raised(subject), unchanged(step, batch), in_training(subject.model), torch.enable_grad():
             try:
-                loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
+                loss = copy_context().run(step, *pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
                 let_through(error, memory=False)
                 raise LoadError(

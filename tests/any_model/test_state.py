@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -15,8 +18,12 @@ from tests.any_model.holding import held
 from tests.subjects import normal, seeded
 
 X = normal(4, 8)
+ONES = torch.ones(8)
 CALLS = 0
 STORE: list[Tensor] = []
+LOCAL = threading.local()
+LAST: ContextVar[Tensor] = ContextVar("LAST")
+BEFORE: ContextVar[Tensor] = ContextVar("BEFORE", default=ONES)
 
 
 class Two(nn.Module):
@@ -127,7 +134,39 @@ class Spikes(Two):
         return self.second(spikes)
 
 
+class SteppedByIterators(Two):
+    """How often it ran is what its iterators know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.turns, self.steps = itertools.count(), itertools.cycle([1.0, 2.0, 3.0]), iter([0.5] * 9)
+        self.held = {"rows": [iter((1.0, 3.0, 5.0)), iter(range(9))]}
+
+    def forward(self, x: Tensor) -> Any:
+        rows, places = self.held["rows"]
+        y = super().forward(x) * next(self.turns) + next(self.calls) * next(self.steps)
+        return y * next(rows) + next(places)
+
+
+class LeavesItToTheThread(Two):
+    def forward(self, x: Tensor) -> Any:
+        x = super().forward(x)
+        LOCAL.last = (x + getattr(LOCAL, "last", 0.0)).detach()
+        return LOCAL.last + x
+
+
+class LeavesItToTheContext(Two):
+    def forward(self, x: Tensor) -> Any:
+        x = super().forward(x)
+        LAST.set((x + LAST.get(BEFORE.get())).detach())
+        BEFORE.set(x.detach().mean(0))
+        return LAST.get() + x
+
+
 HISTORY = [
+    SteppedByIterators,
+    LeavesItToTheThread,
+    LeavesItToTheContext,
     WritesAParameter,
     WritesPastAutograd,
     CarriesATensor,
@@ -174,7 +213,37 @@ class Stores(Two):
         return super().forward(x)
 
 
-BENIGN = [StartsFromItsData, Freezes, Differentiates, Switches, Hooks, Stores]
+class TablesOfTheThread(Two):
+    """A table for each thread, in the dtype of whoever asked first."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        if not hasattr(LOCAL, "table"):
+            LOCAL.table = torch.linspace(0, 1, 8).to(x.dtype)
+        return self.second(x * LOCAL.table)
+
+
+class HandsOnInTheContext(Two):
+    """Its own scale on the way, and what was there after it."""
+
+    def forward(self, x: Tensor) -> Any:
+        token = BEFORE.set(self.first(x).sigmoid())
+        try:
+            return self.second(x) * BEFORE.get()
+        finally:
+            BEFORE.reset(token)
+
+
+BENIGN = [
+    StartsFromItsData,
+    Freezes,
+    Differentiates,
+    Switches,
+    Hooks,
+    Stores,
+    TablesOfTheThread,
+    HandsOnInTheContext,
+]
 
 
 @pytest.mark.parametrize("kind", [*HISTORY, *BENIGN])
@@ -182,6 +251,32 @@ def test_state_comes_back_and_history_is_said(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("bf16",))
     assert any("keeps state between calls" in warning for warning in audit.warnings) is (kind in HISTORY)
     assert CALLS == 0 and STORE == []
+    assert vars(LOCAL) == {}
+    assert LAST.get(None) is None
+    assert BEFORE.get() is ONES
+
+
+class Generates(Two):
+    """No copy of a generator is to be had."""
+
+    def __init__(self, decay: float = 1.1) -> None:
+        super().__init__()
+        self.steps = (decay**step for step in itertools.count())
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) * next(self.steps)
+
+
+def test_what_cannot_be_put_back_is_said() -> None:
+    audit = auditor.audit(seeded(Generates).eval(), (X,), formats=("bf16",), device="cpu")
+    (said,) = (warning for warning in audit.warnings if "differs from itself" in warning)
+    noise = max(plan.verification.noise for plan in audit.plans.values())
+    assert f"off by {noise:.2g}" in said
+    assert noise > 0.1
+    assert not any(plan.verified for plan in audit.plans.values())
+    steady = auditor.audit(seeded(lambda: Generates(1.0)).eval(), (X,), formats=("bf16",), device="cpu")
+    assert not any("differs from itself" in warning for warning in steady.warnings)
+    assert steady.plans["autocast_bf16"].verified
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
