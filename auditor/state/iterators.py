@@ -24,14 +24,14 @@ def as_it_is(value: Any) -> Any:
 
 def moved_on(value: Any, kept: Any) -> bool:
     """Whether an iterator has gone further than its copy."""
-    return _place(value) != _place(kept)
+    return bool(_place(value) != _place(kept))
 
 
-def _again(value: itertools.cycle[Any]) -> Any:
+def _again(value: Any) -> Any:
     """On its first way round a cycle goes on with an iterator that its copy would share."""
-    make, (inner,), state = value.__reduce__()  # type: ignore[misc]
+    make, (inner,), (seen, around) = value.__reduce__()
     found = make(copy.copy(inner))
-    found.__setstate__((list(state[0]), state[1]))
+    found.__setstate__((list(seen), around))
     return found
 
 
