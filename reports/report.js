@@ -99,7 +99,7 @@
       { key: "layer", kind: "layer", title: "Module / operation" },
       ...data.formats.map((f) => ({ key: f.key, kind: "format", title: f.label })),
       { key: "measure", kind: "extra max", title: "Max |x|" },
-      { key: "plan", kind: "extra ran", title: "Runs in" },
+      { key: "plan", kind: "ran", title: "Runs in" },
       { key: "rules", kind: "extra max", title: "Rules" },
     ];
 
@@ -163,7 +163,7 @@
       const m = table.measure;
       extra(Measures.text(table, m, total ? LayerTable.measured(table, row.module) : Measures.op(table, m, row.op)));
       const known = plans.map((at) => data.strings[at]).filter(Boolean).sort();
-      cells.push(make("td", { class: "extra", title: row.module ? known.join(" and ") : [known[0], table.why(row.op)].filter(Boolean).join(": ") }, known.length > 1 ? "mixed" : known[0] || "–"));
+      cells.push(make("td", { class: "ran", title: row.module ? known.join(" and ") : [known[0], table.why(row.op)].filter(Boolean).join(": ") }, known.length > 1 ? "mixed" : known[0] || "–"));
       extra(rules);
       return make("tr", {
         id: `row-${index}`, class: [row.module ? "module" : "", index === active ? "active" : ""].join(" ").trim(),

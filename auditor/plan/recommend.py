@@ -123,7 +123,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no {what} to gain by it."
     if lowers_nothing(plans, use):
         return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
-    reached = f"; the best that was reached is {best.measured_error:.2g} ({best.name})" if best else ""
+    reached = f"; the best that was reached is {best.measured_error:.2g}, by {_called(best)}" if best else ""
     return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
 
 
@@ -136,16 +136,22 @@ def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) 
     """What there is for the other use, where there is nothing for this one."""
     other = next(name for name in USES if name != use)
     found = best_for(plans, other, stepped)
-    return "" if found is None else f" That is about {use}: for {other}, {found.name} holds it at {_worth(found)}."
+    return "" if found is None else f" That is about {use}: for {other}, {_called(found)} holds it at {_worth(found)}."
 
 
 def _uses(plans: Mapping[str, Plan], stepped: Collection[str] | None) -> str:
     """The best plan for each use, with what it is worth."""
     found = {use: best_for(plans, use, stepped) for use in USES}
     named = [
-        f"for {use}: {f'{plan.name} {_worth(plan)}' if plan else _without(plans, use)}" for use, plan in found.items()
+        f"for {use}: {f'{_called(plan)}, {_worth(plan)}' if plan else _without(plans, use)}"
+        for use, plan in found.items()
     ]
     return f"F{'; '.join(named)[1:]}."
+
+
+def _called(plan: Plan) -> str:
+    """A plan in words, and its name in plan.json."""
+    return f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)"
 
 
 def _without(plans: Mapping[str, Plan], use: str) -> str:

@@ -172,7 +172,7 @@ def tradeoff(audit: Audit) -> Tradeoff | None:
     plans = [p for p in audit.plans.values() if p.pareto]
     if not plans:
         return None
-    points = [point for plan in plans for point in plan.pareto]
+    points = [point for plan in plans for point in (*plan.pareto, _chosen(plan))]
     times = [time for _, time in points if math.isfinite(time)]
     decades = _decades([error for error, _ in points] + [audit.max_error])
     low, high = min(times), max(max(times), min(times) + 0.05)
@@ -194,7 +194,10 @@ def _curve(plan: Plan, x: Callable[[float], float], y: Callable[[float], float])
 
 
 def _choice(plan: Plan, recommended: bool, x: Callable[[float], float], y: Callable[[float], float]) -> Choice:
-    error, time = min(plan.pareto, key=lambda point: abs(_log(point[0]) - _log(plan.predicted_error)))
-    return Choice(
-        x(time), y(_log(error)), f"{plan_title(plan)}: {ratio(plan.predicted_error)} at {time:.2f}", recommended
-    )
+    error, time = _chosen(plan)
+    return Choice(x(time), y(_log(error)), f"{plan_title(plan)}: {ratio(error)} at {time:.2f}", recommended)
+
+
+def _chosen(plan: Plan) -> tuple[float, float]:
+    """Predicted error and time of the plan itself, which need not lie on the solver's curve: later steps refine it."""
+    return plan.predicted_error, 1 / plan.predicted_speedup

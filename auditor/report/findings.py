@@ -233,21 +233,23 @@ def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
         return ""
     nodes = {how: {f.node for f in spoken if f.bearing == how} for how in ("kept", "low", "reads", "elsewhere")}
     others = nodes["elsewhere"] - nodes["kept"] - nodes["low"] - nodes["reads"]
-    alone = len(set.union(*nodes.values())) == 1
-    said = [f"keeps {_these(nodes['kept'], alone)} in FP32"] if nodes["kept"] else []
+    total = len(set.union(*nodes.values()))
+    said = [f"keeps {_these(nodes['kept'], total)} in FP32"] if nodes["kept"] else []
     if nodes["low"]:
-        said.append(f"runs {_these(nodes['low'], alone)} low and holds the budget")
+        said.append(f"runs {_these(nodes['low'], total)} low and holds the budget")
     if nodes["reads"]:
-        said.append(f"runs {_these(nodes['reads'], alone)} in FP32, on values that are low, and holds the budget")
+        said.append(f"runs {_these(nodes['reads'], total)} in FP32, on values that are low, and holds the budget")
     if others:
         met = _met(spoken, others)
-        what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, alone)} would do"
+        what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, total)} would do"
         said.append(f"is spared {what}{f': it takes {met}' if met else ''}")
     return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
 
 
-def _these(nodes: Collection[str], alone: bool) -> str:
-    return "the operation" if alone else f"{len(nodes):,} of these operations"
+def _these(nodes: Collection[str], total: int) -> str:
+    if len(nodes) == total:
+        return "the operation" if total == 1 else f"all {total:,} operations"
+    return f"{len(nodes):,} of these operations"
 
 
 def _met(spoken: Sequence[Finding], nodes: Collection[str]) -> str:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from ..paths import nearest, pattern
 from ..plan.clauses import apart, gained
 from ..records import Plan, Reason
-from .words import braced, count
+from .words import braced, count, each
+
+_CODE = re.compile(r"[A-Z]{3}\d{3}")
+"""The code of a rule."""
 
 SHAPES = 3
 """Shapes of modules that gain nothing up to which each has a line of its own."""
@@ -33,6 +36,19 @@ class Island:
         """What it is called: a path, several as one, or the root's own operations."""
         return listed(self.paths, 2)
 
+    @property
+    def which(self) -> str:
+        """All of its paths, where the name does not say them."""
+        full = ", ".join(each(found) if len(found) > 1 else own(found[0]) for found in _by_shape(self.paths))
+        return "" if full == self.name else full
+
+    @property
+    def why(self) -> str:
+        """Why, in a clause, and the rules that fired on it behind that."""
+        codes = [text for text in self.because if _CODE.fullmatch(text)]
+        words = [text for text in self.because if not _CODE.fullmatch(text)]
+        return f"{', '.join(words)} ({', '.join(codes)})" if words and codes else ", ".join(words or codes)
+
 
 def own(path: str) -> str:
     """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
@@ -41,15 +57,19 @@ def own(path: str) -> str:
 
 def listed(paths: Sequence[str], most: int) -> str:
     """Modules, those of repeated blocks under one pattern, `most` of these and how many modules more."""
-    shapes: dict[str, list[str]] = {}
-    for path in paths:
-        shapes.setdefault(pattern(path), []).append(path)
-    groups = list(shapes.values())
+    groups = _by_shape(paths)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
     names = [braced(found) if len(found) > 1 else own(found[0]) for found in groups[:most]]
     left = sum(map(len, groups[most:]))
     return ", ".join(names) + (f" and {count(left, 'more module')}" if left else "")
+
+
+def _by_shape(paths: Sequence[str]) -> list[list[str]]:
+    shapes: dict[str, list[str]] = {}
+    for path in paths:
+        shapes.setdefault(pattern(path), []).append(path)
+    return list(shapes.values())
 
 
 def precision_of(path: str, plan: Plan) -> str:
@@ -108,7 +128,7 @@ def _limit(reason: Reason) -> str:
 def rule_codes(plan: Plan, path: str) -> tuple[str, ...]:
     """Codes of the rules that fired on what makes a scope stay FP32."""
     because = plan.scopes[path].because if path in plan.scopes else ()
-    return tuple(text for text in because if re.fullmatch(r"[A-Z]{3}\d{3}", text))
+    return tuple(text for text in because if _CODE.fullmatch(text))
 
 
 def _apart(plan: Plan) -> tuple[Island, ...]:

@@ -32,8 +32,8 @@ class Birth:
 class Source:
     """A node that adds rounding error of its own.
 
-    moved: how far it moves the outputs, low; predicted: whether that was not run. share: of the summed squares of all
-    nodes' own contributions.
+    moved: how far it moves the outputs, low; predicted: whether that was not run. share: of the summed squares of the own
+    contributions of all nodes that some strategy lowers.
     """
 
     report: NodeReport
@@ -118,7 +118,8 @@ def _broken(error: NodeError) -> bool:
 
 
 def _sources(audit: Audit, fmt: str) -> tuple[Source, ...]:
-    own = [(r, r.contributions[fmt].own) for r in audit.nodes if r.node.floating and fmt in r.contributions]
+    low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
+    own = [(r, r.contributions[fmt].own) for r in low]
     finite = [(r, value) for r, value in own if math.isfinite(value) and value > 0]
     total = sum(value * value for _, value in finite)
     top = sorted(finite, key=lambda pair: -pair[1])[:SHOWN]

@@ -74,6 +74,11 @@ class PlanView:
         """Whether any scope runs low."""
         return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
 
+    @property
+    def same(self) -> bool:
+        """Whether nothing is protected, and so the model does as well without the plan."""
+        return not self.islands and self.before == ratio(self.plan.measured_error)
+
 
 @dataclass(frozen=True)
 class View:
@@ -254,10 +259,8 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     if plan.measured_error is None:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
     inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
-    return (
-        f"The patched model was run{inputs}: error {ratio(plan.measured_error)}, budget {budget}. "
-        f"Without the plan: {chosen.before}."
-    )
+    run = f"The patched model was run{inputs}: error {ratio(plan.measured_error)}, budget {budget}."
+    return run if chosen.same else f"{run} Without the plan: {chosen.before}."
 
 
 def _contrast(tally: Tally) -> str:

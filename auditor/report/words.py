@@ -49,19 +49,49 @@ def magnitude(value: float | None) -> str:
 
 
 def braced(paths: Sequence[str]) -> str:
-    """Module paths that differ in block numbers as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where that says too little."""
+    """Module paths that differ in block numbers as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where it would be too long."""
     split = [path.split(".") for path in paths]
-    varying = [i for i, steps in enumerate(zip(*split, strict=False)) if len(set(steps)) > 1]
-    if not varying and len({len(steps) for steps in split}) == 1:
-        return paths[0]
-    if len(varying) != 1 or len({len(steps) for steps in split}) > 1:
-        return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
-    numbers = [steps[varying[0]] for steps in split]
-    plain = all(number.isdecimal() and len(number) < 10 for number in numbers)
-    named = _runs(sorted(map(int, numbers))) if plain else ",".join(numbers)
-    if len(named) > LONGEST_BRACED:
-        return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
-    return ".".join(f"{{{named}}}" if i in varying else step for i, step in enumerate(split[0]))
+    alike = len({len(steps) for steps in split}) == 1
+    folded = _folded(split)
+    if alike and len(folded) == 1:
+        named = [_choice(steps) for steps in folded[0]]
+        if all(
+            len(text) <= LONGEST_BRACED + len("{}")
+            for text, steps in zip(named, folded[0], strict=True)
+            if len(steps) > 1
+        ):
+            return ".".join(named)
+    varying = {i for i, steps in enumerate(zip(*split, strict=False)) if len(set(steps)) > 1}
+    return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
+
+
+def each(paths: Sequence[str]) -> str:
+    """The same in full: `layers.0.{k,v}, layers.{1-3}.v`."""
+    return ", ".join(".".join(map(_choice, steps)) for steps in _folded([path.split(".") for path in paths]))
+
+
+def _folded(split: Sequence[Sequence[str]]) -> list[list[tuple[str, ...]]]:
+    """Paths as products of what stands at each step, in which each path is once; those that come first, first."""
+    found: list[list[tuple[str, ...]]] = [[(step,) for step in steps] for steps in dict.fromkeys(map(tuple, split))]
+    for i in reversed(range(max(map(len, split), default=0))):
+        groups: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
+        for steps in found:
+            if i >= len(steps):
+                groups[tuple(steps)] = steps
+                continue
+            rest = (*steps[:i], None, *steps[i + 1 :])
+            group = groups.setdefault(rest, [*steps[:i], (), *steps[i + 1 :]])
+            group[i] = (*group[i], *steps[i])
+        found = list(groups.values())
+    return found
+
+
+def _choice(steps: Sequence[str]) -> str:
+    """One step of a path, or all of several: `{0-2,7}`."""
+    if len(steps) == 1:
+        return steps[0]
+    plain = all(step.isdecimal() and len(step) < 10 for step in steps)
+    return f"{{{_runs(sorted(map(int, steps))) if plain else ','.join(steps)}}}"
 
 
 def _runs(numbers: Sequence[int]) -> str:

@@ -76,8 +76,9 @@ def _islands(islands: tuple[Island, ...]) -> Iterator[str]:
     yield "Kept apart by the recommended plan:\n"
     for island in islands[:ISLANDS_SHOWN]:
         name = code(island.name)
-        why = f", because {escape(', '.join(island.because))}" if island.because else ""
-        yield f"- {name} in {label(island.precision)}{why}"
+        why = f", because {escape(island.why)}" if island.why else ""
+        which = f": {code(island.which)}" if island.which else ""
+        yield f"- {name} in {label(island.precision)}{why}{which}"
     if len(islands) > ISLANDS_SHOWN:
         yield f"- and {len(islands) - ISLANDS_SHOWN} more, in plan.json"
     yield ""

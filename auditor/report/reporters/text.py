@@ -17,6 +17,7 @@ ISLANDS_SHOWN = 6
 ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
 WHY_LINES = 3
+WHICH_LINES = 3
 
 
 def render(audit: Audit, *, width: int | None = None, color: bool | None = None) -> str:
@@ -92,13 +93,15 @@ def _plan_cells(p: PlanView) -> tuple[str, ...]:
 def _islands(page: Page, islands: tuple[Island, ...]) -> None:
     for island in islands[:ISLANDS_SHOWN]:
         name = island.name
-        why = ", ".join(island.because)
+        why = island.why
         taken = max(30, min(cell_len(printable(name)), page.width - 42 - min(cell_len(printable(why)), 20) + 20))
         room = max(page.width - taken - 12, 8)
         fits = cell_len(printable(why)) <= room
         page.line("    " + columns([(label(island.precision), 4), (name, taken), (why if fits else "", room)]))
         if not fits:
             page.paragraph(why, 8, WHY_LINES, "muted")
+        if island.which:
+            page.paragraph(island.which, 8, WHICH_LINES, "muted")
     if len(islands) > ISLANDS_SHOWN:
         page.line(f"    and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
 

@@ -28,7 +28,9 @@ def test_the_fastest_is_for_inference_and_what_trains_for_training() -> None:
     both = plans(named("cast_bf16", predicted_speedup=2.69), replace(BASE, predicted_speedup=1.69))
     name, reason = recommend(both, 0.01)
     assert name == "cast_bf16"
-    assert reason.endswith("For inference: cast_bf16 2.69x; for training: autocast_fp16 1.69x.")
+    assert reason.endswith(
+        "For inference: BF16 with cast weights (`cast_bf16`), 2.69x; for training: FP16 under autocast (`autocast_fp16`), 1.69x."
+    )
     assert recommend(both, 0.01, "training")[0] == "autocast_fp16"
 
 
@@ -75,13 +77,13 @@ def test_each_objective_has_its_best() -> None:
     ):
         name, reason = recommend(plans(*(replace(p, objective=objective) for p in (slow, fast))), 0.01)
         assert name == best
-        assert f"For inference: {best} {worth}" in reason
+        assert f"(`{best}`), {worth}" in reason.partition("For inference: ")[2].partition(";")[0]
 
 
 def test_nothing_trains() -> None:
     name, reason = recommend(plans(named("cast_fp16")), 0.01, "training")
     assert name is None
-    assert "for inference, cast_fp16 holds it at 2.00x" in reason
+    assert "for inference, FP16 with cast weights (`cast_fp16`) holds it at 2.00x" in reason
     assert best_for(plans(named("cast_fp16")), "training") is None
     assert recommend(plans(named("cast_fp16")), 0.01)[1].endswith("for training: none holds.")
 
@@ -90,7 +92,7 @@ def test_nothing_holds() -> None:
     name, reason = recommend(plans(replace(BASE, verified=False, measured_error=0.5)), 0.01)
     assert name is None
     assert "no plan holds an error of 0.01" in reason
-    assert "the best that was reached is 0.5 (autocast_fp16)" in reason
+    assert "the best that was reached is 0.5, by FP16 under autocast (`autocast_fp16`)" in reason
     assert recommend(plans(replace(BASE, verified=False, measured_error=None)), 0.01)[0] is None
     assert recommend({}, 0.01)[0] is None
 
@@ -157,7 +159,10 @@ def test_a_mixture_that_is_slower_than_fp32_is_not_recommended() -> None:
     assert recommend(both, 0.01)[0] == "cast_fp16"
     assert recommend(both, 0.01)[1].endswith("for training: none that holds saves time.")
     name, reason = recommend(both, 0.01, "training")
-    assert (name, reason) == (None, f"{said} That is about training: for inference, cast_fp16 holds it at 2.00x.")
+    assert (name, reason) == (
+        None,
+        f"{said} That is about training: for inference, FP16 with cast weights (`cast_fp16`) holds it at 2.00x.",
+    )
 
 
 def test_fp32_beside_which_a_part_could_be_low_is_not_said_to_fail() -> None:

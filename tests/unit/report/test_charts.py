@@ -38,6 +38,18 @@ def test_tradeoff_marks_one_choice_per_plan():
     assert [c.recommended for c in chart.choices] == [True, False, False, False]
 
 
+def test_tradeoff_marks_the_plan_where_it_is_not_where_the_solver_began():
+    """A plan that was refined is on no curve: its mark, its words and the plan say one error and one time."""
+    audit = make_audit()
+    off = replace(audit.plans["cast_bf16"], predicted_error=0.0077, predicted_speedup=1.25)
+    chart = tradeoff(replace(audit, plans={**audit.plans, "cast_bf16": off}))
+    on = tradeoff(audit)
+    assert chart is not None
+    assert on is not None
+    assert chart.choices[-1].title == "BF16 with cast weights: 0.0077 at 0.80"
+    assert chart.choices[-1].x > on.choices[-1].x  # slower than at first
+
+
 def test_charts_without_data_are_none():
     empty = make_audit(empty=True)
     assert depth_chart(empty) is None

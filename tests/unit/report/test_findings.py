@@ -107,7 +107,7 @@ def test_a_card_says_what_becomes_of_one_operation():
 def test_a_card_says_how_many_operations_become_what():
     audit = spoken(make_audit(), SFT001="kept")
     members = [f.node for f in audit.findings if f.rule == "SFT001"]
-    assert cause(audit, "SFT001").bearing.endswith(f"keeps {len(members)} of these operations in FP32.")
+    assert cause(audit, "SFT001").bearing.endswith(f"keeps all {len(members)} operations in FP32.")
     mixed = {members[0]: "low", members[1]: "elsewhere"}
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").bearing == (

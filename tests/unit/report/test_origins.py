@@ -48,3 +48,12 @@ def test_the_same_birth_in_identical_blocks_is_told_once():
     page = html.render(replace(audit, nodes=nodes))
     assert "Does not run:" in page
     assert f"and in {softmax.times - 1} blocks like it" in page
+
+
+def test_what_no_strategy_lowers_makes_no_error():
+    audit = make_audit()
+    top = origins(audit, "bf16").sources[0].report.node.name
+    raised = tuple(replace(r, exposed={**r.exposed, "bf16": ()}) if r.node.name == top else r for r in audit.nodes)
+    found = origins(replace(audit, nodes=raised), "bf16").sources
+    assert top not in [source.report.node.name for source in found]
+    assert origins(replace(audit, nodes=raised), "fp16").sources == origins(audit, "fp16").sources

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Baseline
-from auditor.report.questions import LARGE_CONSTANTS, SMALL_CONSTANTS, questions
+from auditor.report.questions import LARGE_CONSTANTS, SMALL_CONSTANTS, Answer, questions
 from auditor.report.reporters import html
 from tests.unit.report.factory import make_audit
 
@@ -109,3 +109,12 @@ def test_a_rule_about_a_constant_answers_its_question():
     with_one = {answer.question: answer for answer in questions(replace(audit, findings=(finding,)))}
     assert not without[asked].applies
     assert with_one[asked].answer == "1 finding, the first in head at model.py:7."
+
+
+def test_code_in_an_answer_is_set_as_code(monkeypatch):
+    said = Answer("Why?", "never `model.half()`, for training", "use")
+    monkeypatch.setattr(html, "questions", lambda audit: (said,))
+    page = html.render(make_audit())
+    answers = page.partition('id="questions"')[2].partition("</section>")[0]
+    assert "<code>model.half()</code>" in answers
+    assert "`" not in answers

@@ -51,6 +51,8 @@ def test_memory_is_weights_and_activations_together():
         ([f"layers.{i}.mlp" for i in range(8)], "layers.{0-7}.mlp"),
         (["b.0", "b.1", "b.2", "b.5", "b.9", "b.10"], "b.{0-2,5,9,10}"),
         (["a.0.b.0", "a.0.b.1", "a.1.b.0"], "a.*.b.* x3"),
+        (["a.0.b.0", "a.0.b.2", "a.1.b.0", "a.1.b.2"], "a.{0,1}.b.{0,2}"),
+        (["a.0", "a.0.b"], "a.0 x2"),
         ([f"b.{i}" for i in range(0, 80, 2)], "b.* x40"),
         (["up.left", "up.right"], "up.{left,right}"),
         (["", ""], ""),
@@ -58,3 +60,16 @@ def test_memory_is_weights_and_activations_together():
 )
 def test_modules_of_one_shape_say_which_they_are(paths, said):
     assert words.braced(paths) == said
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["a.0.b.0", "a.0.b.1", "a.1.b.0"], "a.0.b.{0,1}, a.1.b.0"),
+        (["a.0.b.4", "a.1.b.0", "a.1.b.4", "a.2.b.0", "a.2.b.4", "a.3.b.4"], "a.{0,3}.b.4, a.{1,2}.b.{0,4}"),
+        ([f"b.{i}" for i in range(0, 20, 2)], "b.{0,2,4,6,8,10,12,14,16,18}"),
+        (["a.0", "a.0.b", "a.1"], "a.{0,1}, a.0.b"),
+    ],
+)
+def test_modules_in_full_are_all_of_them_and_no_other(paths, said):
+    assert words.each(paths) == said

@@ -1,0 +1,85 @@
+"""Reports on a phone and on paper: nothing sticks out or is cut, and few pages take it all."""
+
+import base64
+import re
+
+import pytest
+
+from tests.browser.devtools import find_chromium
+from tests.browser.pages import OVERFLOW
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: install it, or set CHROMIUM to its path"),
+]
+CUT_OFF = """
+[...document.querySelectorAll(".plan dt, .plan dd")].filter((e) => {
+  const [own, card] = [e.getBoundingClientRect(), e.closest(".plan").getBoundingClientRect()];
+  return e.scrollWidth > e.clientWidth + 1 || own.right > card.right || own.left < card.left || own.width < 8;
+}).map((e) => e.textContent)
+"""
+
+
+@pytest.mark.parametrize("name", ["usual", "hostile", "large"])
+def test_nothing_sticks_out_on_a_phone(page, reports, name):
+    page.open(reports / f"{name}.html", width=390, height=844)
+    assert page.run(OVERFLOW) == 0
+    assert page.errors() == []
+
+
+def test_charts_scroll_on_a_phone(page, reports):
+    page.open(reports / "usual.html", width=390, height=844)
+    cut = """[...document.querySelectorAll(".chart .scroll")].map((box) => {
+      const drawn = box.querySelector("svg").getBoundingClientRect().width;
+      return [getComputedStyle(box).overflowX, box.scrollWidth >= Math.floor(drawn), drawn > 600, box.clientWidth < 390];
+    })"""
+    assert page.run(cut) == [["auto", True, True, True]] * 3
+
+
+@pytest.mark.parametrize("name", ["usual", "large", "hostile"])
+def test_a_report_prints_on_twelve_pages(page, reports, name):
+    page.open(reports / f"{name}.html")
+    pdf = base64.b64decode(page.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+
+
+def test_an_unfolded_table_prints_on_few_pages(page, reports):
+    page.open(reports / "large.html", width=800)
+    page.run("document.getElementById('unfold').click()")
+    page.send("Emulation.setEmulatedMedia", media="print")
+    height = page.run("document.querySelector('.scroller').scrollHeight")
+    assert 500 < height < 2_000  # what was on the screen; 3000 rows of 31 px would take 93,000
+    assert page.run("getComputedStyle(document.querySelector('.bar')).display") == "none"
+
+
+@pytest.mark.parametrize("width", [1280, 900, 390])
+def test_every_figure_of_a_plan_is_read_in_full(page, root, width):
+    page.open(root / "reports" / "samples" / "03_handwritten_transformer.html", width=width, height=900)
+    labels = page.run("[...document.querySelectorAll('.plan dt')].map((e) => e.textContent)")
+    assert {"With the rules alone", "Predicted speed-up", "Predicted memory"} <= set(labels)
+    assert page.run(CUT_OFF) == []
+
+
+def test_the_table_on_a_phone_says_what_runs(page, reports):
+    page.open(reports / "usual.html", width=390, height=844)
+    shown = (
+        """[...document.querySelectorAll("#head th")].filter((e) => e.checkVisibility()).map((e) => e.textContent)"""
+    )
+    heads = page.run(shown)
+    assert heads == ["Module / operation", "FP16", "BF16", "Runs in"]
+    cells = page.run("""[...document.querySelectorAll("#rows tr[id]")].map((row) => [...row.children].filter((e) =>
+      e.checkVisibility()).map((e) => [e.textContent, e.scrollWidth <= e.clientWidth]).at(-1))""")
+    assert {text for text, _ in cells} <= {"FP16", "FP32", "mixed", "–"}
+    assert {"FP16"} < {text for text, _ in cells}
+    assert all(fits for _, fits in cells)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_button_lies_on_code(page, reports, width):
+    page.open(reports / "usual.html", width=width)
+    covered = """[...document.querySelectorAll(".code")].filter((box) => {
+      const [code, copy] = [box.querySelector("pre"), box.querySelector(".copy")].map((e) => e.getBoundingClientRect());
+      return copy.width && code.width && copy.left < code.right && copy.top < code.bottom;
+    }).length"""
+    assert page.run("document.querySelectorAll('.code .copy:not([hidden])').length") > 0
+    assert page.run(covered) == 0

@@ -1,0 +1,60 @@
+"""What a plan keeps in FP32: modules of one shape together, which they are, and why."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+from auditor.records import Reason, ScopeChoice
+from auditor.report.kept import Island, islands
+from auditor.report.reporters import html, md, text
+from auditor.report.words import each
+from tests.unit.report.factory import make_audit
+
+SCATTERED = tuple(f"couplings.{i}.net.{j}" for i, j in itertools.product(range(5), (0, 2, 4)) if (i + j) % 3)
+
+
+def keeping(*paths, because=("BND002",)):
+    """An audit whose recommended plan keeps these modules, for one reason."""
+    audit = make_audit(60)
+    plan = audit.plans["autocast_fp16"]
+    scopes = {"": ScopeChoice("fp16"), **{path: ScopeChoice("fp32", because) for path in paths}}
+    kept = replace(plan, scopes=scopes, reasons=(Reason("no-gain", "lowering it saves no time", paths),))
+    return replace(audit, plans={**audit.plans, "autocast_fp16": kept})
+
+
+def test_the_clause_comes_before_the_rules():
+    (found,) = islands(keeping("head").plans["autocast_fp16"])
+    assert found.why == "lowering it saves no time (BND002)"
+    assert Island("a", ("a",), "fp32", ("NRM001", "SFT001")).why == "NRM001, SFT001"
+    assert Island("a", ("a",), "fp32", ()).why == ""
+
+
+def test_a_name_that_hides_modules_has_them_beside_it():
+    (found,) = islands(keeping(*SCATTERED).plans["autocast_fp16"])
+    assert found.name == f"couplings.*.net.* x{len(SCATTERED)}"
+    assert found.which == each(SCATTERED)
+    assert set(_expanded(found.which)) == set(SCATTERED)
+    assert islands(keeping("b.0.n", "b.1.n").plans["autocast_fp16"])[0].which == ""
+
+
+def test_every_report_says_which_they_are():
+    audit = keeping(*SCATTERED)
+    which = each(SCATTERED)
+    assert which in html.render(audit)
+    assert which in md.render(audit)
+    assert which in " ".join(text.render(audit).split())
+
+
+def _expanded(said):
+    """All paths that a folded list of them stands for."""
+    for part in re.split(r", (?=[a-z])", said):
+        steps = [choice.strip("{}").split(",") for choice in part.split(".")]
+        runs = [[n for one in step for n in _run(one)] for step in steps]
+        yield from (".".join(path) for path in itertools.product(*runs))
+
+
+def _run(one):
+    low, dash, high = one.partition("-")
+    return [str(n) for n in range(int(low), int(high) + 1)] if dash else [one]
