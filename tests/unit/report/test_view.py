@@ -49,7 +49,7 @@ def test_headline_counts_what_is_kept_apart():
         ({"verified": False}, "not verified"),
         ({"verification": Verification(None, False, None, "audited", "native", "KeyError: x")}, "failed"),
         ({"verification": Verification(0.001, False, 0.001, "audited", "native")}, "non-finite"),
-        ({"verification": Verification(0.001, True, 0.001, "audited", "native", None, 0.02)}, "over budget"),
+        ({"verification": Verification(0.001, True, 0.001, "audited", "native", with_gradients=0.02)}, "over budget"),
     ],
 )
 def test_plan_verdicts(change, verdict):
