@@ -25,12 +25,13 @@ class Imitation:
     """Runs operations as CUDA does; see dispatch.Handler.
 
     lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
-    most: operations after which the run is ended: a loop until two numbers agree may never end in half.
+    most: operations after which the run is ended: a loop until two numbers agree may never end in half. seen: how many
+    there were so far.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
         self.lenient, self.most = lenient, most
-        self._seen = 0
+        self.seen = 0
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
@@ -57,8 +58,8 @@ class Imitation:
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation in the dtypes that its arguments have. Raises: Endless, UnsupportedInFormat."""
-        self._seen += 1
-        if self.most is not None and self._seen > self.most:
+        self.seen += 1
+        if self.most is not None and self.seen > self.most:
             raise Endless(
                 f"ended after {self.most} operations, many more than FP32 takes: a loop does not end in this format"
             )

@@ -20,7 +20,7 @@ from ..measure.rerun import Yardstick
 from ..options import Options
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
-from ..runs.answer import answer
+from ..runs.answer import answer, operations_of
 from ..runs.outputs import NamedTensors
 from ..tape.paths import usable
 from ..verify import Verifier, unwound
@@ -61,10 +61,13 @@ class Workbench:
         """Device of the verification runs."""
         return "cuda" if self.native else "cpu"
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
-        return 1_000 + 3 * len(self.capture.nodes)
+        known = {id(batch) for batch in self.usable(self.checks)}  # of the first one's shapes, and on its path
+        others = (batch for batch in self.checks if id(batch) not in known)
+        counts = (operations_of(self.subject.model, batch, self.seed) for batch in others)
+        return 1_000 + 3 * max(self.capture.operations, *counts, 0)
 
     @property
     def checks(self) -> tuple[Batch, ...]:

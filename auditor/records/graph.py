@@ -181,6 +181,7 @@ class Capture:
     method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
     for inputs that take the same path). same_path: what tells the other batches that do, see tape/paths.py.
     nodes: {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
+    operations: how many the run took, those that no output depends on too.
     compared: whether the run was held against low ones, to find literals that Python derives from a dtype.
     aliases: {first path of a module: its other paths}.
     """
@@ -191,6 +192,7 @@ class Capture:
     outputs: tuple[str, ...]
     bind: Callable[[nn.Module, Batch], list[Any]]
     method: str
+    operations: int = 0
     compared: bool = False
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     same_path: frozenset[tuple[int, ...]] = frozenset()

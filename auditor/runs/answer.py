@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..dispatch import uncompiled, unfused
-from ..imitation import imitated
+from ..dispatch import intercepted, uncompiled, unfused
+from ..imitation import Imitation, imitated
 from ..pulse import beat
 from ..records import Batch
 from ..state import unchanged
@@ -58,6 +58,13 @@ def answer(
         if not asked:
             return found
     return from_the_start(model, batch, run, seed, gradients=True)
+
+
+def operations_of(model: nn.Module, batch: Batch, seed: int = 0) -> int:
+    """How many operations the model takes for a batch."""
+    counting = Imitation(lenient=True)
+    answer(model, batch, seed=seed, around=lambda: intercepted(counting))
+    return counting.seen
 
 
 @contextmanager

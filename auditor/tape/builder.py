@@ -38,7 +38,8 @@ class Tape:
     """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
-    holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here.
+    holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here. operations:
+    how many ran, those that no output depends on too.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -50,6 +51,7 @@ class Tape:
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
     elsewhere: bool = False
+    operations: int = 0
 
 
 class Builder:

@@ -101,6 +101,7 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
         outputs=tape.outputs,
         bind=Binder(order, tape.names, tape.constants, keywords_of(batch)),
         method="path" if tape.reads else "run",
+        operations=tape.operations,
         aliases=aliases_of(model),
         warnings=(*([_PATH] if tape.reads else []), *([_THREADS] if tape.elsewhere else [])),
     )

@@ -44,7 +44,7 @@ def compared(
     """
     if not _suspicious(tape.graph):
         return captured
-    most = _LEAST + _TIMES * len(captured.nodes)
+    most = _LEAST + _TIMES * tape.operations
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
     made_in: dict[str, dict[str, torch.dtype]] = {}

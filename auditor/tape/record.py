@@ -154,6 +154,7 @@ class _Recorder:
         return self._recorded(op, args, kwargs, region, self.handler.part)
 
     def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
+        self.tape.operations += 1
         if not isinstance(op, torch._ops.OpOverload):
             return run(op, args, kwargs, region)
         if operation_of(op).reads:

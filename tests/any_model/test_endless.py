@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
 from auditor.imitation import imitated
+from tests.any_model.holding import held
 
 
 class FixedPoint(nn.Module):
@@ -72,3 +75,41 @@ def test_a_recording_in_half_ends_too() -> None:
         found = auditor.audit(Adaptive(), torch.randn(2, 8), formats=("bf16",), strategies=("cast",), device="cpu")
     assert "a loop does not end in this format" in str(found.baselines["cast_bf16"].failure)
     assert found.plans["cast_bf16"].verified
+
+
+class Suppressed(nn.Module):
+    """Boxes by greedy suppression in Python: the loop takes most of the operations, and no output is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.box = nn.Linear(8, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, boxes = self.score(x)[:, 0], self.box(x).cumsum(0)
+        kept, order = [], scores.argsort(descending=True)
+        while order.numel():
+            first, others = order[0], order[1:]
+            kept.append(first.item())
+            near = (boxes[others] - boxes[first]).square().sum(-1).sqrt() < 1e-6
+            order = others[near.logical_not()]
+        return scores[torch.tensor(kept)].sum() + boxes.mean(0)
+
+
+def build(rows: int) -> tuple[nn.Module, tuple[tuple[Tensor], dict[str, Any]]]:
+    torch.manual_seed(0)
+    return Suppressed(), ((torch.randn(rows, 8),), {})
+
+
+def test_a_loop_that_leaves_nothing_on_the_tape_ends_when_it_ends() -> None:
+    audit = held(lambda: build(180), formats=("fp16",), strategies=("autocast",))
+    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1.0
+    assert len(audit.nodes) < 100
+
+
+def test_as_many_operations_as_the_inputs_take_that_a_plan_is_verified_on() -> None:
+    model, (few, _) = build(4)
+    many = build(180)[1][0]
+    audit = auditor.audit(model, [few, many], formats=("fp16",), strategies=("autocast",), device="cpu")
+    assert audit.baselines["autocast_fp16"].failure is None
+    assert audit.plans["autocast_fp16"].verified
