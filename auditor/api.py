@@ -21,6 +21,7 @@ from .records import Distance, Progress
 from .records.audit import Audit
 from .resources import resource_dir
 from .rulebook import load_rules
+from .score import Scoring, in_hand
 from .strategies import SHIPPED
 from .training.objective import training_subject
 
@@ -44,6 +45,9 @@ def audit(
     seed: int = 0,
     progress: Progress | bool | None = None,
     target: str = "A100",
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    max_drop: float | None = None,
+    better: str | None = None,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
@@ -57,6 +61,8 @@ def audit(
     for, "inference" or "training"; the mode unless given.
     mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
+    evaluate: evaluate(model) -> your own score, a number or an iterable of numbers, one a sample or batch; it is called with
+    the model in FP32 and under every verified plan. max_drop: how much worse a plan's may be. better: "higher" or "lower".
     progress: called as progress(stage, detail, done, total); True shows how far the audit is, and when it ends, as a line
     that fits the notebook, the terminal or the log, False does not; by default notebooks show it.
     Raises: AuditorError with a slug, and a message that says what to do.
@@ -76,6 +82,7 @@ def audit(
             objective=objective,
             wanted_for=use,
             seed=seed,
+            scoring=_scoring(evaluate, max_drop, better),
             progress=told,
         )
         if options.training:
@@ -93,6 +100,14 @@ def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextM
     if progress is False:
         return nullcontext()
     return Cell(training) if in_notebook() else reporter(training=training)
+
+
+def _scoring(evaluate: object, max_drop: float | None, better: str | None) -> Scoring | None:
+    if evaluate is not None:
+        return in_hand(evaluate, better=better, max_drop=max_drop)
+    if max_drop is not None or better is not None:
+        raise AuditorError("max_drop and better are about a score: pass evaluate as well", slug="bad-option")
+    return None
 
 
 def _reject_loss(loss_fn: object) -> None:

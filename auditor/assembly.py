@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from . import __version__
 from .criteria.measure import Criteria
 from .document.contents import shared_modules, tied_parameters
+from .document.places import portable
 from .facts.written import written
 from .formats.entries import extent
 from .judge.verdicts import Judgement
@@ -19,7 +20,7 @@ from .measure.calibrate import Calibration
 from .options import Options
 from .paths import enclosing
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Finding, NodeReport, Plan, Subject, Weight
+from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Subject, Weight
 from .replay.depth import UnderPlan
 from .state.members import named_modules, size_of
 
@@ -34,6 +35,7 @@ def assembled(
     judged: Judgement,
     *,
     followed: UnderPlan,
+    evaluation: Evaluation | None,
     **found: Any,
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. found: those of its fields that a stage returned as they are."""
@@ -58,6 +60,7 @@ def assembled(
         plan_errors=followed.errors,
         warnings=(*captured.warnings, *_unsteady(bench.max_error, found["plans"]), *_unheld(subject)),
         command=options.command,
+        evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         **found,

@@ -24,10 +24,11 @@ from .plan.baselines import baselines_of
 from .plan.costs import costs_of
 from .plan.plans import as_run, plans_of
 from .plan.recommend import recommend
+from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
-from .plan.workbench import workbench
+from .plan.workbench import Workbench, workbench
 from .pulse import listening
-from .records import Audit, Capture, Finding, Subject
+from .records import Audit, Baseline, Capture, Finding, Plan, Subject
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
@@ -54,6 +55,8 @@ def run(subject: Subject, options: Options) -> Audit:
         listening(stages.beat),
     ):
         subject = placed(subject, options.native)
+        with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
+            score = in_fp32(subject, options)
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
@@ -71,11 +74,8 @@ def run(subject: Subject, options: Options) -> Audit:
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick)
         with bench.held:
-            with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
-                baselines = baselines_of(bench, options.strategies, formats)
-            with stages("plan", "solve, patch, verify"):
-                plans = plans_of(bench, options.strategies, formats, baselines, stages.tick)
-                recommended, reason = recommend(plans, yardstick.budget, options.use)
+            baselines, plans = _planned(bench, options, stages, score)
+        recommended, reason = recommend(plans, yardstick.budget, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
             recommended, reason = agreed(training, plans, recommended, reason, yardstick.budget, options.use)
@@ -89,14 +89,32 @@ def run(subject: Subject, options: Options) -> Audit:
         judged,
         findings=findings,
         regions=regions,
-        baselines=as_run(baselines, plans),
+        baselines=baselines,
         plans=plans,
+        evaluation=score.evaluation if score else None,
         recommended=recommended,
         recommendation=reason,
         followed=followed,
         training=training,
         seconds=stages.seconds,
     )
+
+
+def _planned(
+    bench: Workbench, options: Options, stages: Stages, score: InFp32 | None
+) -> tuple[dict[str, Baseline], dict[str, Plan]]:
+    """What happens without a plan, and the plans with their scores."""
+    with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
+        baselines = baselines_of(bench, options.strategies, options.formats)
+    with stages("plan", "solve, patch, verify"):
+        plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick)
+    with stages("scores", _scored_by(options), wanted=score is not None):
+        scored = score.under(plans, bench) if score else plans
+    return as_run(baselines, plans), scored
+
+
+def _scored_by(options: Options) -> str:
+    return options.scoring.name if options.scoring else ""
 
 
 def _findings(

@@ -19,6 +19,7 @@ from .strategies import SHIPPED, names
 
 if TYPE_CHECKING:
     from .rulebook import Rule
+    from .score import Scoring
 
 MODES = ("inference", "training")
 OBJECTIVES = ("time", "memory", "flops")
@@ -33,7 +34,8 @@ class Options:
     runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
     selection: those of their findings that are wanted. objective: what plans save within the budget. wanted_for:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
-    timeout: seconds that a plan may take to answer in the process that verifies it, half an hour unless given.
+    timeout: seconds that a plan may take to answer in the process that verifies it, and one score, half an hour unless given.
+    scoring: the user's own function that scores the model.
     """
 
     rules: tuple[Rule, ...]
@@ -50,6 +52,7 @@ class Options:
     wanted_for: str | None = None
     seed: int = 0
     timeout: float | None = None
+    scoring: Scoring | None = None
     selection: Selection = EVERYTHING
     progress: Progress | None = None
 
@@ -105,6 +108,12 @@ def check_budget(max_error: float) -> None:
     """Raises: AuditorError(slug="bad-option") for what no error can stay within."""
     if not 0 < max_error < float("inf"):
         raise AuditorError(f"max_error is a positive number, not {max_error}", slug="bad-option")
+
+
+def check_drop(max_drop: float) -> None:
+    """Raises: AuditorError(slug="bad-option") for what no score can be worse by."""
+    if not 0 <= max_drop < float("inf"):
+        raise AuditorError(f"max_drop is a number from 0 on, not {max_drop}", slug="bad-option")
 
 
 def _sees_cuda() -> bool:

@@ -15,7 +15,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "nouns": ("records", "formats", "ops"),
     "engine": ("state", "dispatch", "imitation", "runs", "loading", "criteria", "tape", "strategies", "replay"),
     "evidence": ("measure", "facts", "rulebook", "judge"),
-    "plans": ("options", "patch", "verify", "plan", "training"),
+    "plans": ("options", "patch", "score", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),
     "entry": ("progress", "stages", "assembly", "flow", "api", "cli"),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import config
-from ..errors import LoadError
+from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
 from . import answer, guard, publish, streams, verbs
@@ -42,6 +42,7 @@ def audit(args: argparse.Namespace) -> int:
             publish.check(args.out, args.model_explorer)
         options = _options(args, progress)
         subject, directory = _loaded(args)
+        options = _with_score(args, options)
         if not args.dry_run:
             found = _run(subject, options)
             progress("write", str(directory), 0, 0)
@@ -64,7 +65,7 @@ def audit(args: argparse.Namespace) -> int:
         streams.say(answer.following(found, directory))
     if args.open:
         answer.show(directory / "report.html")
-    return _exit_code((finding.severity for finding in fresh), args.fail_on)
+    return _exit_code((finding.severity for finding in fresh), args.fail_on, found)
 
 
 def _told(shown: Progress) -> Progress:
@@ -108,6 +109,8 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
     from ..criteria import criteria_of
     from ..options import Options
 
+    if args.evaluate is None and (args.max_drop is not None or args.better is not None):
+        raise AuditorError("--max-drop and --better are about a score: add --evaluate, or leave them out", "bad-option")
     return Options(
         rules=tuple(verbs.rulebook(args.rules)),
         command=args.command,
@@ -157,7 +160,22 @@ def _subject(args: argparse.Namespace) -> Subject:
     return load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
 
 
-def _exit_code(severities: Iterable[str], fail_on: str) -> int:
+def _with_score(args: argparse.Namespace, options: Options) -> Options:
+    """The options with the user's own function, which is looked for once the model is there: it may be beside it."""
+    if args.evaluate is None:
+        return options
+    from ..score import named
+
+    scoring = named(args.evaluate, args.target, better=args.better, max_drop=args.max_drop, seed=args.seed)
+    return replace(options, scoring=scoring)
+
+
+def _exit_code(severities: Iterable[str], fail_on: str, audit: Audit) -> int:
+    """1 for findings at or above the level, and where the user's own score leaves no plan to recommend."""
+    from ..plan.recommend import loses
+
     if fail_on == "never":
         return 0
+    if audit.recommended is None and loses(audit.plans, audit.use):
+        return 1
     return int(any(LEVELS.index(severity) >= LEVELS.index(fail_on) for severity in severities))

@@ -13,6 +13,7 @@ from ..options import Options
 from ..records import Batch, Subject
 from ..records.audit import FILES
 from ..report.words import printable
+from ..score import Scoring
 
 KINDS = {
     "spec": "audit_spec()",
@@ -33,11 +34,17 @@ def described(subject: Subject, directory: Path, options: Options) -> str:
         ("Held out", _inputs(subject.held_out) if subject.held_out else "none: plans are verified on the inputs above"),
         ("Weights", subject.weights_source),
         ("Plans", f"{plans}; error budget {options.max_error:g}"),
+        *([("Score", _score(options.scoring))] if options.scoring else []),
         ("Device", device),
         ("Files", f"{directory}/: {', '.join(FILES)}"),
     )
     lines = [f"{name:<9}{printable(text)}" for name, text in rows]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _score(scoring: Scoring) -> str:
+    judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
+    return f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
 
 
 def _model(subject: Subject) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from .. import config
 from ..errors import AuditorError
 from ..formats.table import DEFAULT, auditable
-from ..options import DEVICES, MODES, OBJECTIVES, check_budget, check_names
+from ..options import DEVICES, MODES, OBJECTIVES, check_budget, check_drop, check_names
+from ..records.score import DIRECTIONS
 from ..report import reporters
 from ..resources import table
 from ..strategies import SHIPPED, names
@@ -21,7 +22,7 @@ TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may tak
 or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
 other verbs: explain CODE | explain-layer PLAN NAME | rules | apply PLAN TARGET | snippet PLAN |
   diff A B | completion SHELL (each with --help)
-exit code: 0 clean, 1 findings at or above --fail-on, 2 error
+exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-drop, 2 error
 """
 
 
@@ -61,6 +62,7 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     add("--mode", choices=MODES, default="inference", help="default: %(default)s")
     _wanted(parser)
+    _scored(parser)
     add("--loss", metavar="L", help="with --mode training: f.py:name, or a name in the target's file")
     add("--out", metavar="DIR", type=Path, help="where the files go, default audits/<name>")
     add("--fail-on", choices=("error", "warning", "info", "never"), default="error", help="default: %(default)s")
@@ -106,6 +108,14 @@ def _wanted(parser: argparse.ArgumentParser) -> None:
     add("--objective", choices=OBJECTIVES, default="time", help="what plans save in the budget, default %(default)s")
 
 
+def _scored(parser: argparse.ArgumentParser) -> None:
+    """The user's own score."""
+    add = parser.add_argument
+    add("--evaluate", metavar="F", help="f.py:func, or a name in the target's file: func(model) -> your own score")
+    add("--max-drop", metavar="X", type=_drop, help="how much worse that score may be under a plan")
+    add("--better", choices=DIRECTIONS, help="which scores are better; default: what the function says, else higher")
+
+
 def configured(parser: argparse.ArgumentParser) -> list[str]:
     """`[tool.auditor]` as options that come before the user's own, so that argparse checks them and the user's win."""
     actions = [action for action in parser._actions if action.option_strings and action.nargs != 0]
@@ -125,13 +135,22 @@ def _listed(what: str, known: Collection[str]) -> Callable[[str], tuple[str, ...
     return parse
 
 
+def _drop(text: str) -> float:
+    return _checked(text, check_drop)
+
+
 def _budget(text: str) -> float:
+    return _checked(text, check_budget)
+
+
+def _checked(text: str, check: Callable[[float], None]) -> float:
+    """A number that `check` lets through."""
     try:
         value = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
     with _said_by_argparse():
-        check_budget(value)
+        check(value)
     return value
 
 

@@ -39,7 +39,7 @@ def _computes_low(found: Resolution, name: str) -> bool:
 def followed(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities speak of: the recommended one, else the fastest that runs something low and holds the
     budget; None where none does."""
-    held = [plan for plan in plans.values() if plan.verified and _lowers(plan)]
+    held = [plan for plan in plans.values() if plan.holds and _lowers(plan)]
     return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
 
 

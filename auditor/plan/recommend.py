@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import astuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, replace
 
 from ..formats.table import label, runs
 from ..records import Plan
@@ -19,9 +19,10 @@ USES = ("inference", "training")
 
 
 def gains(plan: Plan) -> bool:
-    """Whether a plan holds the budget and is worth more than FP32: a mixture that is slower than it is not."""
+    """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32: a
+    mixture that is slower than it is not."""
     slower = plan.objective == "time" and has_fp32(plan) and plan.predicted_speedup < 1
-    return plan.verified and strategy_of(plan.strategy).gains(plan) and not slower
+    return plan.holds and strategy_of(plan.strategy).gains(plan) and not slower
 
 
 def has_fp32(plan: Plan) -> bool:
@@ -79,7 +80,7 @@ def lowers_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
 
 def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
     """Plans for this use that hold the budget."""
-    held = [plan for plan in plans.values() if plan.verified]
+    held = [plan for plan in plans.values() if plan.holds]
     return [plan for plan in held if use != "training" or strategy_of(plan.strategy).trains]
 
 
@@ -116,6 +117,8 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
     measured = [plan for plan in plans.values() if plan.measured_error is not None]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
+    if lost := _lost(plans, use):
+        return f"Run it in FP32: what holds an error of {max_error:.2g} does not keep the score{_least_lost(lost)}."
     if saves_nothing(plans, use):
         what = GAINS[next(iter(plans.values())).objective]
         if not any(map(_whole, _held(plans, use))):
@@ -130,6 +133,26 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
 def _under(plans: Mapping[str, Plan], use: str) -> str:
     """`under autocast or with cast weights`: the strategies of the plans that hold."""
     return " or ".join(dict.fromkeys(strategy_of(plan.strategy).title for plan in _held(plans, use)))
+
+
+def _lost(plans: Mapping[str, Plan], use: str) -> list[Plan]:
+    """Plans for this use that would gain something within the budget, were it not for their score."""
+    whole = {name: replace(plan, score=None) for name, plan in plans.items()}
+    return [plans[plan.name] for plan in _held(whole, use) if gains(plan) and not plans[plan.name].holds]
+
+
+def loses(plans: Mapping[str, Plan], use: str) -> bool:
+    """Whether there is no plan for this use because those that would do lose too much of the score, or have none."""
+    return best_for(plans, use) is None and bool(_lost(plans, use))
+
+
+def _least_lost(lost: Sequence[Plan]) -> str:
+    """The nearest that one of these comes to it."""
+    off = {plan.name: abs(plan.score.difference) for plan in lost if plan.score and plan.score.difference is not None}
+    if not off:
+        return f" ({lost[0].score.failure})" if lost[0].score else ""
+    name = min(off, key=lambda name: off[name])
+    return f": the nearest is off by {off[name]:.2g} ({name})"
 
 
 def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) -> str:
@@ -221,6 +244,8 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     rival = rivals[0]
     if not rival.verified:
         return f"; {label(rival.format)} does not hold the budget"
+    if not rival.holds:
+        return f"; {label(rival.format)} does not keep the score"
     if not gains(rival):
         return f"; {label(rival.format)} has nothing low that gains anything within the budget"
     return f"; {label(rival.format)} measures {rival.measured_error:.2g} with {_share(rival)}"

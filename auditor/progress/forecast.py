@@ -8,6 +8,12 @@ BEFORE, AFTER = ("load",), ("write",)
 AUDIT = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
 TRAINED = ("capture", "measure", "regions", "training", "classify", "baseline", "plan", "low steps", "follow")
 
+SCORED = ("FP32 score", "scores")
+"""The user's own score: of the FP32 model before the audit, of the plans after they are made."""
+
+FROM_SCORE = 4.0
+"""Seconds of the second over those of the first: as many plans, at most, of which each runs as on a GPU."""
+
 AFTER_NODES = 2.5
 """What `measure` takes once every node was run, over what that took: derivatives, and nodes run again."""
 
@@ -107,7 +113,10 @@ class Forecast:
         return self._shown
 
     def _stages(self) -> tuple[str, ...]:
-        told = TRAINED if self.training else AUDIT
+        told: tuple[str, ...] = TRAINED if self.training else AUDIT
+        if SCORED[0] == self.stage or SCORED[0] in self._took:
+            before, after = told.index("plan") + 1, told[told.index("plan") + 1 :]
+            told = (SCORED[0], *told[:before], SCORED[1], *after)
         whole = "load" in self._took or self.stage == "load"
         return (*BEFORE, *told, *AFTER) if whole else told
 
@@ -121,6 +130,7 @@ class Forecast:
         baseline = self._took.get("baseline", guessed["baseline"])
         process = self._took.get("load", 0.0)  # plans are verified in a process that has to load the model too
         guessed |= {"measure": measure, "plan": max(FROM_BASELINE * baseline, LEAST_PLAN * measured) + process}
+        guessed[SCORED[1]] = FROM_SCORE * self._took.get(SCORED[0], 0.0)
         stages = self._stages()
         at = stages.index(self.stage) if self.stage in stages else len(stages)
         following = {stage: guessed[stage] for stage in stages[at:]}

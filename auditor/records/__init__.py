@@ -18,6 +18,7 @@ from .graph import (
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .score import Evaluation, Score
 
 __all__ = [
     "FORMAT_VERSION",
@@ -32,6 +33,7 @@ __all__ = [
     "Distance",
     "Dtypes",
     "Environment",
+    "Evaluation",
     "Finding",
     "FlaggedRegion",
     "Linearity",
@@ -49,6 +51,7 @@ __all__ = [
     "Reason",
     "RulesOnly",
     "ScopeChoice",
+    "Score",
     "Subject",
     "Verdict",
     "Verification",

@@ -12,6 +12,7 @@ from ..folder import check_directory, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Dtypes, Plan
+from .score import Evaluation
 from .training import Training
 from .written import ByFormat, Inlined, Written
 
@@ -162,6 +163,10 @@ class Audit:
     warnings: tuple[str, ...]
     training: Annotated[
         Training | None, Written("what a training step meets; only in mode `training`", left_out=True)
+    ] = None
+    evaluation: Annotated[
+        Evaluation | None,
+        Written("the user's own function, and what it says of the FP32 model; only where one was given", left_out=True),
     ] = None
     seconds: Mapping[str, float]
     command: Annotated[str, Written("what was called", measured=True)]

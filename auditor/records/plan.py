@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from .score import Score
 from .written import Inlined, Written
 
 RAISED = ("none", "inputs", "weights", "attributes", "kept")
@@ -295,6 +296,19 @@ class Plan:
         Written("what one forward needs under the plan", key="predicted_memory", before="pareto"),
     ] = None
     fp32_memory: Annotated[Memory | None, Written("the same without the plan", before="pareto")] = None
+    score: Annotated[
+        Score | None,
+        Written(
+            "what the user's own function (`evaluation`) says of the model under the plan; only of verified plans",
+            before="pareto",
+            left_out=True,
+        ),
+    ] = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is verified, and the user's own score, where there is one, no worse than it may be."""
+        return self.verified and (self.score is None or self.score.holds)
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 
 from ..formats.table import runs
+from ..plan.recommend import loses
 from ..records.audit import Audit
 from .findings import causes
+from .score import advice
 from .words import label, op, ratio
 
 
@@ -22,6 +24,8 @@ def following(audit: Audit, directory: Path) -> str:
         return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):
         return "audit a format that torch computes in: --formats fp16,bf16."
+    if loses(audit.plans, audit.use):
+        return f"{(said := advice(audit))[0].lower()}{said[1:]}"
     first = next(iter(causes(audit).wanting), None)
     if first is not None:
         where = first.worst.source or op(first.worst.op)

@@ -12,12 +12,13 @@ from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, lowers_nothing, saves_nothing
+from ..plan.recommend import best_for, gains, loses, lowers_nothing, saves_nothing
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import names
 from .kept import Island, islands
 from .prose import sentence
+from .score import ScoreView, advice, score_view
 from .training import training_headline
 from .words import VERDICTS, count, label, plan_title, ratio, scope
 
@@ -68,6 +69,7 @@ class PlanView:
     islands: tuple[Island, ...]
     baseline: Baseline | None
     before: str
+    score: str = ""
 
     @property
     def lowers(self) -> bool:
@@ -92,6 +94,7 @@ class View:
     chosen: PlanView | None
     method: tuple[tuple[str, str], ...]
     limits: tuple[str, ...]
+    score: str = ""
 
 
 def view(audit: Audit) -> View:
@@ -102,7 +105,8 @@ def view(audit: Audit) -> View:
     _check_registered("format", audit.formats, FORMATS)
     _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), names())
     tallies = tuple(_tally(audit, fmt) for fmt in audit.formats)
-    plans = tuple(_plan_view(audit, plan) for plan in audit.plans.values())
+    scored = score_view(audit)
+    plans = tuple(_plan_view(audit, plan, scored) for plan in audit.plans.values())
     chosen = next((p for p in plans if p.recommended), None)
     return View(
         _headlines(audit, chosen),
@@ -113,6 +117,7 @@ def view(audit: Audit) -> View:
         chosen,
         _method(audit),
         _limits(audit, tallies),
+        scored.headline if scored else "",
     )
 
 
@@ -164,7 +169,7 @@ def _cast_only(audit: Audit, fmt: str) -> int:
     return sum(node.exposed.get(fmt) == ("cast",) for node in unsafe)
 
 
-def _plan_view(audit: Audit, plan: Plan) -> PlanView:
+def _plan_view(audit: Audit, plan: Plan, scored: ScoreView | None) -> PlanView:
     verdict, detail = _verdict(plan, audit.max_error)
     baseline = audit.baselines.get(plan.name)
     return PlanView(
@@ -176,6 +181,7 @@ def _plan_view(audit: Audit, plan: Plan) -> PlanView:
         islands(plan),
         baseline,
         _before(baseline),
+        scored.plans.get(plan.name, "") if scored else "",
     )
 
 
@@ -235,6 +241,8 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
 
 def nothing(audit: Audit) -> str:
     """Why no plan is recommended."""
+    if loses(audit.plans, audit.use):
+        return f"no plan that holds the error budget of {audit.max_error:g} keeps the score"
     if lowers_nothing(audit.plans, audit.use):
         return "nothing in it runs low under any plan that holds"
     if saves_nothing(audit.plans, audit.use):
@@ -251,6 +259,8 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         )
     if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
         return f"{audit.training.recommendation}."
+    if chosen is None and loses(audit.plans, audit.use):
+        return advice(audit)
     if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation
     if chosen is None:

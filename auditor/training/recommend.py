@@ -118,7 +118,7 @@ def agreed(
         return None, f"Train in FP32: {why}. Outputs alone hold the budget under {recommended}."
     trains = (plan for plan in plans.values() if strategy_of(plan.strategy).trains)
     wanted = next((plan for plan in trains if plan.format == training.format), None)
-    if wanted is None or wanted.name == recommended:
+    if wanted is None or wanted.name == recommended or (wanted.score and not wanted.score.holds):
         return recommended, reason
     kept = len(wanted.kept)
     stay = f"{kept} modules stay" if kept > 1 else "1 module stays"

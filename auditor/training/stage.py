@@ -140,8 +140,8 @@ def _refuse_broken(step: Step) -> None:
 
 
 def _usable(plan: Plan | None) -> Plan | None:
-    """A plan to train under: one that was verified and runs something low."""
-    if plan is None or not plan.verified:
+    """A plan to train under: one that holds and runs something low."""
+    if plan is None or not plan.holds:
         return None
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 

@@ -1,10 +1,13 @@
 """Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
 
-from .artefact import NotHandedOver, Verifier
+from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
 from .running import Answers, Outputs, answers_of, failure_of, run_patched
+from .scores import FP32, score_here
 
 __all__ = [
+    "FP32",
+    "TIMEOUT",
     "Answers",
     "NotHandedOver",
     "Outputs",
@@ -12,5 +15,6 @@ __all__ = [
     "answers_of",
     "failure_of",
     "run_patched",
+    "score_here",
     "unwound",
 ]

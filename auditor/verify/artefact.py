@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..errors import first_line
 from ..records import Batch
+from ..score import Given, Scoring
 from .lifetime import end, ended, hand
 from .running import Answers
+from .scores import COUNTED, Told
+
+T = TypeVar("T")
 
 TIMEOUT = 1800.0
 """Seconds after which a plan that has not answered is given up."""
@@ -30,8 +35,31 @@ READY, UNREAD = "ready", "unread"
 """Files that say how far the process came: the model is built; the inputs could not be read."""
 
 
+LATER = 20.0
+"""Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
+
+
 class NotHandedOver(Exception):
     """The inputs cannot be taken to another process."""
+
+
+@dataclass(frozen=True)
+class _Task(Generic[T]):
+    """What a process is to do with plans of a file. asked: beside them; record: what it gives of each."""
+
+    file: Path
+    asked: Mapping[str, Any]
+    record: Callable[..., T]
+    timeout: float
+    waiting: Callable[[], None]
+
+    def read(self, file: Path) -> T | str:
+        """What was given of one plan, or the reason why nothing was."""
+        try:
+            content = torch.load(file, weights_only=True)
+        except Exception as error:
+            return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
+        return str(content["failure"]) if "failure" in content else self.record(**content)
 
 
 class Verifier:
@@ -86,30 +114,56 @@ class Verifier:
 
         waiting: called every second. Raises: NotHandedOver where the inputs cannot be read in the other process.
         """
-        found: dict[str, Answers | str] = {}
+        return self._done(_Task(patched_file, {}, Answers, self._timeout, waiting), plans)
+
+    def scores(
+        self,
+        patched_file: Path,
+        plans: Sequence[str],
+        scoring: Scoring,
+        most: int | None = None,
+        told: Told = lambda words: None,
+    ) -> dict[str, Given | str]:
+        """What the user's function gives under each plan, or the one-line reason why it gives nothing.
+
+        plans: FP32 among them is the model itself. most: see `given_by`. told: called every second. Raises: NotHandedOver.
+        """
+        assert scoring.place is not None
+        place, file = scoring.place, self._scratch / COUNTED
+        asked = {"function": place.text, "cwd": place.folder, "most": most, "limit": self._timeout}
+
+        def waiting() -> None:
+            told(file.read_text(encoding="utf-8") if file.exists() else "")
+
+        file.unlink(missing_ok=True)
+        task = _Task(patched_file, {"score": asked}, Given, self._timeout + LATER, waiting)
+        return self._done(task, plans)
+
+    def _done(self, task: _Task[T], plans: Sequence[str]) -> dict[str, T | str]:
+        found: dict[str, T | str] = {}
         while left := [plan for plan in plans if plan not in found]:
-            found |= self._answered(patched_file, left, waiting)
+            more = self._answered(task, left)
+            found |= more
         return found
 
-    def _answered(
-        self, patched_file: Path, plans: Sequence[str], waiting: Callable[[], None]
-    ) -> dict[str, Answers | str]:
+    def _answered(self, task: _Task[T], plans: Sequence[str]) -> dict[str, T | str]:
         """What one process answers; the plan that it did not survive among that, or all where it did not get to them.
 
         Nothing where it had ended since it answered others.
         """
         job = self._numbered("job")
-        (job / "job.json").write_text(json.dumps({"file": str(patched_file), "plans": list(plans)}), encoding="utf-8")
+        asked = {"file": str(task.file), "plans": list(plans), **task.asked}
+        (job / "job.json").write_text(json.dumps(asked), encoding="utf-8")
         files = [job / f"{index}.pt" for index in range(len(plans))]
         known = self._process
         try:
-            failure = self._run(job, files, waiting)
+            failure = self._run(job, files, task.timeout, task.waiting)
             if (self._folder / UNREAD).exists():
                 raise NotHandedOver("the inputs cannot be read in another process")
         except BaseException:
             self._give_up()
             raise
-        found = {plan: _read(file) for plan, file in zip(plans, files, strict=True) if file.exists()}
+        found = {plan: task.read(file) for plan, file in zip(plans, files, strict=True) if file.exists()}
         shutil.rmtree(job, ignore_errors=True)
         if not found and known is not None and self._process is None:
             return {}
@@ -117,16 +171,16 @@ class Verifier:
         lost = missing[:1] if (self._folder / READY).exists() else missing
         return found | dict.fromkeys(lost, failure)
 
-    def _run(self, job: Path, files: Sequence[Path], waiting: Callable[[], None]) -> str:
+    def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""
         try:
             process = self._process = self._process or self._started()
         except OSError as error:
             return f"the process that runs patched_model.py could not be started: {error}"
         hand(process, str(job))
-        if not _done(process, files, self._timeout, waiting):
+        if not _done(process, files, timeout, waiting):
             self._give_up()
-            return f"the process that ran it gave no answer within {self._timeout:g} seconds"
+            return f"the process that ran it gave no answer within {timeout:g} seconds"
         if process.poll() is None:
             return ""
         self._give_up()
@@ -192,14 +246,6 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _read(file: Path) -> Answers | str:
-    try:
-        content = torch.load(file, weights_only=True)
-    except Exception as error:
-        return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
-    return str(content["failure"]) if "failure" in content else Answers(**content)
 
 
 def _environment() -> dict[str, str]:

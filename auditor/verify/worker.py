@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 from ..loading.state import materialise, switch
 from ..records import Batch
 from ..recursion import deep
+from ..score import Given
 from ..state.draws import reseed
 from ..state.restored import restored
 from .artefact import READY, UNREAD
 from .lifetime import end_with_parent
 from .running import Answers, answers_of, failure_of
+from .scorer import score_plan
 
 
 def main(folder: Path) -> None:
@@ -40,7 +42,10 @@ def main(folder: Path) -> None:
         asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
         patched = import_file(asked["file"])
         for index, plan in enumerate(asked["plans"]):
-            write(job, index, run_plan(patched, model, plan, batches, settings))
+            if "score" in asked:
+                write(job, index, score_plan(patched, model, plan, asked["score"], settings))
+            else:
+                write(job, index, run_plan(patched, model, plan, batches, settings))
 
 
 def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Module, list[Batch]] | None:
@@ -85,7 +90,7 @@ def run_plan(
         return answers_of(model, batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
 
 
-def write(folder: Path, index: int, answer: Answers | str) -> None:
+def write(folder: Path, index: int, answer: Answers | Given | str) -> None:
     """What one plan answers, in a file that is there as a whole or not at all."""
     content = {"failure": answer} if isinstance(answer, str) else vars(answer)
     unfinished = folder / "unfinished"

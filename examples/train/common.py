@@ -47,10 +47,12 @@ def split(x: np.ndarray, y: np.ndarray, test_size: float) -> tuple[Tensor, Tenso
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The digits of scikit-learn, [n, 1, 8, 8] in 0..1, split 80:20; writes `data/digits.safetensors` on the way."""
+    """The digits of scikit-learn, [n, 1, 8, 8] in 0..1, split 80:20; writes what is held out to `data/` on the way."""
     bunch = load_digits()
     x_train, y_train, x_test, y_test = split(bunch.images[:, None] / 16.0, bunch.target, test_size=0.2)
     save_samples("digits", x_test, y_test)
+    whole = {"images": (16 * x_test).to(torch.uint8), "labels": y_test.to(torch.uint8)}
+    save_file(whole, EXAMPLES / "data" / "digits_held_out.safetensors")
     return x_train, y_train, x_test, y_test
 
 

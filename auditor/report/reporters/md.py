@@ -9,7 +9,7 @@ from ...records.audit import Audit
 from ..findings import Causes, causes
 from ..kept import Island
 from ..prose import sentence
-from ..view import PlanView, view
+from ..view import PlanView, View, view
 from ..words import count, label, line, op, percent, printable, ratio
 
 CAUSES_SHOWN = 10
@@ -27,6 +27,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"**{escape(seen.headline)}**\n"
     yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
     yield from _plans(seen.plans)
+    yield from _score(seen)
     if seen.chosen and seen.chosen.islands:
         yield from _islands(seen.chosen.islands)
     if audit.training:
@@ -69,6 +70,14 @@ def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
         measured = f"{ratio(plan.measured_error)}, {p.verdict}" if plan.measured_error is not None else p.verdict
         share, speed = percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}x"
         yield _row((title, escape(p.before), ratio(plan.predicted_error), measured, escape(share), speed))
+    yield ""
+
+
+def _score(seen: View) -> Iterator[str]:
+    if not seen.score:
+        return
+    yield f"{escape(seen.score)}\n"
+    yield from (f"- {p.title}: {escape(p.score)}" for p in seen.plans if p.score)
     yield ""
 
 

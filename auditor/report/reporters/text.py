@@ -32,6 +32,7 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _title(page, audit)
     _verdict(page, seen)
     _plans(page, seen)
+    _score(page, seen)
     _training(page, audit)
     _findings(page, causes(audit))
     _limits(page, seen)
@@ -81,6 +82,16 @@ def _plans(page: Page, seen: View) -> None:
             page.line(f"    predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}")
         _islands(page, seen.chosen.islands)
         page.line()
+
+
+def _score(page: Page, seen: View) -> None:
+    if not seen.score:
+        return
+    page.labelled("Score", seen.score)
+    for p in seen.plans:
+        if p.score:
+            page.labelled("", f"{p.title}: {p.score}")
+    page.line()
 
 
 def _plan_cells(p: PlanView) -> tuple[str, ...]:

@@ -112,3 +112,16 @@ def test_stages_that_nobody_knows_do_not_break_it() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_users_own_score_has_its_stages_and_its_time() -> None:
+    run = [("FP32 score", 5.0), *TYPICAL, ("scores", 20.0), ("follow", 0.2)]
+    told = played(run)
+    end = told[-1][1]
+    in_plan = [(now, left) for stage, now, _, left in told if stage == "plan"]
+    assert all(left is not None and left == pytest.approx(end - now, abs=0.35 * end) for now, left in in_plan)
+    forecast = Forecast()
+    forecast.heard("FP32 score", "", 0, 0, 0.0)
+    assert forecast.place == (1, len(AUDIT) + 2)
+    forecast.heard("scores", "", 0, 0, 1.0)
+    assert forecast.place == (len(AUDIT) + 1, len(AUDIT) + 2)

@@ -1,0 +1,142 @@
+"""The user's own score of the FP32 model, and of the artefact of every plan that holds the budget."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import MeasureError
+from ..folder import own
+from ..formats.table import DEFAULT, runs
+from ..options import Options
+from ..patch.emit import emit
+from ..patch.table import plan_table
+from ..pulse import beat
+from ..records import Evaluation, Plan, ScopeChoice, Subject
+from ..score import Given, Scoring, Unscored, judged, settled
+from ..state.members import size_of
+from ..strategies import SHIPPED
+from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here, unwound
+from .workbench import Workbench
+
+
+@dataclass(frozen=True)
+class InFp32:
+    """The FP32 model scored. given: what the function gave, the one half of every pair."""
+
+    scorer: Scorer
+    given: Given
+    evaluation: Evaluation
+
+    def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
+        """The plans, those that are verified with their scores, in the process that verified them."""
+        wanted = {name: plan for name, plan in plans.items() if plan.verified and runs(plan.format)}
+        most = len(self.given.values)
+
+        def at_work() -> tuple[Verifier, Path]:
+            return bench.verifier, Path(bench.scratch)
+
+        given = self.scorer.given(tuple(wanted), wanted, most, at_work) if wanted else {}
+        scores = {name: judged(self.scorer.scoring, self.given, found) for name, found in given.items()}
+        return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
+
+
+def in_fp32(subject: Subject, options: Options) -> InFp32 | None:
+    """What the user's function says of the FP32 model; None where there is no function.
+
+    Raises: MeasureError(slug="no-score") where it says nothing.
+    """
+    if (scoring := options.scoring) is None:
+        return None
+    scorer = Scorer(subject, scoring, options.seed, "cuda" if options.native else "cpu", options.timeout)
+    given = scorer.of_fp32()
+    try:
+        if isinstance(given, str):
+            raise Unscored(given)
+        return InFp32(scorer, given, settled(scoring, given))
+    except Unscored as error:
+        raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Calls the user's function on the subject's model. device, timeout: as of verification."""
+
+    subject: Subject
+    scoring: Scoring
+    seed: int
+    device: str
+    timeout: float | None
+
+    def of_fp32(self) -> Given | str:
+        """What the function gives of the FP32 model, in a process of its own where it can be made there."""
+        raised = {FP32: _raising(self.subject)} if self.subject.raised != "none" else {}
+        with ExitStack() as held:
+
+            def begun() -> tuple[Verifier, Path]:
+                held.enter_context(unwound())
+                folder = tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True)
+                scratch = Path(held.enter_context(folder))
+                batch = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, self.subject.batches[0])
+                verifier = Verifier([batch], scratch, seed=self.seed, device=self.device, timeout=self.timeout)
+                return held.enter_context(verifier), scratch
+
+            return self.given((FP32,), raised, None, begun)[FP32]
+
+    def given(
+        self,
+        names: Sequence[str],
+        plans: Mapping[str, Plan],
+        most: int | None,
+        process: Callable[[], tuple[Verifier, Path]],
+    ) -> dict[str, Given | str]:
+        """What the function gives, by name. process: what runs emitted files, and where these lie, for a model that can be
+        made there and a function that is found there."""
+        subject, scoring = self.subject, self.scoring
+        if subject.origin is not None and scoring.place is not None:
+            try:
+                verifier, folder = process()
+                file = folder / "patched_model.py"
+                file.write_text(emit(subject.origin, size_of(subject.model), plans, None, folder), encoding="utf-8")
+                return verifier.scores(file, names, scoring, most, lambda words: _tell(words, most))
+            except NotHandedOver:
+                pass
+        return {name: self._here(name, plans.get(name), most) for name in names}
+
+    def _here(self, name: str, plan: Plan | None, most: int | None) -> Given | str:
+        return score_here(
+            self.subject.model,
+            plan_table(plan) if plan is not None else None,
+            self.scoring,
+            name=name,
+            seed=self.seed,
+            device=self.device,
+            most=most,
+            timeout=self.timeout or TIMEOUT,
+            told=lambda words: _tell(words, most),
+        )
+
+
+def _tell(words: str, most: int | None) -> None:
+    beat(f"{words} of {most:,}" if words and most and most > 1 else words)
+
+
+def _raising(subject: Subject) -> Plan:
+    """All FP32, for a model that comes with something stored low."""
+    return Plan(
+        name=FP32,
+        strategy=SHIPPED[0],
+        format=DEFAULT[0],
+        scopes={"": ScopeChoice("fp32")},
+        predicted_error=0.0,
+        low_precision_flops=0.0,
+        predicted_speedup=1.0,
+        raised=subject.raised,
+        stored_low=subject.stored_low,
+    )

@@ -1,0 +1,134 @@
+"""The function that scores a model: found by its name, or in hand."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..errors import LoadError
+from ..loading.sandbox import user_code
+from ..loading.target import Target, import_target, parse
+from ..options import check_drop, check_names
+from ..records.score import DIRECTIONS
+
+LOWER, OF_MEAN = "lower_is_better", "of_mean"
+"""Attributes that the user's function may have."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fresh process finds the function. text: as `--evaluate` takes it; folder: the working directory; imported_from:
+    what `sys.path` needs."""
+
+    text: str
+    folder: str
+    imported_from: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The user's function, and how its scores are judged.
+
+    function(model) -> a number, or an iterable of numbers, one for each sample or batch, of which the score is the mean,
+    or `of_mean` of that. better: one of records.score.DIRECTIONS. max_drop: how much worse a plan may be; None: that is
+    not judged. place: None where it is in hand alone.
+    """
+
+    function: Callable[[nn.Module], Any]
+    name: str
+    better: str = "higher"
+    max_drop: float | None = None
+    of_mean: Callable[[float], Any] | None = None
+    place: Place | None = None
+
+
+def named(
+    text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
+) -> Scoring:
+    """The function that `file.py:name`, `package.module:name` or, in the target's own file, `name` means.
+
+    Literal arguments in brackets are given to it after the model.
+    Raises: LoadError(slug="missing-score"), and those of importing a target.
+    """
+    own = ":" not in text and not text.endswith(".py")
+    parsed = parse(f"{_place_of(target)}:{text}" if own else text)
+    if parsed.symbol is None or parsed.hub:
+        raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
+    with user_code(parsed.folders, seed, parsed.text):
+        found: Any = _module(parsed)
+    for part in parsed.symbol.split("."):
+        if not hasattr(found, part):
+            raise LoadError(
+                f"{parsed.label} has no {parsed.symbol!r}: give --evaluate file.py:name of a function that takes the model",
+                slug="missing-score",
+            )
+        found = getattr(found, part)
+    function = _checked(found, f"{parsed.symbol} in {parsed.label}")
+    place = Place(f"{parsed.path or parsed.module}:{_call(parsed)}", str(Path.cwd()), parsed.folders)
+    scoring = _scoring(function, text, better, max_drop, place)
+    if not parsed.args and not parsed.kwargs:
+        return scoring
+    return replace(scoring, function=lambda model: function(model, *parsed.args, **parsed.kwargs))
+
+
+def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
+    """A function of the caller's own. Raises: LoadError(slug="missing-score")."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return _scoring(_checked(function, f"evaluate={name}"), name, better, max_drop, None)
+
+
+def _scoring(
+    function: Callable[..., Any], name: str, better: str | None, max_drop: float | None, place: Place | None
+) -> Scoring:
+    own = DIRECTIONS[bool(getattr(function, LOWER, False))]
+    if max_drop is not None:
+        check_drop(max_drop)
+    if better is not None:
+        check_names("scores that are better", (better,), DIRECTIONS)
+    of_mean = getattr(function, OF_MEAN, None)
+    if of_mean is not None and not callable(of_mean):
+        raise LoadError(f"{name}.{OF_MEAN} is no function of the mean of the scores: make it one", slug="missing-score")
+    return Scoring(function, name, better or own, max_drop, of_mean, place)
+
+
+def _checked(function: Any, what: str) -> Callable[..., Any]:
+    if isinstance(function, type | nn.Module) or not callable(function):
+        raise LoadError(
+            f"{what} is of type {type(function).__name__}: a score is a function of the model, "
+            "func(model) -> a number, or one for each sample",
+            slug="missing-score",
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise LoadError(f"{what} is asynchronous: write it as a plain function", slug="missing-score")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _place_of(target: str) -> str:
+    """The file or module of a target."""
+    parsed = parse(target)
+    if parsed.hub:
+        raise LoadError(
+            f"{target} has no file for --evaluate to look in: write --evaluate file.py:name", "missing-score"
+        )
+    return str(parsed.path or parsed.module)
+
+
+def _module(target: Target) -> ModuleType:
+    """The module, imported once: a function beside the model means the model's own classes."""
+    path = str(target.path)
+    known = (module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == path)
+    return next(known, None) or import_target(target)
+
+
+def _call(target: Target) -> str:
+    """The symbol, with its arguments where it has any."""
+    given = [*map(repr, target.args), *(f"{name}={value!r}" for name, value in target.kwargs.items())]
+    return f"{target.symbol}({', '.join(given)})" if given else str(target.symbol)

@@ -1,0 +1,220 @@
+"""The user's own score decides beside the budget: which plan is recommended, what is said, and it is what a run by hand gives."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.errors import AuditorError
+from auditor.records import Audit, Plan, Score
+from auditor.report.score import score_view
+from auditor.report.view import view
+
+INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+
+
+@torch.no_grad()
+def expected() -> Tensor:
+    return model()(INPUTS)
+
+
+def near(limit: float) -> Callable[[nn.Module], Iterator[Tensor]]:
+    """Which samples are answered to within a limit, relative to their own size."""
+
+    def function(net: nn.Module) -> Iterator[Tensor]:
+        for x, y in zip(INPUTS.split(16), expected().split(16), strict=True):
+            yield (net(x).float() - y).norm(dim=1) <= limit * y.norm(dim=1)
+
+    return function
+
+
+def audited(function: Any, **how: Any) -> Audit:
+    return auditor.audit(model(), INPUTS[:8], evaluate=function, **how)
+
+
+@pytest.fixture(scope="module")
+def told_apart() -> Audit:
+    """BF16 answers few samples to within 1e-3 of their size, FP16 all; either holds the budget."""
+    return audited(near(1e-3), max_drop=0.05)
+
+
+def by_hand(audit: Audit, name: str, function: Callable[[nn.Module], Iterator[Tensor]]) -> list[float]:
+    patched = auditor.apply(copy.deepcopy(model()), audit, name=name)
+    with auditor.imitated("cuda"), torch.no_grad():
+        return [float(x) for batch in function(patched) for x in batch]
+
+
+def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
+    assert told_apart.evaluation is not None
+    assert (told_apart.evaluation.score, told_apart.evaluation.samples, told_apart.evaluation.calls) == (1.0, 64, 4)
+    for name, plan in told_apart.plans.items():
+        values = by_hand(told_apart, name, near(1e-3))
+        assert plan.verified
+        assert plan.score is not None
+        assert plan.score.value == statistics.fmean(values)
+        assert plan.score.difference == statistics.fmean(values) - 1.0
+        assert plan.score.standard_error == pytest.approx(statistics.stdev(x - 1.0 for x in values) / math.sqrt(64))
+
+
+def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> None:
+    passed = {name: plan.score.passed for name, plan in told_apart.plans.items() if plan.score}
+    assert passed == {"autocast_fp16": True, "autocast_bf16": False, "cast_fp16": True, "cast_bf16": False}
+    assert str(told_apart.recommended).endswith("fp16")
+    assert "BF16 does not keep the score" in told_apart.recommendation
+    alone = audited(near(1e-3), max_drop=0.05, formats="bf16")
+    assert alone.recommended is None
+    least = min(abs(plan.score.difference or 0) for plan in alone.plans.values() if plan.score)
+    assert "what holds an error of 0.01 does not keep the score" in alone.recommendation
+    assert f"the nearest is off by {least:.2g} (" in alone.recommendation
+    assert view(alone).headline == "Keep it in FP32: no plan that holds the error budget of 0.01 keeps the score."
+    assert "--max-drop" in view(alone).proof
+
+
+def test_without_a_limit_the_score_decides_nothing() -> None:
+    found = audited(near(1e-3), formats="bf16")
+    assert found.recommended is not None
+    assert all(plan.score is not None and plan.score.passed is None for plan in found.plans.values())
+
+
+def test_a_function_that_fails_on_a_plan_alone_costs_that_plan() -> None:
+    def choosy(net: nn.Module) -> float:
+        with torch.no_grad():
+            answer = net(INPUTS)
+        if answer.dtype is torch.bfloat16:
+            raise ValueError("no bfloat16 here")
+        return float(answer.float().mean())
+
+    found = audited(choosy, strategies="autocast")
+    failures = {name: plan.score.failure for name, plan in found.plans.items() if plan.score}
+    assert failures["autocast_fp16"] is None
+    assert "ValueError: no bfloat16 here (test_scores.py:" in str(failures["autocast_bf16"])
+    assert str(found.recommended).endswith("fp16")
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda net: None, "what the function gave is nothing"),
+        (lambda net: math.nan, "is nan"),
+        (lambda net: net(INPUTS), r"a tensor of shape \[64, 4\]"),
+        (lambda net: 1 / 0, "raised ZeroDivisionError"),
+        (lambda net: float(net.half()(INPUTS.half()).mean()), "the function changed the model"),
+    ],
+)
+def test_one_that_gives_nothing_in_fp32_ends_the_audit_before_it_begins(function: Any, why: str) -> None:
+    stages: list[str] = []
+    with pytest.raises(AuditorError, match=f"gives no score of the model in FP32: .*{why}") as caught:
+        audited(function, progress=lambda stage, *rest: stages.append(stage))
+    assert caught.value.slug == "no-score"
+    assert set(stages) == {"FP32 score"}
+
+
+def test_the_model_comes_back_and_other_counts_are_no_pairs() -> None:
+    net, calls = model(), 0
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+
+    def fewer(net: nn.Module) -> list[float]:
+        nonlocal calls
+        calls += 1
+        return [float(net(INPUTS).float().mean())] * (3 if calls == 1 else 2)
+
+    found = auditor.audit(net, INPUTS[:8], evaluate=fewer, max_drop=1.0, strategies="cast")
+    assert {plan.score.failure for plan in found.plans.values() if plan.score} == {
+        "the function gave 2 numbers, and 3 numbers in FP32: they are no pairs"
+    }
+    assert found.recommended is None
+    assert calls == 3
+    for name, x in net.state_dict().items():
+        torch.testing.assert_close(x, before[name], rtol=0, atol=0)
+
+
+def test_only_verified_plans_are_scored() -> None:
+    found = audited(near(1.0), max_error=1e-9, strategies="cast")
+    assert [plan.score for plan in found.plans.values() if not plan.verified] == [None] * sum(
+        not plan.verified for plan in found.plans.values()
+    )
+    assert all(plan.score is not None for plan in found.plans.values() if plan.verified)
+
+
+def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None:
+    def answers(net: nn.Module) -> list[float]:
+        return net(INPUTS.half()).float().flatten().tolist()
+
+    half = model().half()
+    found = auditor.audit(half, INPUTS[:8].half(), evaluate=answers, formats="fp16", strategies="autocast")
+    raised = copy.deepcopy(half).float()(INPUTS.half().float())
+    assert found.evaluation is not None
+    assert found.evaluation.score == pytest.approx(raised.mean().item(), rel=1e-5)
+
+
+def test_scores_are_words_with_the_numbers_of_the_plan(told_apart: Audit) -> None:
+    seen = score_view(told_apart)
+    assert seen is not None
+    assert seen.headline == (
+        "function gives 1 in FP32, the mean of 64 numbers, in 4 calls of the model, and again under 4 plans; higher is "
+        "better, and a plan may be at most 0.05 worse."
+    )
+    for name, plan in told_apart.plans.items():
+        assert plan.score is not None
+        assert plan.score.difference is not None
+        if plan.score.passed:
+            assert seen.plans[name].startswith(f"{plan.score.value:.5g}, ")
+            assert ": passes" in seen.plans[name]
+        else:
+            assert (
+                f"{-plan.score.difference:.2g} worse (standard error {plan.score.standard_error:.2g}): fails, 0.05 is"
+                in (seen.plans[name])
+            )
+
+
+def scored(audit: Audit, score: Score, **evaluation: Any) -> str:
+    """What is said of a score under the first plan."""
+    assert audit.evaluation is not None
+    name = next(iter(audit.plans))
+    plans: dict[str, Plan] = {**audit.plans, name: replace(audit.plans[name], score=score)}
+    seen = score_view(replace(audit, evaluation=replace(audit.evaluation, **evaluation), plans=plans))
+    assert seen is not None
+    return seen.plans[name]
+
+
+@pytest.mark.parametrize(
+    ("score", "evaluation", "words"),
+    [
+        (Score(0.5, 0.0, 0.0, True), {}, "0.5, as in FP32 (standard error 0): passes"),
+        (Score(0.5, 0.0, None, None), {"max_drop": None}, "0.5, as in FP32"),
+        (Score(0.5, 0.25, None, True), {}, "0.5, 0.25 better: passes"),
+        (Score(0.5, 0.25, None, False), {"better": "lower"}, "0.5, 0.25 worse: fails, 0.05 is allowed"),
+        (
+            Score(0.5, -0.0501, 0.001, False),
+            {},
+            "0.5, 0.0501 worse (standard error 0.001): fails, 0.05 is allowed; so near",
+        ),
+        (
+            Score(0.5, -0.1, 0.001, False),
+            {"max_drop": 0.0},
+            "0.5, 0.1 worse (standard error 0.001): fails, 0 is allowed",
+        ),
+        (Score(None, passed=False, failure="it raised"), {}, "no score: it raised"),
+    ],
+)
+def test_what_is_said_of_a_score(told_apart: Audit, score: Score, evaluation: Any, words: str) -> None:
+    assert scored(told_apart, score, **evaluation).startswith(words)
+
+
+def test_the_budget_and_the_score_are_two_things(told_apart: Audit) -> None:
+    assert all(plan.verified for plan in told_apart.plans.values())
+    assert [plan.holds for plan in told_apart.plans.values()] == [True, False, True, False]

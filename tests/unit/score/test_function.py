@@ -1,0 +1,122 @@
+"""The function is found by its name, or taken from the hand, and anything else is refused in one line."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from auditor.errors import AuditorError
+from auditor.score import in_hand, named
+
+SOURCE = """
+import math
+from torch import nn
+
+def accuracy(model, share=1.0):
+    return share
+
+def perplexity(model):
+    return 3.0
+
+perplexity.lower_is_better = True
+perplexity.of_mean = math.exp
+
+class Scores:
+    @staticmethod
+    def one(model):
+        return 1.0
+
+async def later(model):
+    return 1.0
+
+def odd(model):
+    return 1.0
+
+odd.of_mean = 3
+number = 3
+layer = nn.Linear(1, 1)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    found = tmp_path / "own_scores.py"
+    found.write_text(SOURCE)
+    yield found
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(found)]:
+        del sys.modules[name]
+
+
+def test_a_function_of_a_file(file: Path) -> None:
+    found = named(f"{file}:accuracy", max_drop=0.5)
+    assert found.function(nn.Identity()) == 1.0
+    assert (found.better, found.max_drop, found.of_mean) == ("higher", 0.5, None)
+    assert found.place is not None
+    assert found.place.text == f"{file}:accuracy"
+    assert found.place.imported_from == (str(file.parent),)
+
+
+def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> None:
+    found = named(f"{file}:perplexity")
+    assert found.better == "lower"
+    assert found.of_mean is not None
+    assert found.of_mean(1.0) == math.e
+    assert named(f"{file}:perplexity", better="higher").better == "higher"
+
+
+def test_arguments_come_after_the_model_and_go_along(file: Path) -> None:
+    found = named(f"{file}:accuracy(share=0.25)")
+    assert found.function(nn.Identity()) == 0.25
+    assert found.place is not None
+    assert named(found.place.text).function(nn.Identity()) == 0.25
+
+
+def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
+    assert named("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
+    assert named("Scores.one", str(file)).function(nn.Identity()) == 1.0
+
+
+def test_the_module_is_imported_once(file: Path) -> None:
+    first, second = named(f"{file}:accuracy"), named("accuracy", str(file))
+    assert first.function is second.function
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "slug", "words"),
+    [
+        ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
+        ("{}", "", "missing-score", "names no function"),
+        ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
+        ("{}:Scores", "", "missing-score", "is of type type"),
+        ("{}:layer", "", "missing-score", "is of type Linear"),
+        ("{}:later", "", "missing-score", "is asynchronous"),
+        ("{}:odd", "", "missing-score", "odd.of_mean is no function"),
+        ("accuracy", "timm:resnet18", "missing-score", "has no file for --evaluate"),
+        ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
+    ],
+)
+def test_what_is_no_function_of_the_model_is_refused(file: Path, text: str, target: str, slug: str, words: str) -> None:
+    with pytest.raises(AuditorError, match=words) as caught:
+        named(text.format(file), target)
+    assert caught.value.slug == slug
+
+
+def test_one_in_hand_needs_no_place() -> None:
+    limit = 0.5
+    found = in_hand(lambda model: limit, max_drop=0.1, better="lower")
+    assert (found.place, found.better, found.max_drop) == (None, "lower", 0.1)
+    with pytest.raises(AuditorError, match="is of type str"):
+        in_hand("scores.py:accuracy")
+
+
+@pytest.mark.parametrize("how", [{"max_drop": -0.1}, {"max_drop": math.nan}, {"max_drop": math.inf}, {"better": "up"}])
+def test_settings_that_no_score_can_be_judged_by(how: Any) -> None:
+    with pytest.raises(AuditorError) as caught:
+        in_hand(lambda model: 1.0, **how)
+    assert caught.value.slug == "bad-option"

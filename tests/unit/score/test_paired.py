@@ -1,0 +1,109 @@
+"""A score's difference and how well it is known: from pairs, by the jackknife, against hand-computed numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from auditor.score import Given, Scoring, Unscored, judged, settled
+from auditor.score.paired import standard_error
+
+
+def given(*values: float, single: bool = False) -> Given:
+    return Given(values, single, len(values))
+
+
+def scoring(**how: object) -> Scoring:
+    return Scoring(lambda model: 0.0, "score", **how)  # type: ignore[arg-type]
+
+
+def test_the_score_is_the_mean_of_what_the_function_gave() -> None:
+    found = settled(scoring(max_drop=0.1), given(1.0, 0.0, 1.0, 1.0))
+    assert (found.score, found.samples, found.calls) == (0.75, 4, 4)
+    assert (found.function, found.better, found.max_drop) == ("score", "higher", 0.1)
+    assert settled(scoring(), given(0.5, single=True)).samples is None
+
+
+def test_pairs_tell_how_well_the_difference_is_known() -> None:
+    found = judged(scoring(max_drop=0.3), given(1, 1, 1, 0), given(1, 0, 1, 0))
+    assert (found.value, found.difference) == (0.5, -0.25)
+    # differences 0, -1, 0, 0: mean -1/4, sum of squares 3/4, over 3 and 4: 1/16
+    assert found.standard_error == pytest.approx(0.25)
+    assert found.passed is True
+    assert found.holds
+
+
+def test_for_means_the_jackknife_is_the_plain_standard_error() -> None:
+    reference, candidate = [0.1, 0.9, 0.4, 0.7, 0.2], [0.2, 0.8, 0.4, 0.5, 0.25]
+    differences = [c - r for r, c in zip(reference, candidate, strict=True)]
+    assert standard_error(reference, candidate, float) == pytest.approx(statistics.stdev(differences) / math.sqrt(5))
+
+
+def test_of_the_mean_is_the_users_own_number() -> None:
+    perplexity = scoring(better="lower", of_mean=math.exp, max_drop=0.1)
+    fp32, low = given(1.0, 2.0, 3.0), given(1.1, 2.1, 3.1)
+    assert settled(perplexity, fp32).score == pytest.approx(math.exp(2))
+    found = judged(perplexity, fp32, low)
+    assert found.difference == pytest.approx(math.exp(2.1) - math.exp(2))
+    assert found.passed is False
+    # by the delta method: every difference is exp(m + 0.1) - exp(m), whose slope at m = 2 is the difference itself,
+    # times the standard error of the mean, 1 / sqrt(3); the jackknife agrees to second order
+    assert found.standard_error == pytest.approx((math.exp(2.1) - math.exp(2)) / math.sqrt(3), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("better", "value", "passed"),
+    [("higher", 0.89, False), ("higher", 0.95, True), ("lower", 0.89, True), ("lower", 1.02, False)],
+)
+def test_the_direction_says_what_a_drop_is(better: str, value: float, passed: bool) -> None:
+    found = judged(scoring(better=better, max_drop=0.1), given(1.0, single=True), given(value, single=True))
+    assert found.passed is (passed or (better == "lower" and value < 1.1))
+    assert found.standard_error is None
+
+
+def test_a_drop_as_large_as_is_allowed_passes_in_binary_too() -> None:
+    assert 0.99 - 0.98 > 0.01
+    assert judged(scoring(max_drop=0.01), given(0.99, single=True), given(0.98, single=True)).passed
+    assert not judged(scoring(max_drop=0.01), given(0.99, single=True), given(0.9799, single=True)).passed
+    assert judged(scoring(max_drop=0.0), given(0.5, single=True), given(0.5, single=True)).passed
+    assert not judged(scoring(max_drop=0.0), given(0.5, single=True), given(0.4999999, single=True)).passed
+
+
+def test_without_a_limit_nothing_is_judged() -> None:
+    found = judged(scoring(), given(1.0, 1.0), given(0.0, 0.0))
+    assert found.passed is None
+    assert found.holds
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (given(1.0, 1.0), "2 numbers, and 3 numbers in FP32"),
+        (given(1.0, single=True), "a single number, and 3 numbers in FP32"),
+        (given(1.0), "1 number, and 3 numbers in FP32"),
+        ("it raised", "it raised"),
+    ],
+)
+def test_what_makes_no_pairs_has_no_score(plan: Given | str, why: str) -> None:
+    for limit, passed in ((None, None), (0.5, False)):
+        found = judged(scoring(max_drop=limit), given(1.0, 1.0, 1.0), plan)
+        assert found.failure is not None
+        assert why in found.failure
+        assert (found.value, found.difference, found.standard_error, found.passed) == (None, None, None, passed)
+        assert not found.holds
+
+
+def test_a_function_of_the_mean_that_fails_says_so() -> None:
+    root = scoring(of_mean=math.sqrt)
+    with pytest.raises(Unscored, match=r"of_mean\(-1\) raised ValueError"):
+        settled(root, given(-1.0))
+    assert "of_mean(-1) raised" in str(judged(root, given(1.0), given(-1.0)).failure)
+    with pytest.raises(Unscored, match="is inf"):
+        settled(scoring(of_mean=lambda mean: math.inf), given(1.0))
+
+
+def test_one_pair_has_no_standard_error_and_none_near_which_the_function_fails() -> None:
+    assert standard_error([1.0], [2.0], float) is None
+    assert standard_error([0.0, 4.0], [0.0, 4.0], lambda mean: math.sqrt(mean - 1)) is None
