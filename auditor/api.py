@@ -17,10 +17,10 @@ from .loading import from_object
 from .options import Options, named
 from .progress.cell import Cell, in_notebook
 from .progress.shown import reporter
-from .records import Distance, Progress
+from .records import Distance, Progress, Subject
 from .records.audit import Audit
 from .resources import resource_dir
-from .rulebook import load_rules
+from .rulebook import Rule, load_rules
 from .score import Scoring, in_hand
 from .strategies import SHIPPED
 from .training.objective import training_subject
@@ -69,7 +69,7 @@ def audit(
     """
     with _shown(progress, mode == "training") as told:
         options = Options(
-            rules=tuple(load_rules([resource_dir("rules"), *([Path(rules)] if rules else [])])),
+            rules=_rules(rules),
             command="auditor.audit(model, example_inputs)",
             formats=named(formats),
             strategies=named(strategies),
@@ -85,10 +85,7 @@ def audit(
             scoring=_scoring(evaluate, max_drop, better),
             progress=told,
         )
-        if options.training:
-            return run(training_subject(model, example_inputs, kwargs or {}, loss_fn), options)
-        _reject_loss(loss_fn)
-        return run(from_object(model, example_inputs, kwargs or {}), options)
+        return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)
 
 
 def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:
@@ -110,6 +107,15 @@ def _scoring(evaluate: object, max_drop: float | None, better: str | None) -> Sc
     return None
 
 
-def _reject_loss(loss_fn: object) -> None:
+def _rules(directory: str | Path | None) -> tuple[Rule, ...]:
+    return tuple(load_rules([resource_dir("rules"), *([Path(directory)] if directory else [])]))
+
+
+def _subject(
+    options: Options, model: nn.Module, inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
+) -> Subject:
+    if options.training:
+        return training_subject(model, inputs, kwargs, loss_fn)
     if loss_fn is not None:
         raise AuditorError("loss_fn is for mode='training': pass both, or neither", slug="bad-option")
+    return from_object(model, inputs, kwargs)
