@@ -21,5 +21,7 @@ from auditor.records import Plan, ScopeChoice, Score
 def test_what_holds(score: Score | None, holds: bool) -> None:
     assert score is None or score.holds is holds
     for verified in (True, False):
-        plan = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, verified=verified, score=score)
+        plan = Plan(
+            "cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, verified=verified, score=score
+        )
         assert plan.holds is (verified and holds)
