@@ -125,6 +125,32 @@ class InGlobalByDtype(Rotary):
         return TABLES[x.dtype]
 
 
+class ByDevice(nn.Module):
+    """Attention whose biases are looked up once for each device in eval mode: what is kept was computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.biases = nn.Linear(8, 24), nn.Linear(8, 8), nn.Parameter(torch.randn(6))
+        self.register_buffer("places", (torch.arange(6)[:, None] - torch.arange(6)).abs(), persistent=False)
+        self.kept: dict[str, Tensor] = {}
+
+    def bias(self, device: torch.device) -> Tensor:
+        if self.training:
+            return self.biases[self.places]
+        if str(device) not in self.kept:
+            self.kept[str(device)] = self.biases[self.places]
+        return self.kept[str(device)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out((q @ k.mT + self.bias(x.device)).softmax(-1) @ v)
+
+
+def test_biases_kept_for_each_device_follow_the_weights() -> None:
+    audit = held(lambda: (seeded(ByDevice).eval(), ((X.clone(),), {})), objective="flops")
+    assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
+
+
 ROTARY = [
     InAttribute,
     InEmptyBuffer,

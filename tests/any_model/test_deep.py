@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import auditor
 from auditor.errors import AuditorError
 from tests.any_model.holding import Call, held
 from tests.replaying import linear
-from tests.subjects import normal
+from tests.subjects import normal, seeded
 
 X = normal(4, 8)
 
@@ -97,6 +98,58 @@ def test_in_a_thread_whose_stack_is_what_it_is() -> None:
 def test_endless_recursion_is_one_clear_line() -> None:
     with pytest.raises(AuditorError, match="RecursionError"):
         auditor.audit(Endless(), (X,), device="cpu")
+
+
+class InSteps(nn.Module):
+    """A cell called for every step, in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = (torch.zeros(len(x), 8), torch.zeros(len(x), 8)), []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            found.append(state[0])
+        return torch.stack(found, 1)
+
+
+class Layered(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.layers = kind(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)[0]
+        return result
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.slow)])
+def test_over_a_thousand_steps(kind: Callable[..., nn.Module]) -> None:
+    held(lambda: (seeded(lambda: Layered(kind)).eval(), ((normal(2, 1_200, 8),), {})), formats=("fp16",))
+
+
+LONG: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
+    "1,500 layers": lambda: (nn.Sequential(*(nn.Linear(16, 16) for _ in range(1_500))), ((torch.randn(4, 16),), {})),
+    "layers and activations": lambda: (
+        nn.Sequential(*(layer for _ in range(750) for layer in (nn.Linear(16, 16), nn.ReLU()))),
+        ((torch.randn(4, 16),), {}),
+    ),
+    "1,200 steps": lambda: (InSteps(), ((torch.randn(2, 1_200, 8),), {})),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_long_models_are_audited_within_a_minute(name: str) -> None:
+    """Of processor time: other work on the machine shows in it too, but less than in the time of day."""
+    torch.manual_seed(0)
+    model, (args, _) = LONG[name]()
+    begun = time.process_time()
+    audit = auditor.audit(model.eval(), args, device="cpu")
+    assert time.process_time() - begun <= 60
+    assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
 
 
 SOURCE = """

@@ -106,6 +106,31 @@ def test_a_model_that_ends_the_process_is_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"model.py", "tmp"}
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where memory is counted as it is asked for")
+@pytest.mark.parametrize(
+    "mib", [60, 400, *(pytest.param(mib, marks=pytest.mark.slow) for mib in (200, 600, 700, 800, 1_000, 1_500))]
+)
+def test_little_memory_is_one_line_or_enough(mib: int, tmp_path: Path, root: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mib << 20, before[1]))  # of what starts here: a process inherits it
+    try:
+        process = command(tmp_path, root, "def act(): pass", "--out", "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    output, told = process.communicate(timeout=300)
+    errors = told.decode(errors="replace")
+    assert process.returncode in (0, 2), errors
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == (process.returncode == 2), errors
+    assert all("memory ran out" in line for line in lines)
+    assert "Traceback" not in errors
+    assert (output != b"") is (process.returncode == 0)
+    assert (tmp_path / "out").exists() is (process.returncode == 0)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Path) -> None:
     process = command(tmp_path, root, "def act(): pass", "--dry-run")
     assert process.stdout is not None
