@@ -65,7 +65,9 @@ def run(subject: Subject, options: Options) -> Audit:
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget)
         with stages("regions", "flagged nodes that lie together"):
-            regions = run_regions(captured, subject.model, subject.batches[0], relative, judged.verdicts, formats)
+            regions = run_regions(
+                captured, subject.model, subject.batches[0], relative, judged.verdicts, formats, yardstick.measured
+            )
         with stages("training", "the FP32 step", wanted=options.training):
             step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged

@@ -18,6 +18,11 @@ def name_of(function: Function) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def strict(written: str) -> bool:
+    """Whether a criterion, as it is written, allows nothing at all to be lost."""
+    return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
+
+
 @dataclass(frozen=True)
 class Criterion:
     """output: a name as in the model's own return; a name of something that holds several outputs, or a pattern with `*`,

@@ -58,8 +58,7 @@ class Criteria:
     @property
     def all(self) -> tuple[Criterion, ...]:
         """The criteria, and the budget of the other outputs where there are any."""
-        others = any(not any(one.speaks_of(name) for one in self.each) for name in self.names)
-        return (*self.each, self.rest) if others else self.each
+        return (*self.each, self.rest) if self.meant(self.rest, self.names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion takes of what it allows; above 1 one of them does not hold."""
@@ -70,15 +69,11 @@ class Criteria:
 
         Raises: MeasureError(slug="shape-mismatch").
         """
-        names = reference.names if isinstance(reference, NamedTensors) else self.names
+        names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        found = [self._one(criterion, names, reference, candidate) for criterion in self.each]
-        others = [i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each)]
-        if others:
-            error = self.joint([reference[i] for i in others], [candidate[i] for i in others])
-            found.append(Held(self.rest, error, self.rest.share(error)))
-        return found
+        found = [self.one(criterion, reference, candidate) for criterion in self.each]
+        return [*found, self.one(self.rest, reference, candidate)] if self.meant(self.rest, names) else found
 
     def values(
         self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
@@ -95,13 +90,28 @@ class Criteria:
             for criterion in (*self.each, *(one.criterion for one in found if one.criterion not in self.each))
         )
 
-    def _one(self, criterion: Criterion, names: Sequence[str], reference: Tensors, candidate: Tensors) -> Held:
-        meant = [i for i, name in enumerate(names) if criterion.speaks_of(name)]
+    def meant(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
+        """Which outputs a criterion speaks of; `rest` of those that no other does."""
+        if criterion.output == OTHERS:
+            return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
+        return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
+
+    def one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> Held:
+        """One criterion and its value. Raises: MeasureError(slug="shape-mismatch")."""
+        meant = self.meant(criterion, names_of(reference, self.names))
+        if criterion.output == OTHERS:
+            error = self.joint([reference[i] for i in meant], [candidate[i] for i in meant])
+            return Held(criterion, error, criterion.share(error))
         values = [value(criterion, reference[i], candidate[i]) for i in meant]
         if not values:
             return Held(criterion, None, 0.0)
         worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
         return Held(criterion, worst, criterion.share(worst))
+
+
+def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that outputs bring along, or others."""
+    return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 
 def bound(

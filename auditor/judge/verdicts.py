@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..criteria.criterion import strict
 from ..formats.table import FORMATS, label
 from ..measure.calibrate import Calibration
 from ..measure.rerun import SENSITIVE_SHARE
@@ -57,6 +58,8 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     """
     if not math.isfinite(contribution.isolated):
         return "the outputs turn non-finite"
+    if contribution.criterion and contribution.decided_by != "margin":
+        return _taken(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     if contribution.decided_by == "group":
@@ -69,11 +72,25 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
 
 def _taken(contribution: Contribution, max_error: float) -> str:
-    share = f"{contribution.isolated / max_error:.0%} of the error budget"
-    if contribution.decided_by == "group":
-        return f"low together with {_others(contribution)} it takes {share}"
-    predicted = "is predicted to take" if contribution.decided_by == "first-order" else "takes"
-    return f"alone it {predicted} {share}"
+    """What it takes of the budget, or of the criterion that it takes most of."""
+    predicted = contribution.decided_by == "first-order"
+    alone = f"low together with {_others(contribution)} it" if contribution.decided_by == "group" else "alone it"
+    takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
+    criterion = contribution.criterion
+    if not criterion:
+        return f"{takes} {contribution.isolated / max_error:.0%} of the error budget"
+    if not strict(criterion):
+        return f"{takes} {_percent(contribution.isolated)} of what '{criterion}' allows"
+    does = ("is predicted to break", "breaks") if contribution.isolated > 1 else ("is predicted to hold", "holds")
+    return f"{alone} {does[not predicted]} '{criterion}'"
+
+
+def _percent(share: float) -> str:
+    """A share that keeps two digits, and the side of 100 % that it is on."""
+    text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
+    if share > 1 and float(text) <= 100:
+        return "just over 100%"
+    return f"{float(text):g}%" if float(text) < 10_000 else f"{share:,.0f} times 100%"
 
 
 def _others(contribution: Contribution) -> str:
@@ -89,7 +106,7 @@ def _unsafe_reason(
     error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
 ) -> str:
     effect = effect_of(contribution, max_error)
-    if math.isfinite(contribution.isolated):
+    if math.isfinite(contribution.isolated) and not contribution.criterion:
         effect = f"{effect}, over the budget of {max_error:.2g}"
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..ops.nodes import tensors_of
 from ..records import Contribution
@@ -11,6 +12,7 @@ from .estimates import Estimates, estimate
 from .margins import only_choices, through
 from .measure import Measurement
 from .rerun import PLAIN, Reruns, Yardstick
+from .shares import first_order, shares
 from .undecided import Undecided
 
 
@@ -20,17 +22,25 @@ def attribute(
     tick: Callable[[str], None] = lambda name: None,
     yardstick: Yardstick = PLAIN,
 ) -> dict[str, dict[str, Contribution]]:
-    """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1.
+    """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria where there are any.
 
     Nodes without a first-order answer (non-finite, deciding a discrete result, or before what has no derivative) are
     re-run, see undecided.py. See estimates.py for the others.
     """
-    estimates = estimate(measurement, seed)
-    result: dict[str, dict[str, Contribution]] = {}
-    for name in measurement.live:
-        result[name] = {fmt: estimates.contribution(name, fmt) for fmt in measurement.formats}
-    unseen = _unseen(estimates)
     choosing = only_choices(measurement.capture)
+    result: dict[str, dict[str, Contribution]] = {name: {} for name in measurement.live}
+    if isinstance(yardstick.distance, Criteria) and not choosing:
+        parts = first_order(measurement, yardstick.distance, seed)
+        passes = [part.estimates for part in parts]
+        for fmt in measurement.formats:
+            reruns = Reruns(measurement, fmt, yardstick)
+            for name, one in shares(measurement, yardstick.distance, parts, reruns, tick).items():
+                result[name][fmt] = one
+    else:
+        passes = [estimate(measurement, seed)]
+        for name in measurement.live:
+            result[name] = {fmt: passes[0].contribution(name, fmt) for fmt in measurement.formats}
+    unseen = _unseen(measurement, passes)
     for fmt in measurement.formats:
         first = {name: result[name][fmt] for name in measurement.traces}
         levels = _levels(measurement, first, unseen) if choosing else {}
@@ -49,14 +59,13 @@ def _levels(measurement: Measurement, first: Mapping[str, Contribution], unseen:
     return {name: one.isolated for name, one in first.items() if name in eligible}
 
 
-def _unseen(estimates: Estimates) -> set[str]:
+def _unseen(measurement: Measurement, passes: Sequence[Estimates]) -> set[str]:
     """Nodes of which first order says nothing, or not all: no derivative leads from them to all that depends on them."""
-    measurement = estimates.measurement
     return {
         name
         for name in measurement.errors
         if name in measurement.blind
-        or (not estimates.reached(name) and measurement.capture.nodes[name].floating)
+        or (not any(one.reached(name) for one in passes) and measurement.capture.nodes[name].floating)
         or not all(x.is_floating_point() and is_plain(x) for x in tensors_of(measurement.values[name])[:1])
     }
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..formats.metrics import output_error
 from ..ops.flops import flops_of
 from ..records import Contribution, Linearity
 from .estimates import lone_views
@@ -49,7 +50,8 @@ def confirmed(
     for fmt in measurement.formats:
         predicted = _predicted(measurement, contributions, fmt)
         confirming = _Confirming(Reruns(measurement, fmt, yardstick), predicted, lone_views(measurement), tick)
-        confirming.go(_whole(measurement, contributions, fmt))
+        relative = yardstick.measured is output_error
+        confirming.go(_whole(measurement, contributions, fmt) if relative else None)
         for name, found in confirming.found.items():
             result[name][fmt] = found
         if confirming.check is not None:
@@ -102,6 +104,7 @@ class _Confirming:
     astray: int = 0
     check: Linearity | None = None
     _known: dict[str, float] = field(default_factory=dict)
+    _taken: dict[str, str] = field(default_factory=dict)
 
     def go(self, whole: tuple[float, float] | None) -> None:
         limit = self.reruns.yardstick.limit
@@ -169,8 +172,9 @@ class _Confirming:
                     continue
                 self.tick(name)
                 self._known[key] = self.reruns.together([name])[0]
+                self._taken[key] = self.reruns.criterion
                 self._compare(self.predicted[name].isolated, self._known[key])
-            self._settle(name, self._known[key])
+            self._settle(name, self._known[key], self._taken[key])
 
     def _compare(self, predicted: float, run: float) -> None:
         if math.isfinite(run) and run > 0 and predicted > 0:
@@ -178,11 +182,16 @@ class _Confirming:
         elif run or predicted > _TOLD * self.reruns.yardstick.limit:
             self.astray += 1
 
-    def _settle(self, name: str, run: float) -> None:
+    def _settle(self, name: str, run: float, criterion: str) -> None:
         said = self.predicted[name]
         share = run / said.isolated if said.isolated and math.isfinite(run) else 1.0
         self.found[name] = replace(
-            said, isolated=run, own=said.own * share, cast=said.cast * share, decided_by="re-run"
+            said,
+            isolated=run,
+            own=said.own * share,
+            cast=said.cast * share,
+            decided_by="re-run",
+            criterion=criterion,
         )
 
     def _views(self) -> list[str]:

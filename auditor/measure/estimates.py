@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..criteria.forms import Form
 from ..formats.entries import dense, entries, is_number, is_plain
 from ..formats.table import FORMATS, format_of
 from ..ops.nodes import target_of, viewed
@@ -36,7 +37,7 @@ class Estimates:
     """What the passes found, per value, format and kind of error.
 
     A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
-    passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
+    outputs_norm: what effects are divided by. passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
     that no reader has.
     """
 
@@ -75,12 +76,27 @@ def reading(product: str, source: str) -> str:
     return f"{product} reads {source}"
 
 
-def estimate(measurement: Measurement, seed: int) -> Estimates:
-    """One backward pass per probe of the outputs, or of what decides them, a hook on every value; with a batch, an independent estimate per sample."""
-    outputs = [x for x in answered(measurement) if is_number(x) and x.requires_grad]
-    batch = _batch_size(outputs)
+@dataclass(frozen=True)
+class Target:
+    """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart."""
+
+    outputs: tuple[torch.Tensor, ...]
+    forms: tuple[Form | None, ...]
+    samples: bool = True
+
+
+def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
+    """One backward pass per probe of the outputs, or of what decides them, a hook on every value; with a batch, an independent estimate per sample.
+
+    target: what the probes are of instead; what is found is then no share of the outputs' norm but as their forms have
+    it. keep: another estimate follows on the same measurement.
+    """
+    probed = answered(measurement) if target is None else target.outputs
+    moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
+    outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
+    batch = _batch_size(outputs) if target is None or target.samples else None
     outputs = [entries(x) for x in outputs]
-    norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs))
+    norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs)) if target is None else 1.0
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
@@ -88,14 +104,14 @@ def estimate(measurement: Measurement, seed: int) -> Estimates:
     views = lone_views(measurement)
     handles = _hooked(estimates, batch, views)
     try:
-        for index, probe in enumerate(probes(outputs, count, seed)):
+        for index, probe in enumerate(probes(outputs, count, seed, forms)):
             if index and not light and estimates.scatter() <= ENOUGH:
                 break
             estimates.probe = index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
             beat("how far errors reach the outputs")
-            torch.autograd.backward(probe.total, retain_graph=index < count - 1, inputs=ends)
+            torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
     finally:
         for handle in handles:
             handle.remove()

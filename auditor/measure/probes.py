@@ -8,19 +8,22 @@ from dataclasses import dataclass
 
 import torch
 
+from ..criteria.forms import Form
 from .sums import Sums
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One pass. signs: random, one tensor for each that is probed. total: <signs, tensors>, a scalar to differentiate."""
+    """One pass. signs: random, one tensor for each that is probed, shaped as was asked. total: <signs, tensors>, a scalar to differentiate."""
 
     signs: list[torch.Tensor]
     total: torch.Tensor
 
 
-def probes(tensors: Sequence[torch.Tensor], count: int, seed: int) -> Iterator[Probe]:
-    """`count` probes of the same tensors, each drawn when it is asked for.
+def probes(
+    tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form | None] = ()
+) -> Iterator[Probe]:
+    """`count` probes of the same tensors, each drawn when it is asked for. shape: what the signs of each go through.
 
     For a random sign vector v and any error d of what the tensors y depend on, E<v, J d>^2 = ||J d||^2; a backward pass
     from <v, y> gives <v, J d> = <J^T v, d> for all errors at once.
@@ -29,6 +32,7 @@ def probes(tensors: Sequence[torch.Tensor], count: int, seed: int) -> Iterator[P
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         drawn = [signs(x, generator) for x in tensors]
+        drawn = [x if form is None else form(x) for x, form in zip(drawn, shape, strict=True)] if shape else drawn
         # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
         total = torch.stack([(x * weight).sum() for x, weight in zip(tensors, drawn, strict=True)]).sum()
         yield Probe(drawn, total)

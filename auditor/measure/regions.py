@@ -17,7 +17,7 @@ from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
 from ..raised import let_through
-from ..records import Batch, Capture, Contribution, FlaggedRegion, Verdict
+from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Verdict
 from ..replay.execute import PartlyLow, Replay
 from .calibrate import Calibration
 from .rounded import rounder
@@ -35,6 +35,7 @@ def run_regions(
     found: Calibration,
     verdicts: Verdicts,
     formats: Sequence[str],
+    distance: Distance = output_error,
 ) -> tuple[FlaggedRegion, ...]:
     """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
@@ -49,7 +50,7 @@ def run_regions(
         except Exception as error:
             let_through(error)
             return tuple(_failed(region, capture, error) for region in regions)
-        return tuple(_tested(region, capture, flat, reference.values) for region in regions)
+        return tuple(_tested(region, capture, flat, reference.values, distance) for region in regions)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
     return tuple(node.name for node in region.nodes if node.name in capture.nodes)
 
 
-def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any]) -> FlaggedRegion:
+def _tested(
+    region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any], distance: Distance
+) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
     beat(f"{len(region.nodes)} operations together")
@@ -126,14 +129,14 @@ def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Mappi
     changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]
     local = max(_error(reference[node], low.values[node]) for node in region.leaving)
     return FlaggedRegion(
-        region.fmt, names, _shared(capture, names), local, _error(outputs, changed), region.explained, None
+        region.fmt, names, _shared(capture, names), local, _error(outputs, changed, distance), region.explained, None
     )
 
 
-def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor]) -> float:
+def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor], distance: Distance = output_error) -> float:
     if [x.shape for x in reference] != [x.shape for x in candidate]:
         return math.inf
-    return output_error(reference, candidate)
+    return distance(reference, candidate)
 
 
 def _named(capture: Capture, name: str) -> fx.Node:

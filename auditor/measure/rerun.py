@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
 from ..ops.nodes import tensors_of
@@ -58,19 +59,35 @@ class Yardstick:
             return relative
         return float(self.distance(reference, candidate)) / self.unit
 
+    @property
+    def measured(self) -> Distance:
+        """What contributions are in before `unit`: shares of criteria, where there are any, else relative L2."""
+        return self.distance if isinstance(self.distance, Criteria) else output_error
+
+    def criterion(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> str:
+        """The criterion of which outputs take most; "" where there is none."""
+        if not isinstance(self.distance, Criteria):
+            return ""
+        most = max(self.distance.held(reference, candidate), key=lambda held: held.share, default=None)
+        return str(most.criterion) if most is not None else ""
+
 
 PLAIN = Yardstick()
 """Relative L2 error, and no budget: nothing that moves the outputs is harmless."""
 
 
 class Reruns:
-    """Re-runs of a measured model in one format; `spent` says how many whole runs they cost so far."""
+    """Re-runs of a measured model in one format; `spent` says how many whole runs they cost so far.
+
+    criterion: the one that the last run took most of, where there are any.
+    """
 
     def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
         self.measurement, self.format, self.yardstick = measurement, format, yardstick
         self._rest = Rest(measurement.capture, measurement.flat_inputs, measurement.values)
         self._outputs = [x.detach() for x in measurement.outputs]
         self._round = rounder(measurement.capture, format)
+        self.criterion = ""
 
     @property
     def spent(self) -> float:
@@ -81,12 +98,26 @@ class Reruns:
         """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
         return self.disturbed({name: value})
 
+    @property
+    def reference(self) -> list[torch.Tensor]:
+        """The outputs in FP32."""
+        return self._outputs
+
+    def outputs(self, name: str) -> list[torch.Tensor] | None:
+        """The outputs with one operation low; None where something cannot be run so."""
+        try:
+            return self._rest.together([name], self.format, self._round).outputs
+        except Exception as error:
+            let_through(error)
+            return None
+
     def disturbed(self, values: Mapping[str, Any]) -> float:
         """Error of the outputs when the values of several nodes are others."""
         try:
-            return self.yardstick(self._outputs, self._rest.outputs(values))
+            return self._held(self._rest.outputs(values))
         except Exception as error:  # what follows cannot be computed from these: their shapes, or entries, do not fit
             let_through(error)
+            self.criterion = ""
             return math.inf
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
@@ -96,10 +127,15 @@ class Reruns:
         """
         try:
             followed = self._rest.together(names, self.format, self._round, provoke=len(names) > 1)
-            return self.yardstick(self._outputs, followed.outputs), followed.flipped
+            return self._held(followed.outputs), followed.flipped
         except Exception as error:
             let_through(error)
+            self.criterion = ""
             return math.inf, True
+
+    def _held(self, outputs: list[torch.Tensor]) -> float:
+        self.criterion = self.yardstick.criterion(self._outputs, outputs)
+        return self.yardstick(self._outputs, outputs)
 
 
 def only_non_finite(reference: Any, low: Any) -> Any:

@@ -21,8 +21,9 @@ LIMITS = Limits(most=96)
 FEW = 48
 """So many are run one by one; of more, groups are run first, and halved where a group does harm."""
 
-Group = tuple[list[str], float, bool]
-"""Operations, and what is known of a larger group that they are of: its error, and whether it changed a choice."""
+Group = tuple[list[str], float, bool, str]
+"""Operations, and what is known of a larger group that they are of: its error, whether it changed a choice, and the criterion
+that it took most of."""
 
 
 @dataclass
@@ -88,37 +89,38 @@ class Undecided:
 
     def _halve(self, names: Sequence[str]) -> None:
         """All low at once; where that does harm, each half, down to single ones."""
-        groups: deque[Group] = deque([(list(names), math.inf, True)] if names else [])
+        groups: deque[Group] = deque([(list(names), math.inf, True, "")] if names else [])
         while groups:
-            group, error, flipped = groups.popleft()
+            group, error, flipped, criterion = groups.popleft()
             if not self._affordable():
-                self.found |= {name: self._bounded(name, error, len(names), flipped) for name in group}
+                self.found |= {name: self._bounded(name, error, len(names), flipped, criterion) for name in group}
                 continue
             self.tick(group[0])
             if len(group) == 1:
                 self.found[group[0]] = alone(self.reruns, group[0], once=True)
                 continue
             error, flipped = self.reruns.together(group)
+            criterion = self.reruns.criterion
             if error <= SENSITIVE_SHARE * self.reruns.yardstick.limit:
-                self.found |= {name: self._bounded(name, error, len(group), flipped) for name in group}
+                self.found |= {name: self._bounded(name, error, len(group), flipped, criterion) for name in group}
             elif math.isfinite(error) and not flipped and not any(self._is_blind(name) for name in group):
                 self.found |= {name: self.first[name] for name in group}  # nothing that first order does not see
             else:
                 middle = len(group) // 2
-                groups += [(group[:middle], error, flipped), (group[middle:], error, flipped)]
+                groups += [(half, error, flipped, criterion) for half in (group[:middle], group[middle:])]
 
     def _is_blind(self, name: str) -> bool:
         return self._traces[name].certain or name in self.unseen
 
-    def _bounded(self, name: str, error: float, many: int, flipped: bool) -> Contribution:
+    def _bounded(self, name: str, error: float, many: int, flipped: bool, criterion: str) -> Contribution:
         """One of so many that together move the outputs by `error`; of independent errors the squares add up."""
         first = self.first[name]
         if not error <= self.reruns.yardstick.limit:
             return replace(first, decided_by="not-run")
         share = error / math.sqrt(many)
         if flipped or not first.own:
-            return Contribution(error, share, share, "group", many)
-        return Contribution(error, min(first.own, error), min(first.cast, error), "group", many)
+            return Contribution(error, share, share, "group", many, criterion)
+        return Contribution(error, min(first.own, error), min(first.cast, error), "group", many, criterion)
 
 
 def alone(reruns: Reruns, name: str, once: bool = False) -> Contribution:
@@ -126,10 +128,11 @@ def alone(reruns: Reruns, name: str, once: bool = False) -> Contribution:
     measurement = reruns.measurement
     low, cast = raised(measurement.traces[name][reruns.format].low), None
     isolated = reruns.together([name])[0] if low is None else reruns.error(name, low)
+    criterion = reruns.criterion
     if measurement.capture.nodes[name].floating and not (once and isolated == 0):
         rounded = raised(lowered(measurement.values[name], FORMATS[reruns.format]))
         cast = isolated if _equal(low, rounded) else reruns.error(name, rounded)
-    return Contribution(isolated, isolated, isolated if cast is None else cast, "re-run")
+    return Contribution(isolated, isolated, isolated if cast is None else cast, "re-run", criterion=criterion)
 
 
 def _equal(a: object, b: object) -> bool:

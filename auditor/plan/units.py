@@ -34,7 +34,7 @@ def yardstick_of(
     outputs = reference(subject, subject.batches[0], seed)
     if criteria:
         shares = bound(criteria, max_error, outputs, metric)
-        return Yardstick(1.0, shares, unit_of(shares, outputs, 1.0))
+        return Yardstick(1.0, shares)
     assert metric is not None
     return Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
 

@@ -73,7 +73,8 @@ class Contribution:
     isolated: Annotated[
         float,
         Written(
-            "how far it alone, low, moves the outputs (relative L2); the verdict rests on this", key="contribution"
+            "how far it alone, low, moves the outputs (relative L2, or a share of `criterion`); the verdict rests on this",
+            key="contribution",
         ),
     ]
     own: Annotated[float, Written("of that, what the operation and its result make, its inputs in FP32")]
@@ -88,6 +89,13 @@ class Contribution:
         ),
     ] = "first-order"
     together: Annotated[int, Written("how many operations were low in that run", least=1)] = 1
+    criterion: Annotated[
+        str,
+        Written(
+            "the criterion that it takes most of, where some were set: effects are shares of what that allows",
+            sparse=True,
+        ),
+    ] = ""
     backward: float = 0.0
 
 
@@ -257,7 +265,10 @@ class FlaggedRegion:
     local_error: Annotated[
         float | None, Written("of the values that leave it, the worst one's; relative L2; `null`: not finite")
     ]
-    error: Annotated[float | None, Written("of the model's outputs; relative L2")]
+    error: Annotated[
+        float | None,
+        Written("of the model's outputs; relative L2, or the largest share of a criterion where some were set"),
+    ]
     explained: Annotated[
         float,
         Written(

@@ -190,3 +190,28 @@ def test_a_region_of_the_authors_own_protects_under_autocast() -> None:
 
     traced, found = judged(Function(protected), normal(4, 4))
     assert "autocast" not in found.exposed[only(traced, "matmul").name]["fp16"]
+
+
+@pytest.mark.parametrize(
+    ("isolated", "criterion", "decided_by", "together", "words"),
+    [
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, "alone it is predicted to take 34% of what 'boxes: max_abs <= 0.5' allows"),
+        (0.0123, "boxes: max_abs <= 0.5", "re-run", 1, "alone it takes 1.2% of what 'boxes: max_abs <= 0.5' allows"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, "alone it takes 340% of what 'boxes: iou >= 0.9' allows"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, "alone it takes just over 100% of what 'boxes: iou >= 0.9' allows"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, "alone it takes 512 times 100% of what 'boxes: iou >= 0.9' allows"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, "low together with 3 others it takes 20% of what 'boxes: iou >= 0.9' allows"),
+        (2.25, "mask: flips <= 0", "re-run", 1, "alone it breaks 'mask: flips <= 0'"),
+        (2.25, "y: top1 >= 1", "first-order", 1, "alone it is predicted to break 'y: top1 >= 1'"),
+        (0.0, "mask: flips <= 0", "re-run", 1, "alone it holds 'mask: flips <= 0'"),
+        (0.5, "x: psnr >= 1", "re-run", 1, "alone it takes 50% of what 'x: psnr >= 1' allows"),
+        (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn non-finite"),
+    ],
+)  # fmt: skip
+def test_with_criteria_the_words_say_of_which_it_takes_how_much(
+    isolated: float, criterion: str, decided_by: str, together: int, words: str
+) -> None:
+    found = Contribution(isolated, 0.0, 0.0, decided_by, together, criterion)
+    said = verdict_of(node(), NodeError(local_error=1e-3), found, SPAN, BOTH, "fp16", 1.0)
+    assert said.reason == words
+    assert said.verdict == ("unsafe" if isolated > 1 else "sensitive" if isolated > 0.25 else "safe")

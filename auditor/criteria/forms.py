@@ -1,0 +1,103 @@
+"""The quadratic form of a criterion: which direction of an error it sees, and how much of its limit that takes.
+
+To second order the square of a share is d' A A' d for an error d of the output, and A is what shapes random signs e:
+E<A e, d>^2 = d' A A' d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..formats.entries import entries, is_plain
+from .criterion import Criterion
+from .values import peak_of
+
+Form = Callable[[torch.Tensor], torch.Tensor]
+"""Random signs, shaped as the output's entries -> A times them, such that E<A e, d>^2 is the square of the share that d takes."""
+
+
+def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
+    make = FORMS.get(criterion.kind) if criterion.function is None else None
+    if make is None or _nothing(criterion):
+        return None
+    return make(criterion, reference.detach())
+
+
+def across(criterion: Criterion, reference: torch.Tensor) -> bool:
+    """Whether its form ties entries along the first dimension to each other, so that samples are not seen one by one."""
+    return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
+
+
+def _nothing(criterion: Criterion) -> bool:
+    return criterion.limit == (0.0 if criterion.how.sign == "<=" else criterion.how.best)
+
+
+def scaled(reference: torch.Tensor, limit: float) -> Form | None:
+    """Relative L2 beside a limit."""
+    size = float(_finite(entries(reference)).double().norm())
+    return (lambda signs: signs / (size * limit)) if size else None
+
+
+def _rel_l2(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    return scaled(reference, criterion.limit)
+
+
+def _psnr(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # share = 10^((limit - psnr) / 20) = 10^(limit / 20) ||d|| / (sqrt(n) peak)
+    x = entries(reference).double()
+    peak = peak_of(x, criterion)
+    if not peak:
+        return None
+    scale = 10 ** (criterion.limit / 20) / (peak * math.sqrt(max(int(torch.isfinite(x).sum()), 1)))
+    return lambda signs: signs * scale
+
+
+def _kl(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # KL = 1/2 d' F d of each row, F = diag(p) - p p' = A A' with A = diag(sqrt p) - p (sqrt p)'
+    if not is_plain(reference):
+        return None
+    dim = criterion.option("dim", -1)
+    p = reference.softmax(dim)
+    count = reference.numel() // reference.shape[dim]
+    scale = 1 / math.sqrt(2 * count * criterion.limit)
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        spread = p.sqrt() * signs
+        return (spread - p * spread.sum(dim, keepdim=True)) * scale
+
+    return shape
+
+
+def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # 1 - cos = |d across r|^2 / (2 |r|^2) of each row
+    if not is_plain(reference):
+        return None
+    dim = criterion.option("dim", -1)
+    x = _finite(reference)
+    size = x.norm(dim=dim, keepdim=True)
+    count = reference.numel() // reference.shape[dim]
+    scale = 1 / math.sqrt(2 * count * (1 - criterion.limit))
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        unit = torch.where(size > 0, x / size, torch.zeros_like(x))
+        beside = signs - unit * (unit * signs).sum(dim, keepdim=True)
+        return torch.where(size > 0, beside / size, torch.zeros_like(x)) * scale
+
+    return shape
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
+    "rel_l2": _rel_l2,
+    "psnr": _psnr,
+    "kl": _kl,
+    "cosine": _cosine,
+}
+"""Kinds that are the square root of a quadratic form of the error, or that form itself."""

@@ -1,0 +1,252 @@
+"""What operations take of criteria, against brute force: one of them low at a time, held to definitions written out here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from auditor.criteria import criteria_of
+from auditor.criteria.measure import bound
+from auditor.measure import shares
+from auditor.measure.attribute import attribute
+from auditor.measure.measure import Measurement
+from auditor.measure.rerun import Limits, Yardstick
+from auditor.measure.shares import Table
+from auditor.records import Contribution
+from auditor.runs.answer import answer
+from auditor.runs.outputs import tensor_outputs
+from tests.brute_force import OneLow, spearman
+from tests.subjects import measurement_of
+
+Share = Callable[[Tensor, Tensor], float]
+
+
+class Tokens(nn.Module):
+    """Two blocks of attention and a perceptron."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(60, 32), head
+        self.qkv = nn.ModuleList([nn.Linear(32, 96) for _ in range(2)])
+        self.up = nn.ModuleList([nn.Linear(32, 64) for _ in range(2)])
+        self.down = nn.ModuleList([nn.Linear(64, 32) for _ in range(2)])
+        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(5)])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for i in range(2):
+            q, k, v = self.qkv[i](self.norms[2 * i](x)).chunk(3, -1)
+            x = x + (q @ k.transpose(-1, -2) / 32**0.5).softmax(-1) @ v
+            x = x + self.down[i](F.gelu(self.up[i](self.norms[2 * i + 1](x))))
+        return self.head(self.norms[4](x))
+
+
+class Pixels(nn.Module):
+    """Convolutions and norms over an image, and a row for every place in it."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, 2, 1)
+        self.third, self.fourth = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 1)
+        self.group, self.batch, self.head = nn.GroupNorm(4, 32), nn.BatchNorm2d(32), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.group(self.second(F.relu(self.first(x)))))
+        x = x + F.silu(self.batch(self.third(x)))
+        return self.head((2 * torch.tanh(self.fourth(x))).flatten(2).transpose(1, 2))
+
+
+class Gates(nn.Module):
+    """Four gated layers beside a residual."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(12, 32), head
+        self.layers = nn.ModuleList([nn.Linear(32, 64) for _ in range(4)])
+        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            value, gate = layer(norm(x)).chunk(2, -1)
+            x = x + value * torch.sigmoid(gate)
+        return self.head(x)
+
+
+class Boxes(nn.Module):
+    """Corners of boxes in pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle, size = self.layer(x).split(2, -1)
+        middle, half = 300 + 100 * middle, 30 * (size / 2).exp()
+        return torch.cat([middle - half, middle + half], -1)
+
+
+class LogShares(nn.Module):
+    """Log-probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log_softmax(3 * self.layer(x), -1)
+
+
+BODIES: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[[torch.Generator], Tensor]]] = {
+    "tokens": (Tokens, lambda g: torch.randint(0, 60, (8, 16), generator=g)),
+    "pixels": (Pixels, lambda g: torch.randn(2, 3, 16, 16, generator=g)),
+    "gates": (Gates, lambda g: torch.randn(8, 24, 12, generator=g)),
+}
+
+
+def kl(r: Tensor, c: Tensor) -> float:
+    p, q = r.softmax(-1), c.softmax(-1)
+    return math.sqrt(max(float((p * (p.log() - q.log())).sum(-1).mean()), 0.0) / 0.001)
+
+
+def taken(r: Tensor, c: Tensor) -> float:
+    ours, theirs = (x.reshape(-1, x.shape[-1]).topk(5).indices.tolist() for x in (r, c))
+    kept = sum(len(set(a) & set(b)) for a, b in zip(ours, theirs, strict=True))
+    return (1 - kept / (5 * len(ours))) / 0.1
+
+
+def cosine(r: Tensor, c: Tensor) -> float:
+    return math.sqrt(max(float((1 - F.cosine_similarity(r, c, dim=-1)).mean()), 0.0) / 0.001)
+
+
+def iou(r: Tensor, c: Tensor) -> float:
+    shared = (torch.minimum(r[..., 2:], c[..., 2:]) - torch.maximum(r[..., :2], c[..., :2])).clamp(min=0).prod(-1)
+    union = (r[..., 2:] - r[..., :2]).prod(-1) + (c[..., 2:] - c[..., :2]).prod(-1) - shared
+    return float((1 - shared / union).max()) / 0.05
+
+
+def cubes(r: Tensor, c: Tensor) -> float:
+    return float((c - r).abs().pow(3).mean()) ** (1 / 3)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], Share]] = {
+    "rel_l2 <= 0.01": (lambda: nn.Linear(32, 32), lambda r, c: float((c - r).norm() / r.norm()) / 0.01),
+    "max_abs <= 0.02": (lambda: nn.Linear(32, 32), lambda r, c: float((c - r).abs().max()) / 0.02),
+    "mean_abs <= 0.01": (lambda: nn.Linear(32, 32), lambda r, c: float((c - r).abs().mean()) / 0.01),
+    "rel_max <= 0.01": (lambda: nn.Linear(32, 32), lambda r, c: float((c - r).abs().max() / r.abs().max()) / 0.01),
+    "kl <= 0.001": (lambda: nn.Linear(32, 40), kl),
+    "nats <= 0.1": (LogShares, lambda r, c: float((c.log_softmax(-1) - r.log_softmax(-1)).abs().max()) / 0.1),
+    "top1 >= 0.9": (
+        lambda: nn.Linear(32, 40),
+        lambda r, c: float((c.argmax(-1) != r.argmax(-1)).double().mean()) / 0.1,
+    ),
+    "topk(5) >= 0.9": (lambda: nn.Linear(32, 40), taken),
+    "flips <= 0.1": (lambda: nn.Linear(32, 32), lambda r, c: float(((c > 0) != (r > 0)).double().mean()) / 0.1),
+    "cosine >= 0.999": (lambda: nn.Linear(32, 32), cosine),
+    "psnr >= 40": (
+        lambda: nn.Sequential(nn.Linear(32, 16), nn.Sigmoid()),
+        lambda r, c: 100 * float((c - r).square().mean().sqrt() / (r.max() - r.min())),
+    ),
+    "iou >= 0.95": (Boxes, iou),
+    "cubes <= 0.1": (lambda: nn.Linear(32, 32), lambda r, c: cubes(r, c) / 0.1),
+}
+"""{criterion: what it is asked of, and the share of it that two outputs take, by definition}."""
+
+COUNTS = ("top1", "topk", "flips")
+
+
+class Case:
+    """A model under one criterion: what was found of its operations, and what is true."""
+
+    def __init__(self, text: str, body: str) -> None:
+        head, self.share = KINDS[text]
+        torch.manual_seed(1)
+        make, inputs = BODIES[body]
+        model, x = make(head()).eval(), inputs(torch.Generator().manual_seed(3))
+        asked: Any = {"output": (cubes, 0.1)} if text.startswith("cubes") else f"output: {text}"
+        held = bound(criteria_of(asked), 0.01, answer(model, ((x,), {})))
+        self.measured: Measurement = measurement_of(model, x)
+        self.found = attribute(self.measured, yardstick=Yardstick(1.0, held))
+
+    def compared(self, fmt: str) -> list[tuple[Contribution, float]]:
+        """What was found of every operation that moves the output, and how much it takes."""
+        reference = self.measured.outputs[0].detach().double()
+        flat = [x.detach() if isinstance(x, Tensor) else x for x in self.measured.flat_inputs]
+        found = []
+        for name, node in self.measured.capture.nodes.items():
+            with torch.no_grad():
+                low = tensor_outputs(OneLow(self.measured.capture.graph_module, name, fmt).run(*flat))[0].double()
+            if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
+                found.append((self.found[name][fmt], self.share(reference, low)))
+        return found
+
+
+def fits(pairs: list[tuple[float, float]]) -> None:
+    ratios = [found / true for found, true in pairs]
+    assert len(pairs) >= 10
+    assert spearman(*map(list, zip(*pairs, strict=True))) >= 0.95
+    assert 0.9 <= statistics.median(ratios) <= 1.1
+
+
+def check(text: str, body: str, fmt: str) -> None:
+    pairs = [(found.isolated, true) for found, true in Case(text, body).compared(fmt)]
+    if text.startswith(COUNTS):
+        assert all(found == pytest.approx(true) for found, true in pairs)
+        assert any(true for _, true in pairs)
+    else:
+        fits(pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [("kl <= 0.001", "gates"), ("max_abs <= 0.02", "pixels"), ("top1 >= 0.9", "gates"), ("psnr >= 40", "tokens")],
+)
+def test_against_brute_force(text: str, body: str) -> None:
+    check(text, body, "bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("text", [text for text in KINDS if not text.startswith(COUNTS)])
+def test_every_kind_against_brute_force_on_three_models(text: str, body: str, fmt: str) -> None:
+    check(text, body, fmt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("text", [text for text in KINDS if text.startswith(COUNTS)])
+def test_what_counts_is_within_half_as_much_again_on_three_models(text: str, body: str) -> None:
+    for found, true in Case(text, body).compared("bf16"):
+        assert true / 1.5 <= found.isolated <= 1.5 * true
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("text", ["max_abs <= 0.02", "mean_abs <= 0.01", "rel_max <= 0.01", "cubes <= 0.1"])
+def test_a_few_runs_tell_of_all_operations_of_a_larger_model(
+    text: str, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "EXACT", Limits(96, 0))  # as if the model were large
+    compared = Case(text, body).compared("bf16")
+    predicted = [(found.isolated, true) for found, true in compared if found.decided_by == "first-order"]
+    assert len(predicted) > len(compared) / 3
+    pairs = [(found.isolated, true) for found, true in compared]
+    assert spearman(*map(list, zip(*pairs, strict=True))) >= 0.9
+    assert 0.85 <= statistics.median([found / true for found, true in pairs]) <= 1.15
+
+
+def test_the_share_between_two_sizes() -> None:
+    table = Table([1.0, 4.0, 16.0], [0.0, 2.0, 8.0])
+    assert table.share(0.0) == 0.0
+    assert table.share(2.5) == pytest.approx(1.0)  # half way from nothing to 2
+    assert table.share(8.0) == pytest.approx(4.0)  # a straight line in logarithms
+    assert table.share(math.inf) == math.inf
+    assert Table([], []).share(1.0) == 0.0
