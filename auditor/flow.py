@@ -65,9 +65,8 @@ def run(subject: Subject, options: Options) -> Audit:
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget)
         with stages("regions", "flagged nodes that lie together"):
-            regions = run_regions(
-                captured, subject.model, subject.batches[0], relative, judged.verdicts, formats, yardstick.measured
-            )
+            first = subject.model, subject.batches[0]
+            regions = run_regions(captured, *first, relative, judged.verdicts, formats, yardstick.measured)
         with stages("training", "the FP32 step", wanted=options.training):
             step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
@@ -83,7 +82,7 @@ def run(subject: Subject, options: Options) -> Audit:
             recommended, reason = agreed(training, plans, recommended, reason, yardstick.budget, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
-            followed = under_plan(captured, subject.model, subject.batches[0], plans.get(recommended or ""))
+            followed = under_plan(captured, *first, plans.get(recommended or ""))
     return assembled(
         options,
         bench,
