@@ -11,16 +11,23 @@ from ..replay.strategies import scoped
 from .choose import Trial, as_plan, simulated_error
 from .operations import operation_reasons
 from .problem import Problem
-from .reasons import Limits, least, module_reasons
+from .reasons import Limits, kept_in, least, module_reasons
 from .solve import Candidate, evaluate
 
 
 def explained(
-    problem: Problem, plan: Plan, trial: Trial, budget: float, target: float, findings: Sequence[Finding]
+    problem: Problem,
+    plan: Plan,
+    trial: Trial,
+    budget: float,
+    target: float,
+    findings: Sequence[Finding],
+    all_low: float | None = None,
 ) -> Plan:
     """The plan with `reasons`, and what they say of its scopes. target: the error that it was made for.
 
-    Modules are lowered on the batches of `trial`: those that the plan is verified on.
+    Modules are lowered on the batches of `trial`: those that the plan is verified on, where the graph can be run on them.
+    all_low: error of the model with everything low, where it was run on those that the plan is verified on.
     """
     chosen = as_candidate(problem, plan)
     known: dict[tuple[tuple[str, str], ...], float] = {}
@@ -29,6 +36,8 @@ def explained(
         key = tuple(sorted(point.precision.items()))
         if key not in known:
             known[key] = simulated_error(problem, point, trial)
+            if all_low is not None and not kept_in(problem, point):
+                known[key] = max(known[key], all_low)
         return known[key]
 
     low = any(choice.precision != "fp32" for choice in plan.scopes.values())

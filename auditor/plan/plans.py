@@ -86,22 +86,37 @@ def plans_of(
     found |= _undone(bench, harmful, baselines, tick)
     improvable = {n: p for n, p in problems.items() if runs(found[n].format) and has_fp32(found[n])}
     found |= _instead(bench, improvable, found, baselines, tick)
-    return {name: _with_reasons(bench, problems[name], plan, targets[name], tick) for name, plan in found.items()}
+    return {
+        name: _with_reasons(bench, problems[name], plan, targets[name], baselines[name], tick)
+        for name, plan in found.items()
+    }
 
 
-def _with_reasons(bench: Workbench, problem: Problem, plan: Plan, target: float, tick: Tick) -> Plan:
-    """The plan with its reasons; where these show what can be lowered and gains by it, with that low."""
+def _with_reasons(
+    bench: Workbench, problem: Problem, plan: Plan, target: float, baseline: Baseline, tick: Tick
+) -> Plan:
+    """The plan with its reasons; where these show what can be lowered and gains by it, with that low.
+
+    A plan may have been made for less error than there is room for, since what was predicted failed: runs need not go by that.
+    """
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     for _ in range(IMPROVED):
         tick(f"why {plan.name.replace('_', ' ')}")
-        found = explained(problem, plan, trial, bench.max_error, target, bench.findings)
-        if not runs(plan.format) or not (left := affordable(found, target)):
+        found = explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
+        if not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
             break
         tried = verify(bench, {plan.name: with_low(problem, plan, left)}, tick)[plan.name]
-        if not gains(tried) or not _better(problem, tried, plan):
+        if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):
             break
         plan = tried
     return found
+
+
+def _plainly_low(plan: Plan, baseline: Baseline) -> float | None:
+    """Error of the model with everything low, as it was run: inf where that failed; None where it could not be tried."""
+    if not runs(plan.format):
+        return None
+    return math.inf if baseline.measured_error is None or not baseline.finite else baseline.measured_error
 
 
 def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:

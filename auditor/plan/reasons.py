@@ -89,11 +89,12 @@ def least(
     idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
     for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, limits.budget)):
         if point.predicted_error < math.sqrt(FORBIDDEN) and error(point) <= limits.budget:
-            return _kept(problem, point)
-    return _kept(problem, chosen)
+            return kept_in(problem, point)
+    return kept_in(problem, chosen)
 
 
-def _kept(problem: Problem, point: Candidate) -> tuple[str, ...]:
+def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
+    """Modules that a choice keeps in FP32, of those with something in them that has a precision."""
     kept = [owner for owner in problem.energy.scopes if point.precision.get(owner, "fp32") == "fp32"]
     return tuple(owner for owner in kept if _without_operations(problem, owner) is None)
 

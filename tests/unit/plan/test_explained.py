@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.plan import explained as explained_module
+from auditor.plan import reasons as reasons_module
 from auditor.plan.choose import as_plan
 from auditor.plan.explained import as_candidate, explained
 from auditor.plan.solve import evaluate
@@ -45,6 +46,20 @@ def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
     plan, _ = found
     other = next(reason for reason in plan.reasons if "3" in reason.modules)
     assert plan.least == (("2",) if other.kind == "no-gain" else ("2", "3"))
+
+
+@pytest.mark.parametrize(("all_low", "holds"), [(None, True), (0.4, True), (0.6, False), (float("inf"), False)])
+def test_all_low_is_what_its_own_run_says(all_low: float | None, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph may hold on its batches where the model does not on those that plans are verified on."""
+    monkeypatch.setattr(explained_module, "simulated_error", lambda problem, point, trial: 0.1)
+    lowered = reasons_module._lowered
+    monkeypatch.setattr(reasons_module, "_lowered", lambda *args: replace(lowered(*args), saves=0.0, gains=False))
+    problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
+    plan = as_plan(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp32")))
+    found = explained(problem, plan, None, 0.5, 0.4, (), all_low)  # type: ignore[arg-type]
+    idle = [reason for reason in found.reasons if reason.kind == "no-gain"]
+    assert (found.least == ()) == holds
+    assert all(reason.words.startswith("lowering it alone") != holds for reason in idle)
 
 
 def test_a_plan_is_what_it_was_made_from() -> None:

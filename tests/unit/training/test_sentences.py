@@ -527,6 +527,88 @@ def test_an_embedding_makes_the_share_that_is_said() -> None:
     assert advice(training, "embedding-dominates").startswith(f"It makes {share:.0%} of the squared gradient norm.")
 
 
+def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> None:
+    """Roots of what FP16 flushes to zero: their slope is infinite there, and 1e5 at most in FP32."""
+
+    class Roots(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([1e-9, 1.0, 1.0, 2.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.abs() * self.scale).sqrt()
+
+    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    _, training = audited(Roots(), (x,), lambda y: y.mean(), formats=("fp16",))
+    low = (x * Roots().scale.detach()).half().requires_grad_()
+    low.sqrt().backward(torch.full_like(low, 1 / x.numel()))
+    assert low.grad is not None
+    broken = int(low.grad.isinf().sum())
+    assert broken == 6
+    said = advice(training, "backward-fails")
+    assert said.startswith("sqrt")
+    assert said.endswith(
+        f": its backward pass turns {broken} finite gradients into Inf or NaN in FP16, and the gradient of scale with them."
+    )
+    rounded = (x * Roots().scale.detach()).half().float()
+    scale = torch.ones(4, requires_grad=True)
+    (rounded * scale).sqrt().mean().backward()
+    assert scale.grad is not None and not scale.grad.isfinite().all()
+
+
+def test_what_moves_with_the_batch_is_said_with_the_numbers_of_parts() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    torch.manual_seed(0)
+    model, batch = Layer(), (0.01 * torch.randn(16, 8), torch.randn(16, 8))
+    _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
+
+    def largest(rows: slice) -> float:
+        plain = copy.deepcopy(model)
+        y = plain(batch[0][rows])
+        y.retain_grad()
+        nn.functional.mse_loss(y, batch[1][rows]).backward()
+        return max(float(g.abs().max()) for g in (y.grad, *(p.grad for p in plain.parameters())) if g is not None)
+
+    said = advice(training, "batch-size")
+    found = re.match(r"From (\d+) to (\d+) samples .*the largest gradient falls from (\S+) to (\S+);", said)
+    assert found is not None, said
+    assert (int(found[1]), int(found[2])) == (4, 16)
+    assert float(found[3]) == pytest.approx(max(largest(slice(0, 4)), largest(slice(4, 8))), rel=0.06)
+    assert float(found[4]) == pytest.approx(largest(slice(0, 16)), rel=0.06)
+
+
+def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
+    """It stays in the dtype that it is given: what two ranks hold would be added in FP16."""
+    from torch import distributed
+    from torch.distributed import _functional_collectives as collectives
+
+    class Gathered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return collectives.all_reduce(self.layer(x), "sum", distributed.group.WORLD) * 1.0
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
+        assert half.dtype is torch.float16
+        batch = (torch.randn(4, 8), torch.randn(4, 8))
+        _, training = audited(Gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
+    finally:
+        distributed.destroy_process_group()
+    said = advice(training, "low-collective")
+    assert re.match(rf"\S*all_reduce\S* at {Path(__file__).name}:\d+ adds what the ranks hold in the dtype", said), said
+
+
 def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
     class Steep(nn.Module):
         def __init__(self) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.records import Audit
+from auditor.records import Audit, Reason
+from auditor.report.kept import islands
+from auditor.report.prose import sentence
 from auditor.report.reporters import text
-from auditor.report.words import memory, percent, plan_title, ratio
+from auditor.report.words import label, memory, percent, plan_title, ratio
 
 
 class Block(nn.Module):
@@ -87,3 +90,62 @@ def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) ->
         assert any(rule == code and str(line).endswith(source.rpartition("…")[2]) for rule, line in places)
         assert severity in ("error", "warning")
     assert f"python -m auditor explain {heads[0][0]}" in said
+
+
+def test_modules_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: Audit) -> None:
+    fp16 = replace(audit, recommended="cast_fp16")
+    plan = fp16.plans["cast_fp16"]
+    assert plan.kept
+    lines = " ".join(text.render(fp16, width=160, color=False).split())
+    shown = islands(plan)
+    assert sorted(path for island in shown for path in island.paths) == sorted(plan.kept)
+    written = {
+        path: reason["words"]
+        for reason in fp16.to_json()["plans"]["cast_fp16"]["reasons"]
+        for path in reason.get("modules", ())
+    }
+    for island in shown[: text.ISLANDS_SHOWN]:
+        assert f"FP32 {island.name} {island.because[0]}" in lines or f"FP32 {island.name}" in lines
+        assert island.because[-1].split("; the others")[0] in {written[path] for path in island.paths} or (
+            "lowering one of them adds" in island.because[-1]
+        )
+
+
+def test_more_modules_than_fit_are_counted(audit: Audit) -> None:
+    names = [f"{letter}.x" for letter in "abcdefghi"]
+    kept = tuple(Reason("unsafe", f"{name} is unsafe: it overflows", (name,)) for name in names)
+    many = replace(audit.plans["cast_fp16"], reasons=kept)
+    said = text.render(
+        replace(audit, plans={**audit.plans, many.name: many}, recommended=many.name), width=120, color=False
+    )
+    assert f"and {len(names) - text.ISLANDS_SHOWN} more, in plan.json" in said
+    assert sum(line.startswith("    FP32") for line in said.splitlines()) == text.ISLANDS_SHOWN
+
+
+def test_cautions_are_about_what_was_audited(audit: Audit, said: str) -> None:
+    lines = " ".join(said.split())
+    untested = {
+        label(fmt): sum(node[fmt]["verdict"] == "untested" for node in audit.to_measurements()["nodes"] if fmt in node)
+        for fmt in audit.formats
+    }
+    for fmt, number in untested.items():
+        assert (f"{number} operation" in lines and f"in {fmt}" in lines) == bool(number) or not number
+    assert ("No GPU ran this" in lines) == (audit.environment.execution != "native")
+    assert ("The weights are random" in lines) == audit.subject.random_weights
+    assert ("The inputs were made up" in lines) == audit.subject.synthetic_inputs
+    made_up = replace(audit, subject=replace(audit.subject, random_weights=True, synthetic_inputs=True))
+    cautioned = " ".join(text.render(made_up, width=100, color=False).split())
+    assert "The weights are random" in cautioned
+    assert "The inputs were made up" in cautioned
+
+
+def test_lines_of_training_are_its_record() -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Linear(8, 8), (torch.randn(8, 8), torch.randn(8, 8))
+    found = auditor.audit(model, batch, mode="training", loss_fn=nn.functional.mse_loss, strategies=("autocast",))
+    assert found.training is not None
+    said = text.render(found, width=200, color=False)
+    assert f"Training  {sentence(found.training.recommendation)}" in re.sub(r"Training\s+", "Training  ", said)
+    shown = [line.split("- ", 1)[1] for line in said.splitlines() if re.match(r"\s+- ", line)]
+    assert shown == [advice.title for advice in found.training.advice[: text.ADVICE_SHOWN]]
+    assert found.to_json()["training"]["recommendation"] == found.training.recommendation
