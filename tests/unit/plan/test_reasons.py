@@ -68,7 +68,7 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
