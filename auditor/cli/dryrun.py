@@ -33,13 +33,18 @@ def described(subject: Subject, directory: Path, options: Options) -> str:
         ("Inputs", f"{_inputs(subject.batches)}, from {subject.inputs_source}"),
         ("Held out", _inputs(subject.held_out) if subject.held_out else "none: plans are verified on the inputs above"),
         ("Weights", subject.weights_source),
-        ("Plans", f"{plans}; error budget {options.max_error:g}"),
+        ("Plans", f"{plans}; error budget {options.max_error:g}{_apart(options)}"),
         *([("Score", _score(options.scoring))] if options.scoring else []),
         ("Device", device),
         ("Files", f"{directory}/: {', '.join(FILES)}"),
     )
     lines = [f"{name:<9}{printable(text)}" for name, text in rows]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _apart(options: Options) -> str:
+    """What is held to something else."""
+    return f", but for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
 
 
 def _score(scoring: Scoring) -> str:

@@ -86,7 +86,7 @@ class Criteria:
         known = {one.criterion: one for one in found}
         failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
         return tuple(
-            _written(known.get(criterion) or Held(criterion, None, 0.0), criterion not in failed)
+            _written(known.get(criterion) or Held(criterion, None, 0.0), criterion not in failed, bool(found))
             for criterion in (*self.each, *(one.criterion for one in found if one.criterion not in self.each))
         )
 
@@ -138,7 +138,7 @@ def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of: {hint}It returns {listed or 'no tensor'}"
 
 
-def _written(held: Held, elsewhere: bool) -> CriterionValue:
+def _written(held: Held, elsewhere: bool, ran: bool) -> CriterionValue:
     one, known = held.criterion, held.value is not None
     finite = held.value is not None and not math.isnan(held.value)
     return CriterionValue(
@@ -147,7 +147,7 @@ def _written(held: Held, elsewhere: bool) -> CriterionValue:
         sign=one.how.sign,
         limit=one.limit,
         value=held.value if finite else None,
-        share=held.share if known and math.isfinite(held.share) else None,
+        share=held.share if ran and math.isfinite(held.share) else None,
         holds=known and held.holds and elsewhere,
     )
 

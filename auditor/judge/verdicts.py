@@ -80,17 +80,19 @@ def _taken(contribution: Contribution, max_error: float) -> str:
     if not criterion:
         return f"{takes} {contribution.isolated / max_error:.0%} of the error budget"
     if not strict(criterion):
-        return f"{takes} {_percent(contribution.isolated)} of what '{criterion}' allows"
+        return f"{takes} {_part(contribution.isolated)} what '{criterion}' allows"
     does = ("is predicted to break", "breaks") if contribution.isolated > 1 else ("is predicted to hold", "holds")
     return f"{alone} {does[not predicted]} '{criterion}'"
 
 
-def _percent(share: float) -> str:
-    """A share that keeps two digits, and the side of 100 % that it is on."""
+def _part(share: float) -> str:
+    """A share in words, with two digits and on its own side of all."""
+    if share > 100:
+        return f"{share:,.0f} times"
     text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
     if share > 1 and float(text) <= 100:
-        return "just over 100%"
-    return f"{float(text):g}%" if float(text) < 10_000 else f"{share:,.0f} times 100%"
+        return "just over 100% of"
+    return f"{float(text):g}% of"
 
 
 def _others(contribution: Contribution) -> str:

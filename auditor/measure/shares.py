@@ -216,7 +216,7 @@ class Responses:
         """What errors of this size take, of the kinds that were run, as they are and turned about."""
         reference, found = self.reruns.reference, []
         for gaps in self._errors:
-            norm = math.sqrt(sum(float(gaps[i].double().square().sum()) for i in part.meant if i in gaps))
+            norm = math.sqrt(sum(float(entries(gaps[i]).double().square().sum()) for i in part.meant if i in gaps))
             for side in (size, -size) if 0 < norm < math.inf else ():
                 moved = [x + gaps[i] * (side / norm) if i in gaps else x for i, x in enumerate(reference)]
                 found.append(self.criteria.one(part.criterion, reference, moved).share)

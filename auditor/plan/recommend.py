@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 
 from ..formats.table import label, runs
-from ..records import Plan
+from ..records import CriterionValue, Plan
 from ..strategies import strategy_of
 from .clauses import GAINS, count
 
@@ -61,8 +61,8 @@ def recommend(
     kept = len(chosen.kept)
     stay = f"{count(kept, 'module')} {'stays' if kept == 1 else 'stay'} FP32" if kept else "nothing has to stay FP32"
     return chosen.name, (
-        f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error:.2g} within "
-        f"the budget of {max_error:.2g}, {_share(chosen)}, {stay}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
+        f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: {_within(chosen, max_error)}, "
+        f"{_share(chosen)}, {stay}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
     )
 
 
@@ -112,22 +112,49 @@ def _part(plan: Plan) -> bool:
 
 def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     """Why there is no plan to use."""
+    budget = "every criterion" if any(map(_criteria, plans.values())) else f"an error of {max_error:.2g}"
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
     measured = [plan for plan in plans.values() if plan.measured_error is not None]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
     if lost := _lost(plans, use):
-        return f"Run it in FP32: what holds an error of {max_error:.2g} does not keep the score{_least_lost(lost)}."
+        return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(lost)}."
     if saves_nothing(plans, use):
         what = GAINS[next(iter(plans.values())).objective]
         if not any(map(_whole, _held(plans, use))):
-            return f"Run it in FP32: what holds an error of {max_error:.2g} in low precision saves no {what}."
-        return f"Run it in FP32: low precision holds an error of {max_error:.2g}, but there is no {what} to gain by it."
+            return f"Run it in FP32: what holds {budget} in low precision saves no {what}."
+        return f"Run it in FP32: low precision holds {budget}, but there is no {what} to gain by it."
     if lowers_nothing(plans, use):
         return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
-    reached = f"; the best that was reached is {best.measured_error:.2g}, by {_called(best)}" if best else ""
-    return f"Run it in FP32: no plan holds an error of {max_error:.2g} with anything low{reached}."
+    reached = f"; the best that was reached is {_reached(best)}, by {_called(best)}" if best else ""
+    return f"Run it in FP32: no plan holds {budget} with anything low{reached}."
+
+
+def _criteria(plan: Plan) -> tuple[CriterionValue, ...]:
+    """What the user's criteria came to under a plan; nothing where none were set."""
+    return plan.verification.criteria if plan.verification else ()
+
+
+def _within(plan: Plan, max_error: float) -> str:
+    """That a plan keeps to what was allowed, and how much of it that takes."""
+    if not _criteria(plan):
+        return f"measured error {plan.measured_error:.2g} within the budget of {max_error:.2g}"
+    most = max(_criteria(plan), key=lambda one: one.share or 0.0)
+    if not most.share:
+        return "every criterion holds, with nothing lost"
+    return f"every criterion holds, {most.output}: {most.kind} takes {most.share:.2g} of what it allows"
+
+
+def _measures(plan: Plan) -> str:
+    """A plan's error."""
+    taken = f"{plan.measured_error:.2g}"
+    return f"takes {taken} of what a criterion allows" if _criteria(plan) else f"measures {taken}"
+
+
+def _reached(plan: Plan) -> str:
+    """The same, as what could be reached."""
+    return f"{plan.measured_error:.2g}" + (" of what a criterion allows" if _criteria(plan) else "")
 
 
 def _under(plans: Mapping[str, Plan], use: str) -> str:
@@ -248,4 +275,4 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
         return f"; {label(rival.format)} does not keep the score"
     if not gains(rival):
         return f"; {label(rival.format)} has nothing low that gains anything within the budget"
-    return f"; {label(rival.format)} measures {rival.measured_error:.2g} with {_share(rival)}"
+    return f"; {label(rival.format)} {_measures(rival)} with {_share(rival)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..formats.table import runs
 from ..plan.recommend import loses
 from ..records.audit import Audit
+from .criteria import loosest, valued
 from .findings import causes
 from .score import advice
 from .words import label, op, ratio
@@ -40,6 +41,12 @@ def _checkpoints(audit: Audit) -> bool:
 
 def _other_options(audit: Audit, report: Path) -> str:
     """What to ask for where no plan holds and nothing is to be repaired."""
+    if (broken := loosest(audit)) is not None:
+        name, one = broken
+        plan = audit.plans.get(name)
+        low = f"plain {label(plan.format)} ({plan.strategy})" if plan else name
+        written = f"{one.output}: {one.kind} {one.sign} {one.limit:g}"
+        return f"loosen '{written}', of the criteria: with {low} it comes to {valued(one)}."
     reached = {
         name: found.measured_error
         for name, found in audit.baselines.items()

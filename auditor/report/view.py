@@ -16,6 +16,7 @@ from ..plan.recommend import best_for, gains, loses, lowers_nothing, saves_nothi
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import names
+from .criteria import SHARES, criteria_lines, missed
 from .kept import Island, islands
 from .prose import sentence
 from .score import ScoreView, advice, score_view
@@ -70,6 +71,7 @@ class PlanView:
     baseline: Baseline | None
     before: str
     score: str = ""
+    criteria: tuple[str, ...] = ()
 
     @property
     def lowers(self) -> bool:
@@ -95,6 +97,7 @@ class View:
     method: tuple[tuple[str, str], ...]
     limits: tuple[str, ...]
     score: str = ""
+    criteria: str = ""
 
 
 def view(audit: Audit) -> View:
@@ -118,6 +121,7 @@ def view(audit: Audit) -> View:
         _method(audit),
         _limits(audit, tallies),
         scored.headline if scored else "",
+        SHARES if audit.criteria else "",
     )
 
 
@@ -182,6 +186,7 @@ def _plan_view(audit: Audit, plan: Plan, scored: ScoreView | None) -> PlanView:
         baseline,
         _before(baseline),
         scored.plans.get(plan.name, "") if scored else "",
+        criteria_lines(plan, baseline),
     )
 
 
@@ -193,6 +198,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
     if not math.isfinite(plan.measured_error) or (ran is not None and not ran.finite):
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
+    if ran is not None and (broken := missed(ran.criteria)):
+        return "over budget", broken
     if not plan.measured_error <= budget:
         return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
     if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= budget:
@@ -247,9 +254,10 @@ def nothing(audit: Audit) -> str:
         return "nothing in it runs low under any plan that holds"
     if saves_nothing(audit.plans, audit.use):
         return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
+    met = "every criterion" if audit.criteria else f"the error budget of {audit.max_error:g}"
     if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
-        return f"no plan for {audit.use} met the error budget of {audit.max_error:g}"
-    return f"no plan met the error budget of {audit.max_error:g}"
+        return f"no plan for {audit.use} met {met}"
+    return f"no plan met {met}"
 
 
 def _proof(audit: Audit, chosen: PlanView | None) -> str:
@@ -264,12 +272,14 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation
     if chosen is None:
-        return "Raise the budget with --max-error, or start with the findings below."
+        loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
+        return f"{loose}, or start with the findings below."
     plan, budget = chosen.plan, f"{audit.max_error:g}"
     if plan.measured_error is None:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
     inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
-    run = f"The patched model was run{inputs}: error {ratio(plan.measured_error)}, budget {budget}."
+    what = "the largest share of what a criterion allows is" if audit.criteria else "error"
+    run = f"The patched model was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}."
     return run if chosen.same else f"{run} Without the plan: {chosen.before}."
 
 

@@ -27,6 +27,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"**{escape(seen.headline)}**\n"
     yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
     yield from _plans(seen.plans)
+    yield from _criteria(seen)
     yield from _score(seen)
     if seen.chosen and seen.chosen.islands:
         yield from _islands(seen.chosen.islands)
@@ -70,6 +71,14 @@ def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
         measured = f"{ratio(plan.measured_error)}, {p.verdict}" if plan.measured_error is not None else p.verdict
         share, speed = percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}x"
         yield _row((title, escape(p.before), ratio(plan.predicted_error), measured, escape(share), speed))
+    yield ""
+
+
+def _criteria(seen: View) -> Iterator[str]:
+    if not seen.criteria:
+        return
+    yield f"{escape(seen.criteria)}\n"
+    yield from (f"- {p.title}: {escape(line)}" for p in seen.plans for line in p.criteria)
     yield ""
 
 

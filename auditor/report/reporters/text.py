@@ -32,6 +32,7 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _title(page, audit)
     _verdict(page, seen)
     _plans(page, seen)
+    _criteria(page, seen)
     _score(page, seen)
     _training(page, audit)
     _findings(page, causes(audit))
@@ -82,6 +83,18 @@ def _plans(page: Page, seen: View) -> None:
             page.line(f"    predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}")
         _islands(page, seen.chosen.islands)
         page.line()
+
+
+def _criteria(page: Page, seen: View) -> None:
+    """What the criteria came to under the recommended plan, under every plan where there is none."""
+    if not seen.criteria:
+        return
+    page.labelled("Criteria", seen.criteria)
+    for p in seen.plans:
+        if p.recommended or seen.chosen is None:
+            for line in p.criteria:
+                page.labelled("", line if p.recommended else f"{p.title}: {line}")
+    page.line()
 
 
 def _score(page: Page, seen: View) -> None:

@@ -1,0 +1,66 @@
+"""The user's criteria in words: what each came to under a plan and without it, and which one is nearest to its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..records import Baseline, CriterionValue, Plan
+from ..records.audit import Audit
+
+SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
+"""What numbers of plans mean where criteria were set."""
+
+
+def criteria_lines(plan: Plan, baseline: Baseline | None) -> tuple[str, ...]:
+    """A line for each criterion of a plan; none where none were set."""
+    ran = plan.verification
+    values = ran.criteria if ran is not None and not ran.failure else ()
+    most = binding(values)
+    before = {(one.output, one.kind): one for one in baseline.criteria} if baseline else {}
+    return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in values)
+
+
+def binding(values: Sequence[CriterionValue]) -> CriterionValue | None:
+    """The criterion that takes most of what it allows; None where there is no choice, or none takes anything."""
+    known = [one for one in values if one.share]
+    return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
+
+
+def loosest(audit: Audit) -> tuple[str, CriterionValue] | None:
+    """Of the formats without a plan the one that comes nearest to holding, by its plan's name, and the criterion that it
+    misses by most; None where all hold, or none ran."""
+    missing = [
+        (name, max(broken, key=lambda one: one.share or 0.0))
+        for name, found in audit.baselines.items()
+        if (broken := [one for one in found.criteria if not one.holds and one.share is not None])
+    ]
+    return min(missing, key=lambda pair: pair[1].share or 0.0) if missing else None
+
+
+def missed(values: Sequence[CriterionValue]) -> str:
+    """The criteria that do not hold, with what they came to."""
+    return "; ".join(_held(one) for one in values if not one.holds)
+
+
+def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str:
+    without = f"; without the plan {valued(before)}" if before is not None and before.value != one.value else ""
+    return f"{_held(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
+
+
+def _held(one: CriterionValue) -> str:
+    allowed = "at most" if one.sign == "<=" else "at least"
+    broken = "" if one.holds else ": does not hold"
+    return f"{one.output}: {one.kind} {valued(one)}, {allowed} {one.limit:g}{broken}"
+
+
+def valued(one: CriterionValue) -> str:
+    """The value, in as many digits as tell on which side of the limit it is, and of the ends of a scale."""
+    if one.value is None:
+        return "not finite" if one.share is None else "not there"
+    for digits in range(3, 17):
+        text = f"{one.value:.{digits}g}"
+        near = float(text)
+        same = [(near < mark, near > mark) == (one.value < mark, one.value > mark) for mark in (one.limit, 0.0, 1.0)]
+        if all(same):
+            return text
+    return repr(one.value)
