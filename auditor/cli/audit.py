@@ -29,7 +29,7 @@ LEVELS = ("info", "warning", "error")
 def audit(args: argparse.Namespace) -> int:
     """Audit a model. Raises: AuditorError."""
     with (
-        reporter(args.quiet or args.dry_run, args.mode == "training") as shown,
+        reporter(args.quiet or args.dry_run, args.mode == "training", guard.drawn) as shown,
         redirect_stdout(sys.stderr),
         warnings.catch_warnings(),
     ):

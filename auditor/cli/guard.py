@@ -24,6 +24,13 @@ FORWARDED: dict[int, int] = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signa
 if hasattr(signal, "SIGHUP"):
     FORWARDED[signal.SIGHUP] = signal.SIGTERM
 
+STILL, TICK = 1.0, 0.5
+"""Seconds after which a live line that the command does not draw is moved from here, and between two such moves: while a
+library is loaded, no thread of the command runs."""
+
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+"""What the first cell of a live line goes through."""
+
 _tell: int | None = None
 """Where the watched process tells what it is at."""
 
@@ -58,6 +65,11 @@ def watched(run: Callable[[], int], timeout: float | None) -> int:
 def at(stage: str) -> None:
     """Tell whoever watches that there is progress, and in what."""
     _send(f"at {stage}")
+
+
+def drawn(live: bool) -> None:
+    """Tell whoever watches that a line of progress was drawn, and whether it stays to be drawn again."""
+    _send(f"drawn {int(live)}")
 
 
 def writes_into(directory: Path) -> None:
@@ -113,6 +125,8 @@ class _Watch:
         self._done: int | None = None
         self._signal: int | None = None
         self._until = self._patience()
+        self._drawn: float | None = None
+        self._frame = 0
 
     def code(self) -> int:
         """Its exit code, once it has ended. Raises: see `watched`."""
@@ -149,10 +163,25 @@ class _Watch:
             if wait is not None and wait <= 0:
                 self._give_up()
                 continue
+            still = self._moved()
+            wait = still if wait is None else wait if still is None else min(wait, still)
             ready, _, _ = select.select([self._news, woken] if not self._gone else [woken], [], [], wait)
             if woken in ready:
                 for number in os.read(woken, 64):
                     self._pass_on(number)
+
+    def _moved(self) -> float | None:
+        """Moves a live line that stands still; seconds until it is to be moved, None where there is none."""
+        if self._drawn is None or self._gone:
+            return None
+        left = self._drawn + STILL - time.monotonic()
+        if left > 0:
+            return left
+        self._frame = (self._frame + 1) % len(FRAMES)
+        with suppress(OSError, UnicodeError):  # a terminal that takes none of this still has the line
+            print(end=f"\r{FRAMES[self._frame]}", file=sys.stderr, flush=True)
+        self._drawn = time.monotonic() - STILL + TICK
+        return TICK
 
     _gone = False
     """Whether nothing more can be told."""
@@ -173,6 +202,9 @@ class _Watch:
                 self._note(*line.decode(errors="surrogateescape").partition(" ")[::2])
 
     def _note(self, what: str, value: str) -> None:
+        if what == "drawn":  # which is no progress
+            self._drawn = time.monotonic() if value == "1" else None
+            return
         if what == "at":
             self._stage = value
         elif what == "in":

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ..records import FORMAT_VERSION, Audit, Contribution, Finding, Magnitudes, NodeError
@@ -210,24 +210,8 @@ def kinds_of(findings: Iterable[Finding]) -> tuple[FindingKind, ...]:
 
 
 def _kind(first: Finding, also_in: tuple[str, ...]) -> FindingKind:
-    return FindingKind(
-        rule=first.rule,
-        name=first.name,
-        severity=first.severity,
-        confidence=first.confidence,
-        formats=first.formats,
-        source=first.source,
-        op=first.op,
-        owner=first.owner,
-        node=first.node,
-        also_in=also_in,
-        message=first.message,
-        agrees=first.agrees,
-        cause=first.cause,
-        plan=first.plan,
-        bearing=first.bearing,
-        called_from=first.called_from,
-    )
+    shared = {item.name: getattr(first, item.name) for item in fields(FindingKind) if item.name != "also_in"}
+    return FindingKind(**shared, also_in=also_in)
 
 
 @dataclass(frozen=True)

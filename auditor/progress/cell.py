@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import uuid
 from html import escape
@@ -11,8 +10,8 @@ from importlib import import_module
 from typing import Any, Self
 
 from ..report.words import printable
-from .forecast import Forecast, duration
-from .shown import REDRAWN, Clock, said
+from .forecast import duration
+from .shown import Live, said
 
 
 def in_notebook() -> bool:
@@ -22,15 +21,13 @@ def in_notebook() -> bool:
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Cell:
+class Cell(Live):
     """The line; it says at the end how long the audit took."""
 
     def __init__(self, training: bool = False) -> None:
-        self._forecast = Forecast(training)
+        super().__init__(training)
         self._id = uuid.uuid4().hex
-        self._lock = threading.Lock()
         self._open = False
-        self._clock = Clock(REDRAWN, self._draw)
 
     def __enter__(self) -> Self:
         self._clock.start()
@@ -43,12 +40,6 @@ class Cell:
             self._show(
                 f"audited in {spent}" if kind is None else f"ended in {self._forecast.stage} after {spent}", None
             )
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        begins = stage != self._forecast.stage
-        self._forecast.heard(stage, detail, done, total, time.monotonic())
-        if begins:
-            self._draw()
 
     def _draw(self) -> None:
         if not self._forecast.stage:

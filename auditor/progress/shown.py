@@ -34,12 +34,15 @@ class Reporter(Protocol):
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None: ...
 
 
-def reporter(quiet: bool = False, training: bool = False) -> Reporter:
-    """The reporter that fits this stderr. training: whether the audit is one of a training step."""
+def reporter(quiet: bool = False, training: bool = False, drawn: Callable[[bool], None] | None = None) -> Reporter:
+    """The reporter that fits this stderr. training: whether the audit is one of a training step.
+
+    drawn: hears of every time that a live line is drawn, and with False that it is gone.
+    """
     if quiet:
         return Silent()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return Bar(training) if live else Lines(training)
+    return Bar(training, drawn) if live else Lines(training)
 
 
 class Silent:
@@ -121,14 +124,32 @@ def said(forecast: Forecast, now: float) -> str:
     return f"{percent(forecast.share(now))} done, {spent}, {'more than' if forecast.late(now) else 'about'} {duration(left)} left"
 
 
-class Bar:
-    """A transient line on a terminal: the stage, the share of the whole that is done, the time, and when it ends."""
+class Live:
+    """What is drawn again and again while an audit runs. A child says how, and opens and closes."""
 
     def __init__(self, training: bool = False) -> None:
+        self._forecast = Forecast(training)
+        self._lock = threading.Lock()
+        self._clock = Clock(REDRAWN, self._draw)
+
+    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
+        begins = stage != self._forecast.stage
+        self._forecast.heard(stage, detail, done, total, time.monotonic())
+        if begins:
+            self._draw()
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class Bar(Live):
+    """A transient line on a terminal: the stage, the share of the whole that is done, the time, and when it ends."""
+
+    def __init__(self, training: bool = False, drawn: Callable[[bool], None] | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._forecast = Forecast(training)
+        super().__init__(training)
         self._progress: Progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[stage]}"),
@@ -141,9 +162,8 @@ class Bar:
             auto_refresh=False,
         )
         self._task: TaskID | None = None
+        self._told = drawn or (lambda live: None)
         self._stack = ExitStack()
-        self._lock = threading.Lock()
-        self._clock = Clock(REDRAWN, self._draw)
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._progress)
@@ -157,13 +177,8 @@ class Bar:
         if kind is None:
             self._forecast.finished()
             self._draw()
+        self._told(False)
         self._stack.close()
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        begins = stage != self._forecast.stage
-        self._forecast.heard(stage, detail, done, total, time.monotonic())
-        if begins:
-            self._draw()
 
     def _draw(self) -> None:
         from rich.markup import escape
@@ -185,6 +200,7 @@ class Bar:
                 total=1.0 if known else None,
                 refresh=True,
             )
+        self._told(True)
 
 
 _live: list[Any] = []

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from auditor.errors import AuditorError
 from auditor.records import Audit
-from tests.any_model import more_parts, parts, rare_parts
+from tests.any_model import dtype_parts, more_parts, parts, rare_parts
 from tests.any_model.holding import held
 from tests.any_model.parts import Part, linear
 
@@ -27,7 +27,7 @@ TABLES = {
     "python": more_parts.PYTHON,
     "writes": more_parts.WRITES,
     "state": more_parts.STATE,
-    "dtypes": more_parts.DTYPES,
+    "dtypes": dtype_parts.DTYPES,
     "rare": rare_parts.RARE,
     "odd": rare_parts.ODD,
 }

@@ -43,7 +43,7 @@ THEMES = {
     "state": "modes",
     "strategies": "made_up_strategy nowhere_else",
     "tape": "control_flow cost examples kinds_of_values modules operators programs regions state transforms writes",
-    "training": "loops report sentences",
+    "training": "advice_sentences loop_sentences loops report sentences",
     "verify": "models",
 }
 """{room: tests of what several of its modules do together}."""

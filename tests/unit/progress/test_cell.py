@@ -59,7 +59,7 @@ def test_a_notebook_shows_one_line_by_default(notebook: Shown) -> None:
 
 
 def test_it_is_redrawn_while_nothing_is_told(notebook: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auditor.progress.cell.REDRAWN", 0.02)
+    monkeypatch.setattr("auditor.progress.shown.REDRAWN", 0.02)
     with Cell() as line:
         line("measure", "<b>", 8, 8)
         time.sleep(0.3)

@@ -1,0 +1,110 @@
+"""The loop that the report offers to copy, run as it is written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.report.training import loop_code
+from auditor.snippets.gradscaler import render as gradscaler
+from auditor.snippets.offer import offer_of
+from tests.unit.training.conftest import Trained, loss_fn, made
+from tests.unit.training.own_steps import audited
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_the_loop_and_the_snippet_take_the_same_steps(
+    trained: Trained, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained.audit.training is not None
+    audit = replace(trained.audit, training=replace(trained.audit.training, format=fmt))
+    audit.save(tmp_path)
+    spec = util.spec_from_file_location("patched_model", tmp_path / "patched_model.py")
+    assert spec is not None and spec.loader is not None
+    patched_model = util.module_from_spec(spec)
+    spec.loader.exec_module(patched_model)
+    monkeypatch.setitem(sys.modules, "patched_model", patched_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, snippet = loop_code(audit), gradscaler(offer_of(audit).plans[f"autocast_{fmt}"])
+    assert code is not None
+    for advice in (code, snippet):
+        assert "put no torch.autocast" in " ".join(advice.replace("#", " ").split())
+        assert "with torch.autocast" not in advice
+    ends = []
+    for printed in (code, snippet):
+        model, tokens, targets = made()
+        model.dropout.p = 0.0
+        names: dict[str, Any] = {"model": model, "loader": [(tokens, targets)] * 3, "loss_fn": loss_fn}
+        exec(compile(printed, "printed.py", "exec"), names)
+        if printed is snippet:
+            model, scaler = names["prepare"](model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            for _ in range(3):
+                names["train_step"](
+                    model, scaler, optimizer, lambda m, b: loss_fn(m(b[0]).float(), b[1]), (tokens, targets), 1.0
+                )
+        ends.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    fresh = dict(made()[0].named_parameters())
+    assert all(torch.equal(a, b) for a, b in zip(*(e.values() for e in ends), strict=True))
+    assert not torch.equal(ends[0]["up.weight"], fresh["up.weight"])
+
+
+class Pair(nn.Module):
+    """Answers in every way that a loss can be handed on, or be the answer."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(8, 8), way
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        y = self.layer(x)
+        if self.way == "tensors":
+            return {"y": y, "more": (y.tanh(),)}
+        assert labels is not None
+        loss = nn.functional.mse_loss(y.float(), labels)
+        return {"mapping": {"loss": loss}, "attribute": SimpleNamespace(loss=loss)}.get(self.way, loss)
+
+
+@pytest.mark.parametrize("way", ["tensors", "mapping", "attribute", "tensor"])
+def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(outputs: Any, targets: Tensor) -> Tensor:
+        assert outputs["y"].dtype is torch.float32
+        return (outputs["y"] - targets + outputs["more"][0]).square().mean()
+
+    torch.manual_seed(0)
+    model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
+    own = way != "tensors"
+    found, training = audited(model, {"x": x, "labels": y} if own else (x, y), None if own else squares)
+    assert training.format is not None
+    assert found.to_json()  # what the file has of it
+    assert training.returned == way
+    found.save(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "patched_model", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = model.layer.weight.detach().clone()
+    loader = [{"x": x, "labels": y}] * 2 if own else [(x, y)] * 2
+    names: dict[str, Any] = {"model": model, "loader": loader, "loss_fn": squares}
+    exec(compile(loop_code(found) or "", "loop.py", "exec"), names)
+    sys.modules.pop("patched_model", None)
+    assert not torch.equal(before, model.layer.weight)
+
+
+def test_without_a_plan_the_loop_has_the_region_that_was_measured() -> None:
+    torch.manual_seed(0)
+    found, training = audited(
+        nn.Linear(8, 8), (torch.randn(4, 8), torch.randn(4, 8)), nn.functional.mse_loss, strategies=("cast",)
+    )
+    assert training.format is not None
+    code = loop_code(found)
+    assert code is not None
+    assert "    with torch.autocast(device, dtype=torch." in code
+    assert "patched_model" not in code
