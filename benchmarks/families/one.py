@@ -6,6 +6,7 @@ import math
 import re
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ LOW = 0.95
 """Share of the FLOPs from which on a plan counts as low."""
 
 
-def row_of(library_name: str, name: str) -> Row:
-    """What became of the model: built, forward run, captured, measured, verified; and why not, in one line."""
+def row_of(library_name: str, name: str, begun: Callable[[str], None]) -> Row:
+    """What became of the model: built, forward run, captured, measured, verified; and why not, in one line.
+
+    begun: hears of each stage of the audit.
+    """
     row: Row = {"library": library_name, "model": name, "outcome": "unbuilt"}
     try:
         torch.manual_seed(0)
@@ -36,7 +40,7 @@ def row_of(library_name: str, name: str) -> Row:
         return row | {"reason": _line(error)}
     start = time.process_time()
     try:
-        audit = auditor.audit(model, args, kwargs=kwargs, device="cpu")
+        audit = auditor.audit(model, args, kwargs=kwargs, device="cpu", progress=lambda stage, *_: begun(stage))
     except AuditorError as error:
         return row | {"outcome": "refused", "reason": f"{error.slug}: {_line(error)}"} | _spent(start)
     except Exception as error:

@@ -10,8 +10,8 @@ import select
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -42,21 +42,25 @@ def isolated(library: str, name: str) -> Row:
         os.close(reader)
         _answer(library, name, writer)
     os.close(writer)
-    text = _read(reader, child)
+    text, in_time = _read(reader, child)
     _, status = os.waitpid(child, 0)
-    try:
-        row: Row = json.loads(text)
+    *stages, last = text.split("\n")
+    if last:
+        row: Row = json.loads(last)
         return row
-    except json.JSONDecodeError:
-        return {"library": library, "model": name} | json.loads(text.rpartition("\n")[0] or "{}") | _death(status)
+    outcome, reason = _death(status) if in_time else ("late", f"more than {WALL_SECONDS} seconds")
+    where = f" in the stage '{stages[-1]}'" if stages else ""
+    return {"library": library, "model": name, "outcome": outcome, "reason": reason + where}
 
 
-def _death(status: int) -> dict[str, Any]:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        late = number in (signal.SIGXCPU, signal.SIGKILL)
-        return {"outcome": "late" if late else "killed", "reason": signal.Signals(number).name}
-    return {"outcome": "killed", "reason": f"exit code {os.waitstatus_to_exitcode(status)}"}
+def _death(status: int) -> tuple[str, str]:
+    """What became of a process that gave no row, and why."""
+    if not os.WIFSIGNALED(status):
+        return "killed", f"exit code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return "late", f"more than {CPU_SECONDS} seconds of processor time"
+    return "killed", signal.Signals(number).name
 
 
 def _answer(library: str, name: str, writer: int) -> None:
@@ -72,22 +76,35 @@ def _answer(library: str, name: str, writer: int) -> None:
     warnings.simplefilter("ignore")
     code = 1
     try:
-        os.write(writer, json.dumps(row_of(library, name)).encode())
+        os.write(writer, json.dumps(row_of(library, name, _teller(writer))).encode())
         code = 0
     finally:
         os._exit(code)
 
 
-def _read(reader: int, child: int) -> str:
-    """What the child wrote by its end; after the time limit its end is brought about."""
-    deadline, parts = time.monotonic() + WALL_SECONDS, list[bytes]()
+def _teller(writer: int) -> Callable[[str], None]:
+    """What writes a line for every stage that begins: what the row is to say where there is none in the end."""
+    told = list[str]()
+
+    def tell(stage: str) -> None:
+        if told[-1:] != [stage]:
+            told.append(stage)
+            os.write(writer, f"{stage}\n".encode())
+
+    return tell
+
+
+def _read(reader: int, child: int) -> tuple[str, bool]:
+    """What the child wrote by its end, and whether that came in time; else its end is brought about."""
+    deadline, parts, in_time = time.monotonic() + WALL_SECONDS, list[bytes](), True
     with os.fdopen(reader, "rb", buffering=0) as stream:
         while True:
             ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 os.killpg(child, signal.SIGKILL)
+                in_time = False
                 break
             if not (part := stream.read(1 << 16)):
                 break
             parts.append(part)
-    return b"".join(parts).decode()
+    return b"".join(parts).decode(), in_time
