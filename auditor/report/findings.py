@@ -129,7 +129,7 @@ def _about(audit: Audit) -> str:
     if plan is not None:
         return f"Severities are for {plan_title(plan)}, {_role(audit, plan.name)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan holds the budget with anything low: severities are those of the rules."
+        return "No plan that holds the budget runs anything low: severities are those of the rules."
     return ""
 
 
@@ -227,7 +227,7 @@ def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
     if not spoken:
         return ""
     if spoken[0].bearing == "stops":
-        return "No plan holds the budget, and this is part of why."
+        return "No plan that holds the budget runs anything low, and this is part of why."
     plan = audit.plans.get(spoken[0].plan or "")
     if plan is None:
         return ""

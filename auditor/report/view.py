@@ -285,17 +285,22 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
 
 def _contrast(tally: Tally) -> str:
     counts = dict(tally.counts)
-    if not tally.total:
+    if counts["untested"] == tally.total:
         return f"{tally.label} was not tested on any operation."
     if not counts["unsafe"] and not counts["sensitive"]:
-        return f"{tally.label}: none of the {count(tally.total, 'operation')} is unsafe or sensitive."
+        tested = f"{count(tally.total - counts['untested'], 'operation')}{' tested' if counts['untested'] else ''}"
+        return f"{tally.label}: none of the {tested} is unsafe or sensitive{_untested(counts['untested'])}."
     cause = f", limited by {tally.limit}" if tally.limit else ""
     some = "" if tally.cast_only == counts["unsafe"] else f"{tally.cast_only:,} "
     where = f" ({some}only with cast weights)"
     return (
         f"{tally.label}: {counts['unsafe']:,} unsafe{where if tally.cast_only else ''} and {counts['sensitive']:,} "
-        f"sensitive of {count(tally.total, 'operation')}{cause}."
+        f"sensitive of {count(tally.total, 'operation')}{cause}{_untested(counts['untested'])}."
     )
+
+
+def _untested(number: int) -> str:
+    return f"; {number:,} {'was' if number == 1 else 'were'} not tested" if number else ""
 
 
 def _method(audit: Audit) -> tuple[tuple[str, str], ...]:

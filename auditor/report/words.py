@@ -33,6 +33,8 @@ def ratio(value: float | None) -> str:
     if value == 0:
         return "0"
     if abs(value) >= 0.000995:  # what rounds to 0.0010
+        if abs(value) >= 99_999.5:
+            return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
         return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"

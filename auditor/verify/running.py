@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..errors import first_line
+from ..errors import AuditorError, first_line
 from ..raised import let_through, out_of_memory
 from ..records import Batch
 from ..runs.answer import answer, as_on
@@ -72,5 +72,5 @@ def answers_of(
 def failure_of(error: BaseException) -> str:
     """What a run raised, in one line."""
     name, text = type(error).__name__, first_line(error)
-    said = text if text == name else f"{name}: {text[:300]}"
+    said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
     return f"out of memory, {said}" if out_of_memory(error) else said

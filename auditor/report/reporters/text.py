@@ -59,8 +59,8 @@ def _training(page: Page, audit: Audit) -> None:
     if audit.training is None:
         return
     page.labelled("Training", sentence(audit.training.recommendation))
-    for advice in audit.training.advice[:ADVICE_SHOWN]:
-        page.labelled("", f"- {advice.title}")
+    for title in list(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]:
+        page.labelled("", f"- {title}")
     page.line()
 
 

@@ -87,8 +87,8 @@ def test_the_plan_that_severities_are_for_is_named():
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
-    assert causes(none).about == "No plan holds the budget with anything low: severities are those of the rules."
-    assert cause(none, "RNG001").bearing == "No plan holds the budget, and this is part of why."
+    assert causes(none).about == "No plan that holds the budget runs anything low: severities are those of the rules."
+    assert cause(none, "RNG001").bearing == "No plan that holds the budget runs anything low, and this is part of why."
     assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").bearing) == ("", "")
 
 

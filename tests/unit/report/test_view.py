@@ -114,6 +114,20 @@ def test_cautions_are_sentences() -> None:
     assert all(limit[0].isupper() and limit.endswith(".") for limit in view(cautioned).limits)
 
 
+def test_what_was_not_tested_is_not_said_to_be_neither() -> None:
+    audit = make_audit(20, formats=("bf16",))
+    safe, untested = Verdict("safe", ""), Verdict("untested", "it computes in float64")
+    for number, words in (
+        (0, "BF16: none of the 20 operations is unsafe or sensitive."),
+        (1, "BF16: none of the 19 operations tested is unsafe or sensitive; 1 was not tested."),
+        (3, "BF16: none of the 17 operations tested is unsafe or sensitive; 3 were not tested."),
+        (20, "BF16 was not tested on any operation."),
+    ):
+        verdicts = [untested] * number + [safe] * (20 - number)
+        nodes = tuple(replace(n, verdicts={"bf16": v}) for n, v in zip(audit.nodes, verdicts, strict=True))
+        assert view(replace(audit, nodes=nodes)).contrast == (words,)
+
+
 def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
     audit = make_audit(20, formats=("bf16",))
     first, second, *others = audit.nodes

@@ -20,6 +20,9 @@ from auditor.report import words
         (0.31, "0.31"),
         (12.4, "12"),
         (123.4, "123"),
+        (99_999.0, "99999"),
+        (1e5, "1.0e5"),
+        (9.9e28, "9.9e28"),
     ],
 )
 def test_ratio(value, text):

@@ -147,5 +147,8 @@ def test_lines_of_training_are_its_record() -> None:
     said = text.render(found, width=200, color=False)
     assert f"Training  {sentence(found.training.recommendation)}" in re.sub(r"Training\s+", "Training  ", said)
     shown = [line.split("- ", 1)[1] for line in said.splitlines() if re.match(r"\s+- ", line)]
-    assert shown == [advice.title for advice in found.training.advice[: text.ADVICE_SHOWN]]
+    titles = list(dict.fromkeys(advice.title for advice in found.training.advice))
+    assert shown == titles[: text.ADVICE_SHOWN]
+    twice = replace(found, training=replace(found.training, advice=2 * found.training.advice))
+    assert text.render(twice, width=200, color=False) == said
     assert found.to_json()["training"]["recommendation"] == found.training.recommendation
