@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
-from auditor.verify import Answers, answers_of, run_patched
+from auditor.verify import Answers, answers_of, failure_of, run_patched
 from tests.subjects import normal, seeded
 
 
