@@ -22,6 +22,7 @@ from .measure.regions import run_regions
 from .options import Options
 from .plan.baselines import baselines_of
 from .plan.costs import costs_of
+from .plan.everything import everything_low
 from .plan.plans import as_run, plans_of
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
@@ -106,9 +107,10 @@ def _planned(
 ) -> tuple[dict[str, Baseline], dict[str, Plan]]:
     """What happens without a plan, and the plans with their scores."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
-        baselines = baselines_of(bench, options.strategies, options.formats)
+        plain = everything_low(bench, options.strategies, options.formats, stages.tick)
+        baselines = baselines_of(bench, options.strategies, options.formats, plain)
     with stages("plan", "solve, patch, verify"):
-        plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick)
+        plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick, plain)
     with stages("scores", _scored_by(options), wanted=score is not None):
         scored = score.under(plans, bench) if score else plans
     return as_run(baselines, plans), scored

@@ -18,7 +18,7 @@ from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Verdict
-from ..replay.execute import PartlyLow, Replay
+from ..replay.again import PartlyLowAgain, Run, kept
 from .calibrate import Calibration
 from .rounded import rounder
 
@@ -42,15 +42,13 @@ def run_regions(
     if not regions:
         return ()
     flat = [value.detach() if isinstance(value, torch.Tensor) else value for value in capture.bind(model, batch)]
-    leaving = {node for region in regions for node in region.leaving}
-    reference = _Kept(capture, leaving)
     with torch.no_grad():
         try:
-            Replay(capture, reference).run(*flat)
+            reference = kept(capture, flat)
         except Exception as error:
             let_through(error)
             return tuple(_failed(region, capture, error) for region in regions)
-        return tuple(_tested(region, capture, flat, reference.values, distance) for region in regions)
+        return tuple(_tested(region, capture, flat, reference, distance) for region in regions)
 
 
 @dataclass(frozen=True)
@@ -114,23 +112,28 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 
 
 def _tested(
-    region: _Region, capture: Capture, flat: list[Any], reference: Mapping[fx.Node, Any], distance: Distance
+    region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance
 ) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
     beat(f"{len(region.nodes)} operations together")
     inside = {node.name for node in region.nodes}
     try:
-        PartlyLow(capture, inside, region.fmt, rounder(capture, region.fmt), low).run(*flat)
+        PartlyLowAgain(capture, inside, region.fmt, rounder(capture, region.fmt), reference, low).run(*flat)
     except Exception as error:
         let_through(error)
         return _failed(region, capture, error)
-    outputs = [leaf for name in capture.outputs for leaf in reference[_named(capture, name)]]
-    changed = [leaf for name in capture.outputs for leaf in low.values[_named(capture, name)]]
-    local = max(_error(reference[node], low.values[node]) for node in region.leaving)
+    ends = [_named(capture, name) for name in capture.outputs]
+    outputs = [leaf for node in ends for leaf in _exact(reference, node)]
+    changed = [leaf for node in ends for leaf in low.values.get(node) or _exact(reference, node)]
+    local = max(_error(_exact(reference, node), low.values[node]) for node in region.leaving)
     return FlaggedRegion(
         region.fmt, names, _shared(capture, names), local, _error(outputs, changed, distance), region.explained, None
     )
+
+
+def _exact(reference: Run, node: fx.Node) -> list[torch.Tensor]:
+    return tensors_of(raised(reference.values[node]))
 
 
 def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor], distance: Distance = output_error) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,31 +12,38 @@ import torch
 from ..criteria.measure import Criteria
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
-from ..records import Baseline, Batch, RulesOnly
+from ..records import Baseline, Batch, Plan, RulesOnly
 from ..runs.answer import answer, as_on
 from ..verify import failure_of
 from .choose import Trial, ruled, simulated_error
-from .plans import worst_of
+from .plans import NONE, as_run, worst_of
 from .problem import Problem
 from .solve import evaluate
 from .workbench import Workbench
 
 
-def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
+def baselines_of(
+    bench: Workbench, strategies: Sequence[str], formats: Sequence[str], plain: Mapping[str, Plan] = NONE
+) -> dict[str, Baseline]:
     """Plain autocast, plain cast, and beside each what the rules alone would do, with nothing measured.
 
     The first two are runs of the model itself on the inputs that plans are checked on. The last is no plan that anyone
-    runs: the captured graph stands in for it, on those of the inputs that it is valid for.
+    runs: the captured graph stands in for it, on those of the inputs that it is valid for; where the rules keep nothing,
+    it is the plain one. plain: plans with everything low that were run, see `as_run`.
     """
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
-    found = {}
+    found: dict[str, Baseline] = {}
     for problem in [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]:
-        kept = ruled(problem, bench.findings)
-        rules_only = RulesOnly(*_measured(simulated_error(problem, kept, trial)), low_precision_flops=kept.low_flops)
-        native = runs(problem.format)
-        found[problem.name] = replace(
-            _plain(bench, problem) if native else _replayed(problem, trial), rules_only=rules_only
-        )
+        name, kept = problem.name, ruled(problem, bench.findings)
+        ran = name in plain and plain[name].measured_error is not None
+        if not ran:
+            found[name] = _plain(bench, problem) if runs(problem.format) else _replayed(problem, trial)
+        else:
+            found |= as_run({name: Baseline(None, False)}, {name: plain[name]})
+        alone = found[name].measured_error, found[name].finite
+        if "fp32" in kept.precision.values():
+            alone = _measured(simulated_error(problem, kept, trial))
+        found[name] = replace(found[name], rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
     return found
 
 

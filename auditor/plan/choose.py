@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from ..ops.kernels import UnsupportedInFormat
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
+from ..replay.again import PolicyAgain, Run, kept
 from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
 from ..replay.running import Running
@@ -42,13 +43,26 @@ REFINED = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of."""
+    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
+
+    before: a run on the first batch, from which others begin.
+    """
 
     capture: Capture
     model: nn.Module
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
+    before: Run | None = None
+
+    def near(self, how: Running) -> Trial:
+        """The same, for runs that differ from `how` in little; where that does not run itself, nothing is gained."""
+        try:
+            with torch.no_grad():
+                return replace(self, before=kept(self.capture, self.capture.bind(self.model, self.batches[0]), how))
+        except Exception as error:
+            let_through(error)
+            return self
 
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
@@ -65,7 +79,8 @@ class Trial:
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
-        interpreter = PolicyInterpreter(self.capture, how)
+        begun = self.before if batch is self.batches[0] else None
+        interpreter = PolicyAgain(self.capture, how, begun) if begun else PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
@@ -77,10 +92,19 @@ def make_plan(problem: Problem, trial: Trial, budget: float) -> Plan:
     """
     curve = candidates(problem)
     chosen, low = _fastest_that_holds(problem, curve, trial, budget), _everything(problem, problem.format)
-    close = low.seconds <= (1 + SHORTER) * chosen.seconds and low.cost <= (1 + SHORTER) * chosen.cost
-    if chosen.precision != low.precision and close and _allowed(low):
+    if chosen.precision != low.precision and _about_as_fast(low, chosen) and _allowed(low):
         chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
     return _plan(problem, chosen, curve)
+
+
+def plain_will_do(problem: Problem, budget: float) -> bool:
+    """Whether everything low is safe, takes about as long as the fastest choice, and is predicted to stay within `budget`."""
+    low = _everything(problem, problem.format)
+    return _allowed(low) and low.predicted_error <= budget and _about_as_fast(low, candidates(problem)[0])
+
+
+def _about_as_fast(low: Candidate, other: Candidate) -> bool:
+    return low.seconds <= (1 + SHORTER) * other.seconds and low.cost <= (1 + SHORTER) * other.cost
 
 
 def plain_plan(problem: Problem) -> Plan:
@@ -216,6 +240,11 @@ def _unfit(problem: Problem) -> str:
     if row.speed in table("plan/devices")[problem.device]:
         return ""
     return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
+
+
+def near(problem: Problem, candidate: Candidate, trial: Trial) -> Trial:
+    """The trial for candidates that differ from this one in few scopes."""
+    return trial.near(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format))
 
 
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:

@@ -76,6 +76,15 @@ class Energy:
 
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
+        if multiplier not in self._found:
+            self._found[multiplier] = self._cut(multiplier)
+        return self._found[multiplier]
+
+    @cached_property
+    def _found(self) -> dict[float, set[str]]:
+        return {}
+
+    def _cut(self, multiplier: float) -> set[str]:
         beat()
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         arcs = ((tail, head, _whole((time + multiplier * error) / unit)) for tail, head, time, error in self._arcs)

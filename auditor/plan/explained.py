@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..records import Finding, Plan, Reason
 from ..replay.strategies import scoped
-from .choose import Trial, as_plan, simulated_error
+from .choose import Trial, as_plan, near, simulated_error
 from .operations import operation_reasons
 from .problem import Problem
 from .reasons import Limits, kept_in, least, module_reasons
@@ -40,8 +40,10 @@ def explained(
                 known[key] = max(known[key], all_low)
         return known[key]
 
-    low = any(choice.precision != "fp32" for choice in plan.scopes.values())
-    own = error(chosen) if low else 0.0
+    own = 0.0
+    if len({*chosen.precision.values()}) > 1:
+        trial = near(problem, chosen, trial)
+        own = error(chosen)
     limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
     modules = module_reasons(problem, chosen, limits, error)
     scopes = {
@@ -50,7 +52,7 @@ def explained(
         else choice
         for path, choice in plan.scopes.items()
     }
-    needed = least(problem, chosen, modules, limits, error)
+    needed = least(problem, chosen, modules, limits, error) if modules else ()
     return replace(plan, scopes=scopes, reasons=(*modules, *operation_reasons(problem, chosen)), least=needed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
@@ -18,6 +19,9 @@ from .energy import FORBIDDEN, Energy
 from .leaks import Lowest, lowest
 from .memory import memory_of
 from .terms import energy_of, timed_in
+
+if TYPE_CHECKING:
+    from .solve import Candidate
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
@@ -62,6 +66,11 @@ class Problem:
     def elements(self) -> Mapping[str, int]:
         """{node or placeholder: floating elements of its result}."""
         return output_elements(self.capture)
+
+    @cached_property
+    def evaluated(self) -> dict[frozenset[tuple[str, str]], Candidate]:
+        """What is known of choices, by their precisions: many of them are met again."""
+        return {}
 
     @cached_property
     def _resolver(self) -> Resolver:

@@ -23,6 +23,9 @@ is predicted, and said to be."""
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
+HEAVY, FEW_RUNS = 10_000_000_000, 8
+"""Floating-point operations of a forward beyond which runs are dear, and how many there are then."""
+
 Error = Callable[[Candidate], float]
 """Error of the recorded graph under a choice; inf where it cannot run."""
 
@@ -216,13 +219,20 @@ def _weighed(
     idle = [each for each in lowered if not each.gains]
     harmless = not idle or _all_hold(problem, chosen, idle, limits, error)
     found: dict[str, Reason] = {}
-    left = min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), 4))
+    left = _runs(problem)
     for each in lowered:
         asked = each.gains or not harmless
         ran = error(each.point) if asked and left > 0 and each.point is not None else None
         left -= ran is not None
         found[each.owner] = _reason(problem, each, chosen, limits, ran, held=harmless and not each.gains)
     return found
+
+
+def _runs(problem: Problem) -> int:
+    """How many modules are lowered in runs."""
+    if sum(cost.flops for cost in problem.costs.values()) > HEAVY:
+        return FEW_RUNS
+    return min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), FEW_RUNS))
 
 
 def _all_hold(problem: Problem, chosen: Candidate, idle: list[_Lowered], limits: Limits, error: Error) -> bool:

@@ -93,6 +93,13 @@ def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Cand
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     """Predicted error, time and share of low FLOPs of one choice of precisions; the root has one even without nodes."""
+    key = frozenset(precision.items())
+    if key not in problem.evaluated:
+        problem.evaluated[key] = _evaluated(problem, precision)
+    return problem.evaluated[key]
+
+
+def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     resolution = problem.resolve(lambda owner: precision.get(owner, "fp32"))
     squares, elapsed, low_flops, flops = 0.0, 0.0, 0, 0
     for name in problem.capture.nodes:

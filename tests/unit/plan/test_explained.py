@@ -24,6 +24,7 @@ def finding(rule: str, node: str, formats: tuple[str, ...] = ("fp16", "bf16")) -
 def found(monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, str]:
     """A chain of five layers; the one in the middle is unsafe, the one behind it stays FP32 too."""
     monkeypatch.setattr(explained_module, "simulated_error", lambda problem, point, trial: point.predicted_error)
+    monkeypatch.setattr(explained_module, "near", lambda problem, chosen, trial: trial)
     drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})

@@ -1,0 +1,94 @@
+"""A run of the tape that differs from another one in few places: what comes before the first of them is not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ..records import Capture
+from .execute import Observe, PartlyLow, PolicyInterpreter, Replay
+from .running import FULL, Running
+
+Values = Mapping[fx.Node, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Every value of a run on some inputs. how: what it ran under."""
+
+    values: Values
+    how: Running = FULL
+
+
+def kept(capture: Capture, inputs: Sequence[Any], how: Running | None = None) -> Run:
+    """A run whose values are kept: under a policy, or everything as it was recorded."""
+    values: dict[fx.Node, Any] = {}
+    if how is None:
+        Replay(capture, values.__setitem__).run(*inputs)
+        return Run(values)
+    PolicyInterpreter(capture, how, values.__setitem__).run(*inputs)
+    return Run(values, how)
+
+
+class PolicyAgain(PolicyInterpreter):
+    """A run under a policy, on the inputs of a kept one. changed: nodes that were run, and not taken from there."""
+
+    def __init__(self, capture: Capture, how: Running, before: Run) -> None:
+        super().__init__(capture, how)
+        self._before = before
+        self.changed: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Result of one node; the kept one where nothing about it differs."""
+        if not any(source in self.changed for source in n.all_input_nodes) and self._as_before(n):
+            return _taken(self, n, self._before)
+        self.changed.add(n)
+        return super().run_node(n)
+
+    def _as_before(self, n: fx.Node) -> bool:
+        then, now = self._before.how, self._how
+        if n.op == "placeholder":
+            return then.placeholder_precision.get(n.name) == now.placeholder_precision.get(n.name)
+        if n.op not in ("call_function", "output"):
+            return True
+        if any(then.crossing(s.name, n.name) != now.crossing(s.name, n.name) for s in n.all_input_nodes):
+            return False
+        return n.op == "output" or self._casts(then, n) == self._casts(now, n)
+
+    def _casts(self, how: Running, n: fx.Node) -> tuple[str, str, int]:
+        """What a policy does at an operation, as far as it matters there."""
+        casts = how.casts(self.capture.nodes[n.name])
+        return casts.autocast, casts.precision if casts.autocast != "none" else "", id(casts.literals)
+
+
+class PartlyLowAgain(PartlyLow):
+    """Some operations low, on the inputs of a kept run of everything in FP32: what they do not reach is taken from there."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        inside: Collection[str],
+        format: str,
+        round: Callable[[Any], Any],
+        before: Run,
+        observe: Observe | None = None,
+    ) -> None:
+        super().__init__(capture, inside, format, round, observe)
+        self._before = before
+        self.changed: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Result of one node; the kept one where no low operation reaches it."""
+        if n.name not in self._inside and not any(source in self.changed for source in n.all_input_nodes):
+            return _taken(self, n, self._before)
+        self.changed.add(n)
+        return super().run_node(n)
+
+
+def _taken(run: Replay, n: fx.Node, before: Run) -> Any:
+    if n.op == "placeholder":
+        next(run.args_iter)
+    return before.values[n]
