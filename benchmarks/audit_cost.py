@@ -1,26 +1,39 @@
-"""What an audit costs in forwards of the model, stage by stage, beside brute force; its memory beside a training step's."""
+"""What an audit costs in forwards of the model, as a user runs it and stage by stage, beside brute force; its memory beside a
+training step's."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
-import auditor
-from auditor.loading import from_object, in_eval
+from auditor.flow import run
+from auditor.loading import from_object, in_eval, load
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement, measure
+from auditor.options import Options
 from auditor.records import Capture
+from auditor.resources import resource_dir
+from auditor.rulebook import load_rules
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
-from benchmarks.subjects import MODELS, build
+from benchmarks.subjects import MODELS, SMALL, build
 from tests.brute_force import true_isolated
 
 FORMATS = ("fp16", "bf16")
+ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = 5
 """Runs of brute force that are timed, spread over the graph; the rest would take as long each."""
 
@@ -28,13 +41,19 @@ COLUMNS = {
     "model": "",
     "nodes": "d",
     "forward s": ".3f",
+    "audit x": ".1f",
+    "audit s": ".1f",
+    "wall s": ".1f",
+    "beyond imports s": ".1f",
     "measure x": ".1f",
     "attribute x": ".1f",
     "both x": ".1f",
     "brute force x": ".0f",
     "capture s": ".1f",
+    "regions s": ".1f",
     "baseline s": ".1f",
     "plan s": ".1f",
+    "follow s": ".1f",
     "peak MiB": ".0f",
     "training MiB": ".0f",
     "memory x": ".2f",
@@ -65,27 +84,71 @@ def core(name: str) -> Row:
     return row
 
 
+def spent() -> float:
+    """Processor seconds of this process and of those it started that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 @dataclass
 class StageClock:
     """A progress callback that adds up the processor time between the first words of two stages."""
 
-    spent: dict[str, float] = field(default_factory=dict)
+    by_stage: dict[str, float] = field(default_factory=dict)
     stage: str = "load"
-    since: float = field(default_factory=time.process_time)
+    since: float = field(default_factory=spent)
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        now = time.process_time()
-        self.spent[self.stage] = self.spent.get(self.stage, 0.0) + now - self.since
+        now = spent()
+        self.by_stage[self.stage] = self.by_stage.get(self.stage, 0.0) + now - self.since
         self.stage, self.since = stage, now
 
 
+SOURCE = """from benchmarks.subjects import build
+def get_model(): return build({name!r})[0]
+def example_inputs(): return build({name!r})[1]
+"""
+
+
+@contextmanager
+def model_file(name: str) -> Iterator[Path]:
+    """The model as a user has it: a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.py")
+        file.write_text(SOURCE.format(name=name), encoding="utf-8")
+        yield file
+
+
 def whole(name: str) -> Row:
-    """All stages of `auditor.audit`, which also makes, patches and verifies four plans."""
-    model, args = build(name)
-    clock = StageClock()
-    audit = auditor.audit(model, args, device="cpu", progress=clock)
-    clock("end", "", 0, 0)
-    return {"seconds": clock.spent, "recommended": audit.recommended, "peak MiB": peak_mib()}
+    """All stages of an audit of a file, which also makes, patches and verifies four plans in a process of its own."""
+    with model_file(name) as file:
+        subject, clock = load(str(file)), StageClock()
+        rules = tuple(load_rules([resource_dir("rules")]))
+        audit = run(subject, Options(rules=rules, command="", device="cpu", progress=clock))
+        clock("end", "", 0, 0)
+    return {"seconds": clock.by_stage, "recommended": audit.recommended, "peak MiB": peak_mib()}
+
+
+def command(name: str) -> Row:
+    """`python -m auditor FILE` from start to finish, all its processes, and twice what importing torch takes."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    started = [spent()]
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    started.append(spent())
+    since = time.monotonic()
+    with model_file(name) as file:
+        words = [sys.executable, "-m", "auditor", str(file), "--device", "cpu", "-q", "--fail-on", "never"]
+        done = subprocess.run(
+            [*words, "--out", str(file.parent / "out")], env=environment, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise SystemExit(done.stderr[-4000:])
+    audit = spent() - started[1]
+    return {
+        "audit s": audit,
+        "wall s": time.monotonic() - since,
+        "beyond imports s": audit - (started[1] - started[0]),
+    }
 
 
 def training(name: str) -> Row:
@@ -105,18 +168,21 @@ def training(name: str) -> Row:
 
 
 def combined(name: str) -> Row:
-    """The three measurements of one model, each from a process of its own."""
-    row, everything, step = (
+    """The measurements of one model, each from a process of its own."""
+    row, everything, step, called = (
         in_process_of_its_own("benchmarks.audit_cost", "--measure", kind, name) for kind in MEASUREMENTS
     )
     forward = row["forward s"]
-    return row | {
+    stages = {f"{stage} s": elapsed for stage, elapsed in everything["seconds"].items()}
+    return {
+        **stages,
+        **row,
+        **called,
+        "audit x": called["audit s"] / forward,
         "measure x": row["measure s"] / forward,
         "attribute x": row["attribute s"] / forward,
         "both x": (row["measure s"] + row["attribute s"]) / forward,
         "brute force x": row["brute force s"] / forward,
-        "baseline s": everything["seconds"]["baseline"],
-        "plan s": everything["seconds"]["plan"],
         "whole": everything,
         "training": step,
         "training MiB": step["peak MiB"],
@@ -125,12 +191,12 @@ def combined(name: str) -> Row:
     }
 
 
-MEASUREMENTS = {"core": core, "whole": whole, "training": training}
+MEASUREMENTS = {"core": core, "whole": whole, "training": training, "command": command}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help="all of them if left out", default=list(MODELS))
+    parser.add_argument("models", nargs="*", help="all of them if left out", default=[*MODELS, *SMALL])
     parser.add_argument("--measure", choices=MEASUREMENTS, help="one measurement of one model, as JSON")
     options = parser.parse_args()
     if options.measure:

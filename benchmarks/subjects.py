@@ -20,7 +20,7 @@ Built = tuple[nn.Module, tuple[Any, ...]]
 def build(name: str) -> Built:
     """A model in eval mode and its arguments, the same every time."""
     torch.manual_seed(0)
-    model, args = MODELS[name]()
+    model, args = {**MODELS, **SMALL}[name]()
     return model.eval(), args
 
 
@@ -42,11 +42,11 @@ def vit(layers: int) -> Built:
     return model.eval(), (torch.randn(BATCH, 3, 32, 32),)
 
 
-def _vision(name: str) -> Callable[[], Built]:
+def _vision(name: str, batch: int = BATCH) -> Callable[[], Built]:
     def make() -> Built:
         import timm
 
-        return timm.create_model(name, pretrained=False), (torch.randn(BATCH, 3, 224, 224),)
+        return timm.create_model(name, pretrained=False), (torch.randn(batch, 3, 224, 224),)
 
     return make
 
@@ -64,3 +64,32 @@ MODELS: dict[str, Callable[[], Built]] = {
     "convnext_tiny": _vision("convnext_tiny"),
     "gpt2": _gpt2_small,
 }
+
+
+def _example(name: str) -> Callable[[], Built]:
+    def make() -> Built:
+        module = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"))
+        return module["get_model"](), module["get_inputs"]()
+
+    return make
+
+
+def _tiny(family: str, **more: int) -> Callable[[], Built]:
+    def make() -> Built:
+        import transformers
+
+        sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = getattr(transformers, f"{family}Config")(**sizes, intermediate_size=64, **more)
+        return getattr(transformers, f"{family}Model")(config), (torch.randint(3, 64, (2, 12)),)
+
+    return make
+
+
+SMALL: dict[str, Callable[[], Built]] = {
+    "01_digits_attention": _example("01_digits_attention"),
+    "tiny_bert": _tiny("Bert"),
+    "tiny_albert": _tiny("Albert", embedding_size=16),
+    "mobilenetv3_small_100": _vision("mobilenetv3_small_100", batch=1),
+    "resnet18": _vision("resnet18", batch=1),
+}
+"""Models that cost less than importing torch does."""
