@@ -48,6 +48,7 @@ def audit(
     evaluate: Callable[[nn.Module], Any] | None = None,
     max_drop: float | None = None,
     better: str | None = None,
+    quick: bool = False,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
@@ -59,6 +60,7 @@ def audit(
     row of `plan/devices.toml`. rules: a directory of rules of your own, beside those that ship.
     objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the recommended plan is
     for, "inference" or "training"; the mode unless given.
+    quick: of several formats and strategies the first alone, and no search for plans.
     mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns.
     evaluate: evaluate(model) -> your own score, a number or an iterable of numbers, one a sample or batch; it is called with
@@ -83,6 +85,7 @@ def audit(
             wanted_for=use,
             seed=seed,
             scoring=_scoring(evaluate, max_drop, better),
+            quick=quick,
             progress=told,
         )
         return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)

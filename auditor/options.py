@@ -36,6 +36,7 @@ class Options:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
     timeout: seconds that a plan may take to answer in the process that verifies it, and one score, half an hour unless given.
     scoring: the user's own function that scores the model.
+    quick: of several formats and strategies the first alone, and the plan that is predicted to hold, with no search.
     """
 
     rules: tuple[Rule, ...]
@@ -53,6 +54,7 @@ class Options:
     seed: int = 0
     timeout: float | None = None
     scoring: Scoring | None = None
+    quick: bool = False
     selection: Selection = EVERYTHING
     progress: Progress | None = None
 
@@ -73,6 +75,9 @@ class Options:
             )
         if self.device == "cuda" and not _sees_cuda():
             raise AuditorError("cuda was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
+        if self.quick:
+            object.__setattr__(self, "formats", self.formats[:1])
+            object.__setattr__(self, "strategies", self.strategies[:1])
 
     @property
     def native(self) -> bool:

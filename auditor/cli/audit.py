@@ -125,6 +125,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         wanted_for=args.use,
         seed=args.seed,
         timeout=args.timeout,
+        quick=args.quick,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )

@@ -97,6 +97,14 @@ def make_plan(problem: Problem, trial: Trial, budget: float) -> Plan:
     return _plan(problem, chosen, curve)
 
 
+def predicted_plan(problem: Problem, budget: float) -> Plan:
+    """The fastest candidate that is predicted to stay within `budget`: nothing is run."""
+    curve = candidates(problem)
+    return _plan(
+        problem, next(point for point in curve if point is curve[-1] or point.predicted_error <= budget), curve
+    )
+
+
 def plain_will_do(problem: Problem, budget: float) -> bool:
     """Whether everything low is safe, takes about as long as the fastest choice, and is predicted to stay within `budget`."""
     low = _everything(problem, problem.format)

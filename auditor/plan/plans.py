@@ -30,6 +30,7 @@ from .choose import (
     lowers_unsafe,
     make_plan,
     plain_plan,
+    predicted_plan,
     ruled,
     simulated_error,
 )
@@ -78,7 +79,8 @@ def plans_of(
         targets |= pending
         for name, budget in pending.items():
             tick(name.replace("_", " "))
-            found[name] = make_plan(problems[name], trial, budget)
+            made = predicted_plan(problems[name], budget) if bench.quick else make_plan(problems[name], trial, budget)
+            found[name] = made
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
@@ -89,7 +91,7 @@ def plans_of(
             break
     harmful = {name: problem for name, problem in problems.items() if _outdone(found[name], baselines[name])}
     found |= _undone(bench, harmful, baselines, tick)
-    improvable = {n: p for n, p in problems.items() if runs(found[n].format) and has_fp32(found[n])}
+    improvable = {n: p for n, p in problems.items() if runs(found[n].format) and has_fp32(found[n]) and not bench.quick}
     found |= _instead(bench, improvable, found, baselines, tick)
     return {
         name: _with_reasons(bench, problem, found[name], targets[name], baselines[name], tick)
@@ -108,7 +110,7 @@ def _with_reasons(
     for _ in range(IMPROVED):
         tick(f"why {plan.name.replace('_', ' ')}")
         found = explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
-        if not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
+        if bench.quick or not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
             break
         tried = verify(bench, {plan.name: with_low(problem, plan, left)}, tick)[plan.name]
         if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):

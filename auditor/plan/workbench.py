@@ -37,7 +37,8 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective: see Options.
+    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    Options.
     """
 
     subject: Subject
@@ -53,6 +54,7 @@ class Workbench:
     native: bool
     timeout: float | None = None
     objective: str = "time"
+    quick: bool = False
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
@@ -189,6 +191,7 @@ def workbench(
         native=options.native,
         timeout=options.timeout,
         objective=options.objective,
+        quick=options.quick,
     )
 
 

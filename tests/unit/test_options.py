@@ -68,3 +68,10 @@ def test_where_the_formats_run(device: str, there: bool, native: bool, monkeypat
 )
 def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ...]) -> None:
     assert named(given) == names
+
+
+def test_quick_takes_the_first_of_what_was_asked_for() -> None:
+    found = options(formats=("bf16", "fp16"), strategies=("cast", "autocast"), quick=True)
+    assert (found.formats, found.strategies) == (("bf16",), ("cast",))
+    with pytest.raises(AuditorError, match="int4"):  # what is left aside is checked all the same
+        options(formats=("bf16", "int4"), quick=True)

@@ -108,6 +108,12 @@ def test_default_fails_on_errors_only(stages):
     assert cli.main(["model.py"]) == 1
 
 
+def test_quick_reaches_the_stages(stages):
+    assert cli.main(["model.py", "--quick", "--strategies", "cast,autocast", "-q"]) == 0
+    (call,) = stages.calls
+    assert (call["quick"], call["formats"], call["strategies"]) == (True, ("fp16",), ("cast",))
+
+
 def test_options_reach_the_stages(stages, tmp_path):
     words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
     words += ["--mode", "training", "--loss", "x.py:loss"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.plan import plans as module
+from auditor.plan.choose import MARGIN
 from auditor.plan.everything import everything_low
 from auditor.plan.plans import plans_of
 from auditor.records import Plan
@@ -96,3 +97,24 @@ def test_what_was_tried_and_does_not_hold_is_no_plan(searches: list[str]) -> Non
     assert searches == [problem.name]
     assert plan is not broken["cast_bf16"]
     assert plan.verified
+
+
+def test_quick_is_one_format_one_strategy_and_no_search(searches: list[str]) -> None:
+    audit = auditor.audit(mlp(), normal(4, 16), quick=True)
+    assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
+    assert audit.plans["autocast_fp16"].verified
+    audit = auditor.audit(mlp(), normal(4, 16), quick=True, formats=("bf16", "fp16"), strategies=("cast", "autocast"))
+    assert set(audit.plans) == {"cast_bf16"}
+    assert searches == []
+
+
+def test_quick_without_a_search_still_finds_what_is_predicted_to_hold_and_runs_it(searches: list[str]) -> None:
+    model, x = mlp(), normal(4, 16)
+    plain = auditor.audit(model, x, quick=True, formats="bf16").baselines["autocast_bf16"].measured_error
+    assert plain is not None
+    audit = auditor.audit(model, x, quick=True, formats="bf16", max_error=0.9 * plain)
+    assert searches == []
+    plan = audit.plans["autocast_bf16"]
+    assert plan.verified
+    assert plan.measured_error <= 0.9 * plain
+    assert plan.predicted_error <= MARGIN * 0.9 * plain
