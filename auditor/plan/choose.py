@@ -18,7 +18,7 @@ from ..replay.again import PolicyAgain, Run, kept
 from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
 from ..replay.running import Running
-from ..replay.strategies import plain, running, scoped
+from ..replay.strategies import plain, scoped
 from ..resources import table
 from ..runs.outputs import tensor_outputs
 from .energy import FORBIDDEN
@@ -36,6 +36,9 @@ SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
 and no prediction is as good as that."""
 
+
+LITTLE = 0.01
+"""Share of what a plan takes that no search is begun for."""
 
 REFINED = 3
 """Times the search around a plan is begun again for less error, where a run of what it found is beyond the budget."""
@@ -156,7 +159,7 @@ def accepted(problem: Problem, trial: Trial) -> Candidate | None:
         labels = {owner: "fp32" if owner in kept else problem.format for owner in energy.scopes}
         found = evaluate(problem, energy.settled(labels))
         try:
-            trial.error(running(problem.capture, problem.strategy, _precision_in(found), problem.format))
+            trial.error(problem.running(_precision_in(found)))
             return found
         except UnsupportedInFormat as refused:
             if refused.owner is None or found.precision.get(refused.owner, "fp32") == "fp32":
@@ -196,8 +199,12 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
 def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
     """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
     found = _bisect(problem, curve, trial, budget)
-    finer = between(problem, curve[found - 1], curve[found]) if found else curve[:1]
-    chosen = finer[_bisect(problem, finer, trial, budget)] if found else curve[0]
+    chosen = curve[found]
+    if _worth_a_search(chosen, curve[max(found - 1, 0)]):
+        finer = between(problem, curve[found - 1], chosen)
+        chosen = finer[_bisect(problem, finer, trial, budget)]
+    if not _worth_a_search(chosen, curve[0]):
+        return chosen
     allowed = max(budget, chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)
@@ -208,6 +215,11 @@ def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Tri
             return better
         allowed *= 0.95 * budget / error
     return chosen
+
+
+def _worth_a_search(chosen: Candidate, best: Candidate) -> bool:
+    """Whether the best that a search could find takes less by as much as is worth one."""
+    return best.price < (1 - LITTLE) * chosen.price
 
 
 def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:
@@ -236,7 +248,7 @@ def simulated_error(problem: Problem, candidate: Candidate, trial: Trial, enough
     enough: once a batch is beyond it, the others are left out.
     """
     try:
-        return trial.error(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format), enough)
+        return trial.error(problem.running(_precision_in(candidate)), enough)
     except Exception as error:
         let_through(error)
         return float("inf")
@@ -252,7 +264,7 @@ def _unfit(problem: Problem) -> str:
 
 def near(problem: Problem, candidate: Candidate, trial: Trial) -> Trial:
     """The trial for candidates that differ from this one in few scopes."""
-    return trial.near(running(problem.capture, problem.strategy, _precision_in(candidate), problem.format))
+    return trial.near(problem.running(_precision_in(candidate)))
 
 
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Verdict
 from ..replay.authors import kept_low
+from ..replay.nesting import Layout, layout_of
 from ..replay.resolve import Resolution, Resolver, is_low
+from ..replay.running import Running
 from ..replay.strategies import running
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
@@ -136,7 +138,15 @@ class Problem:
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
-        return self._resolver(running(self.capture, self.strategy, precision, self.format))
+        return self._resolver(self.running(precision))
+
+    def running(self, precision: Callable[[str], str]) -> Running:
+        """The capture when every owner has the given precision."""
+        return running(self.capture, self.strategy, precision, self.format, self._layout)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(self.capture, self.how)
 
     @cached_property
     def kept(self) -> Mapping[str, str]:

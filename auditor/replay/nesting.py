@@ -27,22 +27,46 @@ class Boundary:
     exit: str | None
 
 
-def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], str]) -> dict[str, Boundary]:
+@dataclass(frozen=True)
+class Layout:
+    """What all ways to run one capture under a strategy have in common.
+
+    owners: see `owners_of`; outermost: the same, those above others first. pairs: owners of a node and of one that reads it.
+    """
+
+    owners: tuple[str, ...]
+    outermost: tuple[str, ...]
+    pairs: frozenset[tuple[str, str]]
+
+
+def layout_of(capture: Capture, how: Strategy) -> Layout:
+    """Looked up once for many runs."""
+    owners, nodes = owners_of(capture, how), capture.nodes
+    outermost = sorted(owners, key=lambda path: (path.count(".") + bool(path), path))
+    between = {
+        (nodes[source].owner, node.owner) for node in nodes.values() for source in node.inputs if source in nodes
+    }
+    return Layout(owners, tuple(outermost), frozenset(pair for pair in between if pair[0] != pair[1]))
+
+
+def boundaries(
+    capture: Capture, strategy: str, precision_of: Callable[[str], str], layout: Layout | None = None
+) -> dict[str, Boundary]:
     """The root, and every owner whose precision differs from that of the owner above it, as a plan wraps them.
 
     What they convert is what the strategy's runtime does.
     """
     how = strategy_of(strategy)
-    owners = owners_of(capture, how)
-    precision_of = agreed(capture, owners, precision_of)
+    layout = layout or layout_of(capture, how)
+    precision_of = agreed(capture, layout.owners, precision_of)
     precisions: dict[str, str] = {}
     above: dict[str, str | None] = {"": None}
-    for owner in sorted(owners, key=lambda path: (path.count(".") + bool(path), path)):
+    for owner in layout.outermost:
         listed = (nearest_above(path, precisions) for path in (owner, *capture.aliases.get(owner, ())))
         callers = {None if path is None else precisions[path] for path in listed}
         if callers != {precision_of(owner)}:
             precisions[owner], above[owner] = precision_of(owner), callers.pop() if len(callers) == 1 else "input"
-    keeping = _keeping(capture, precisions, precision_of)
+    keeping = _keeping(layout, precisions, precision_of)
     found = {}
     for path, precision in precisions.items():
         keeps = path in keeping
@@ -52,12 +76,17 @@ def boundaries(capture: Capture, strategy: str, precision_of: Callable[[str], st
 
 def agreed(capture: Capture, owners: Iterable[str], precision_of: Callable[[str], str]) -> Callable[[str], str]:
     """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
-    known = frozenset(owners)
+    known, found = frozenset(owners), dict[str, str]()
 
     def precision(owner: str) -> str:
+        if owner not in found:
+            found[owner] = together(owner)
+        return found[owner]
+
+    def together(owner: str) -> str:
         paths = (owner, *(nearest(path, known) or "" for path in capture.aliases.get(owner, ())))
-        found = [precision_of(path) for path in paths]
-        return "fp32" if "fp32" in found else found[0]
+        asked = [precision_of(path) for path in paths]
+        return "fp32" if "fp32" in asked else asked[0]
 
     return precision
 
@@ -71,17 +100,11 @@ def owners_of(capture: Capture, how: Strategy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("", *(node.owner for node in capture.nodes.values()), *tied)))
 
 
-def _keeping(capture: Capture, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:
+def _keeping(layout: Layout, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:
     """FP32 scopes whose results are read by FP32 scopes alone, or are outputs of the model: they stay FP32."""
     handed_low: set[str] = set()
-    pairs = {
-        (capture.nodes[source].owner, node.owner)
-        for node in capture.nodes.values()
-        for source in node.inputs
-        if source in capture.nodes
-    }
-    for producer, reader in pairs:
-        if producer != reader and precision_of(reader) != "fp32":
+    for producer, reader in layout.pairs if "fp32" in precisions.values() else ():
+        if precision_of(reader) != "fp32":
             handed_low |= {path for path in enclosing(producer) if not within(reader, path)}
     return {path for path, precision in precisions.items() if precision == "fp32" and path not in handed_low}
 

@@ -10,17 +10,27 @@ from ..paths import nearest
 from ..records import Capture, Node, ScopeChoice
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .nesting import Passage, Steps, agreed, boundaries, owners_of
+from .nesting import Layout, Passage, Steps, agreed, boundaries, layout_of
 from .running import Running, Setting
 
 
-def running(capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> Running:
-    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it."""
+def running(
+    capture: Capture,
+    strategy: str,
+    precision_of: Callable[[str], str],
+    format: str,
+    layout: Layout | None = None,
+) -> Running:
+    """A capture under `strategy`, wrapped as a plan that gives every owner its precision would wrap it.
+
+    layout: what it has in common with other ways to run it, where that is known.
+    """
     how = strategy_of(strategy)
-    precision_of = agreed(capture, owners_of(capture, how), precision_of)
-    wrapped = boundaries(capture, strategy, precision_of)
+    layout = layout or layout_of(capture, how)
+    precision_of = agreed(capture, layout.owners, precision_of)
+    wrapped = boundaries(capture, strategy, precision_of, layout)
     passage = Passage(capture, wrapped)
-    stored = _stored(capture, how, precision_of, format)
+    stored = _stored(capture, how, precision_of, format) if how.stores else {}
 
     def looks_at(node: Node) -> str:
         """Precision of the scope in which Python looks at a dtype: where it was handed on as an argument, the caller's."""
