@@ -111,9 +111,7 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
     return tuple(node.name for node in region.nodes if node.name in capture.nodes)
 
 
-def _tested(
-    region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance
-) -> FlaggedRegion:
+def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
     beat(f"{len(region.nodes)} operations together")
