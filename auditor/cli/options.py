@@ -80,7 +80,6 @@ def audit_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also write the graph and its measures for Google's Model Explorer",
     )
-    add("--quick", action="store_true", help="one format, one strategy (the first of each), and no search for plans")
     add("--open", action="store_true", help="show the report in the browser when it is written")
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
     add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
@@ -107,6 +106,7 @@ def _wanted(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--use", choices=MODES, help="what the recommended plan is for; default: the mode")
     add("--objective", choices=OBJECTIVES, default="time", help="what plans save in the budget, default %(default)s")
+    add("--quick", action="store_true", help="one format, one strategy (the first of each), and no search for plans")
 
 
 def _scored(parser: argparse.ArgumentParser) -> None:

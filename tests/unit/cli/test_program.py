@@ -33,6 +33,7 @@ class FakeAudit:
     """As much of an Audit as the command line touches."""
 
     findings: tuple[SimpleNamespace, ...] = ()
+    recommended: str | None = "autocast_fp16"
 
     def texts(self, directory: Path) -> dict[str, str]:
         return dict.fromkeys(publish.FILES, "whole")
