@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..records import Reason
 from ..replay.resolve import Resolution
 from .clauses import ALONE, close, little, no_gain, over
+from .costs import heavy
 from .energy import FORBIDDEN
 from .problem import Problem
 from .solve import Candidate, evaluate
@@ -23,8 +24,8 @@ is predicted, and said to be."""
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
-HEAVY, FEW_RUNS = 10_000_000_000, 8
-"""Floating-point operations of a forward beyond which runs are dear, and how many there are then."""
+FEW_RUNS = 8
+"""How many there are where runs are dear."""
 
 Error = Callable[[Candidate], float]
 """Error of the recorded graph under a choice; inf where it cannot run."""
@@ -230,7 +231,7 @@ def _weighed(
 
 def _runs(problem: Problem) -> int:
     """How many modules are lowered in runs."""
-    if sum(cost.flops for cost in problem.costs.values()) > HEAVY:
+    if heavy(problem.costs):
         return FEW_RUNS
     return min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), FEW_RUNS))
 
