@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -25,16 +26,23 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
     how = running(problem.capture, problem.strategy, precision, problem.format)
     resolution, told = problem.resolve(precision), _told(problem.capture)
-    found = []
+    found, begins = [], dict[str, _Beginning]()
     for name, node in problem.capture.nodes.items():
         if is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
             continue
         if not node.floating:
             found.append(Reason("not-floating", "it is no floating-point operation", operations=(name,)))
         elif how.setting(name).precision != "fp32":
-            kind, words, by = _why(problem, resolution, how, node, told[name])
+            kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
             found.append(Reason(kind, words, operations=(name,), by=by))
     return together(found)
+
+
+class _Beginning(NamedTuple):
+    """Where what an operation gives has its precision from: in words, and by name where there is one to look at."""
+
+    words: str
+    by: str | None
 
 
 def _told(capture: Capture) -> Mapping[str, bool]:
@@ -46,30 +54,61 @@ def _told(capture: Capture) -> Mapping[str, bool]:
     }
 
 
-def _why(problem: Problem, resolution: Resolution, how: Running, node: Node, told: bool) -> tuple[str, str, str | None]:
-    """Kind, clause, and which node decides."""
-    given, row = label(resolution.dtypes[node.name]), operation(node.op)
+def _why(
+    problem: Problem,
+    resolution: Resolution,
+    how: Running,
+    node: Node,
+    told: bool,
+    begins: Mapping[str, _Beginning],
+) -> tuple[str, str, str | None, _Beginning]:
+    """Kind, clause, which node decides, and where the precision of those that it is handed to begins.
+
+    begins: that of operations before it. What autocast and the author decide has no name in it, so that what repeated
+    blocks have in common is one reason.
+    """
+    given, row = label(resolution.computed(node.name)), operation(node.op)
+    itself = _Beginning(node.name, node.name)
     if node.dtype in ("float64", "complex64", "complex128"):
-        return "author", f"it computes in {node.dtype}, which no plan lowers", None
+        return "author", f"it computes in {node.dtype}, which no plan lowers", None, itself
     setting, casts = how.setting(node.name), how.casts(node)
     inside = setting.in_region(node.region)
     if setting.autocast and not inside.autocast:
-        return "author", "the author switches autocast off around it", None
+        return "author", "the author switches autocast off around it", None, itself
     if inside.precision != setting.precision:
-        return "author", f"the author runs it in {label(inside.precision)}, whatever the plan", None
+        return "author", f"the author runs it in {label(inside.precision)}, whatever the plan", None, itself
     if told:
-        return "author", f"the author asks for {given} here", None
+        return (
+            "author",
+            f"the author asks for {given} here",
+            None,
+            _Beginning(f"a value that the author asks for in {given}", None),
+        )
     if casts.autocast in ("fp32", "fp32_unless_dtype"):
-        return "strategy", f"{problem.strategy} runs {row.packet or node.op} in FP32 by itself", None
+        packet = row.packet or node.op
+        itself = _Beginning(f"{packet}, which {problem.strategy} runs in FP32 by itself", None)
+        return "strategy", f"{problem.strategy} runs {packet} in FP32 by itself", None, itself
     if (source := _handed(resolution, node)) is None:
-        return "author", f"it makes values of its own, in {given}", None
+        return "author", f"it makes values of its own, in {given}", None, itself
     if source in problem.capture.nodes:
-        return "inherited", f"it is handed {given} by {source}", source
+        begin = begins.get(source, _Beginning(source, source))
+        return "inherited", f"{given} reaches it from {begin.words}", begin.by, begin
     place = next(p for p in problem.capture.placeholders if p.name == source)
-    return "inherited", f"it is handed {given} by the {place.kind} {place.fqn or source}", place.fqn or source
+    if place.kind == "constant":
+        return "inherited", f"it is handed {given} by a constant", None, _Beginning("a constant", None)
+    words, by = f"the {place.kind} {place.fqn or source}", place.fqn or source
+    here, _, leaf = by.rpartition(".")
+    if here and here == node.owner:
+        return (
+            "inherited",
+            f"it is handed {given} by the {place.kind} {leaf} of its module",
+            None,
+            _Beginning(words, by),
+        )
+    return "inherited", f"it is handed {given} by {words}", by, _Beginning(words, by)
 
 
 def _handed(resolution: Resolution, node: Node) -> str | None:
-    """The first that it reads of the dtype that it gives."""
-    given = resolution.dtypes[node.name]
+    """The first that it reads of the dtype that it computes in."""
+    given = resolution.computed(node.name)
     return next((source for source in node.inputs if resolution.dtypes.get(source) == given), None)

@@ -44,7 +44,7 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     ("op", "kind", "words"),
     [
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
-        ("neg neg", "inherited", "it is handed FP32 by softmax"),
+        ("neg neg", "inherited", "FP32 reaches it from softmax, which autocast runs in FP32 by itself"),
         ("matmul matmul", "author", "the author switches autocast off around it"),
         ("arange arange", "not-floating", "it is no floating-point operation"),
         ("sin sin", "author", "it makes values of its own, in FP32"),
@@ -61,3 +61,48 @@ def test_each_reason(op: str, kind: str, words: str) -> None:
 def test_what_runs_low_has_none() -> None:
     assert not [name for name in why() if name.startswith("linear")]
     assert not [name for name in why("cast") if name.startswith(("linear", "softmax"))]
+
+
+class Blocks(nn.Module):
+    """Norms by hand, as repeated blocks have them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+        self.norms = nn.ModuleList(Norm() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block, norm in zip(self.blocks, self.norms, strict=True):
+            x = norm(block(x))
+        return x
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.float().pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+
+
+def of_blocks(count: int, strategy: str) -> tuple[Reason, ...]:
+    capture = capture_of(Blocks(count), normal(4, 8))
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(capture, costs_of(capture), {}, verdicts, strategy, "fp16", "A100")
+    return operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
+    two, five = of_blocks(2, strategy), of_blocks(5, strategy)
+    assert [reason.words for reason in two] == [reason.words for reason in five]
+    assert [len(reason.operations) * 5 for reason in two] == [len(reason.operations) * 2 for reason in five]
+
+
+def test_fp32_is_followed_to_where_it_begins() -> None:
+    assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
+        ("the author asks for FP32 here", ("to",)),
+        ("FP32 reaches it from a value that the author asks for in FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+    ]

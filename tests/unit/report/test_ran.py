@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,8 @@ REASONS = {
     "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
     "the author asks for FP32 here": {"to", "arange"},
     "the author switches autocast off around it": {"linear"},
-    "it is handed FP32 by": {"mul", "div", "add"},
+    "it is handed FP32 by the input x": {"mul"},
+    "FP32 reaches it from": {"mul", "div", "add"},
 }
 
 
@@ -82,14 +84,25 @@ def test_each_reason_is_given_where_it_is_true(audit: Audit) -> None:
 
 
 def test_what_is_said_to_hand_fp32_on_does(audit: Audit) -> None:
-    given = {r.node.name: r.planned.output for r in audit.nodes if r.planned}
-    handed = {why.removeprefix("it is handed FP32 by "): rs for why, rs in reasons(audit).items() if "handed" in why}
-    assert set(handed) > {"the input x", "layer_norm", "linear_1"}
-    for source, readers in handed.items():
+    """From the operation back to the one that is named, by values that were FP32 in the run."""
+    by_name = {r.node.name: r for r in audit.nodes}
+    found = {why: rs for why, rs in reasons(audit).items() if "handed" in why or "reaches it from" in why}
+    begins = {re.search(r"(?:by|from) (?:the input )?(\w+)", why)[1]: rs for why, rs in found.items()}
+    assert set(begins) == {"x", "layer_norm", "linear_1", "a"}
+    asked = {r.node.name for why, rs in reasons(audit).items() if why == "the author asks for FP32 here" for r in rs}
+    for named, readers in begins.items():
         for reader in readers:
-            name = source.removeprefix("the input ")
-            assert name in reader.node.inputs
-            assert given.get(name, "float32") == "float32"
+            before, seen = [reader.node.name], set[str]()
+            while before:
+                sources = by_name[before.pop()].node.inputs
+                wide = [n for n in sources if n not in by_name or _gave(by_name[n]) == "float32"]
+                seen.update(wide)
+                before += [name for name in wide if name in by_name]
+            assert seen & (asked if named == "a" else {named}), (named, reader.node.name)
+
+
+def _gave(report: NodeReport) -> str:
+    return report.planned.output if report.planned else ""
 
 
 def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
@@ -212,5 +225,5 @@ def test_a_cast_plan_names_no_autocast() -> None:
     assert given == {
         "": ["linear", "to", "linear"],
         "the author asks for FP32 here": ["to"],
-        "it is handed FP32 by to": ["mul"],
+        "FP32 reaches it from a value that the author asks for in FP32": ["mul"],
     }
