@@ -65,7 +65,9 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     if contribution.decided_by == "group":
         return f"low together with {_others(contribution)} it moves the outputs by {moved}"
     if contribution.decided_by == "margin":
-        return "errors several times as large as its own change no result"
+        if contribution.isolated == 0:
+            return "errors several times as large as its own change no result"
+        return f"errors several times as large as its own move the outputs by {moved} at most"
     if contribution.decided_by == "first-order":
         return f"alone it is predicted to move the outputs by {moved}"
     return f"alone it moves the outputs by {moved}"

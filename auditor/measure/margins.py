@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -45,31 +46,53 @@ def through(capture: Capture) -> frozenset[str]:
     return frozenset(node.name for node in behind - before(earlier))
 
 
-def held(reruns: Reruns, levels: Mapping[str, float]) -> set[str]:
-    """Nodes whose errors change no output even where they are REACH times as large. levels: relative L2 at the deciders."""
+@dataclass(frozen=True)
+class Held:
+    """What errors at the deciders were tried: of relative L2 `level`, with outputs off by `error` at most."""
+
+    names: frozenset[str] = frozenset()
+    level: float = 0.0
+    error: float = 0.0
+
+    def share(self, level: float) -> float:
+        """What errors of another level take: choices near a tie change in proportion."""
+        return self.error * level / self.level if self.level else 0.0
+
+
+def held(reruns: Reruns, levels: Mapping[str, float], allowed: float = 0.0) -> Held:
+    """Nodes whose errors move the outputs by no more than is allowed even where they are REACH times as large.
+
+    levels: relative L2 at the deciders.
+    """
     ranked = sorted(levels, key=levels.__getitem__)
-    low, high = 0, len(ranked)
+    low, high, found = 0, len(ranked), Held()
     while low < high:  # the first `low` hold
         middle = (low + high + 1) // 2
-        if _holds(reruns, levels[ranked[middle - 1]]):
-            low = middle
+        level = REACH * levels[ranked[middle - 1]]
+        error = _worst(reruns, level, allowed)
+        if error <= allowed:
+            low, found = middle, Held(frozenset(ranked[:middle]), level, error)
         else:
             high = middle - 1
-    return set(ranked[:low])
+    return found
 
 
-def _holds(reruns: Reruns, level: float) -> bool:
+def _worst(reruns: Reruns, level: float, enough: float) -> float:
+    """The largest error of the outputs over all draws, or the first beyond `enough`."""
     values = reruns.measurement.values
     names = deciders(reruns.measurement.capture)
     numbers = [x for name in names for x in tensors_of(values[name]) if is_number(x)]
     size = sum(x.numel() for x in numbers)
     square = sum(float(x.nan_to_num(0.0, 0.0, 0.0).double().square().sum()) for x in numbers)
-    spread = REACH * level * (square / max(size, 1)) ** 0.5
+    spread = level * (square / max(size, 1)) ** 0.5
     generator = torch.Generator().manual_seed(0)
+    worst = 0.0
     for _ in range(DRAWS):
-        if reruns.disturbed({name: _beside(values[name], spread, generator) for name in names}) > 0:
-            return False
-    return True
+        found = reruns.disturbed({name: _beside(values[name], spread, generator) for name in names})
+        worst = max(worst, found)
+        if not found <= enough:
+            return found
+    return worst
 
 
 def _beside(value: torch.Tensor, spread: float, generator: torch.Generator) -> torch.Tensor:

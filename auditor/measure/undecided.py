@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..formats.entries import entries, extent, is_number
+from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..ops.casting import lowered, raised
 from ..ops.nodes import tensors_of
@@ -83,9 +84,14 @@ class Undecided:
             self.found[name] = alone(self.reruns, name, once=len(names) > FEW)
 
     def _hold(self, names: Sequence[str]) -> None:
-        """Those whose errors would have to be several times as large to change an output."""
+        """Those whose errors move the outputs by little even where they are several times as large."""
         levels = {name: self.levels[name] for name in names if name in self.levels and not self._traces[name].certain}
-        self.found |= {name: Contribution(0.0, 0.0, 0.0, "margin") for name in held(self.reruns, levels)}
+        yardstick = self.reruns.yardstick
+        plain = yardstick.distance is output_error  # of a share of changed choices others may make anything
+        found = held(self.reruns, levels, SENSITIVE_SHARE * yardstick.limit if plain else 0.0)
+        for name in found.names:
+            share = found.share(levels[name])
+            self.found[name] = Contribution(found.error, share, share, "margin")
 
     def _halve(self, names: Sequence[str]) -> None:
         """All low at once; where that does harm, each half, down to single ones."""

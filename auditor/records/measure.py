@@ -83,8 +83,9 @@ class Contribution:
         str,
         Written(
             "how `contribution` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
-            "re-run with this node and others low, which is no less; `margin`: the outputs are choices, and those hold where "
-            "what decides them is off by several times as much; `not-run`: a run would have to tell, and none did",
+            "re-run with this node and others low, which is no less; `margin`: the outputs are choices, and no larger share of "
+            "them changes where what decides them is off by several times as much; `not-run`: a run would have to tell, and "
+            "none did",
             choices=DECIDED_BY,
         ),
     ] = "first-order"

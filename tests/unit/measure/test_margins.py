@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from auditor.measure.margins import answered, deciders, held, only_choices, through
+from auditor.measure.margins import REACH, Held, answered, deciders, held, only_choices, through
 from auditor.measure.rerun import PLAIN, Reruns
 from tests.capturing import Function
 from tests.subjects import capture_of, measurement_of, normal
@@ -49,6 +49,24 @@ def test_errors_are_held_up_to_the_margin() -> None:
     measured = measurement_of(Function(lambda x: (x * 1.0).argmax(-1)), torch.tensor([[1.0, 1.02]]))
     levels = {"a": 1e-5, "b": 1e-4, "c": 1e-3, "d": 0.02, "e": 0.1}
     found = held(Reruns(measured, "fp16", PLAIN), levels)
-    assert {"a", "b", "c"} <= found
-    assert not found & {"d", "e"}
-    assert held(Reruns(measured, "fp16", PLAIN), {}) == set()
+    assert {"a", "b", "c"} <= found.names
+    assert not found.names & {"d", "e"}
+    assert (found.error, found.share(0.1)) == (0.0, 0.0)
+    assert held(Reruns(measured, "fp16", PLAIN), {}) == Held()
+
+
+def test_of_many_choices_some_may_change() -> None:
+    """A thousand differences, evenly spread: errors change as large a share of their signs as they are large."""
+    measured = measurement_of(Function(lambda x: (x * 1.0) > 0), torch.linspace(-1.0, 1.0, 1000))
+    levels = {str(i): 1e-4 * 2**i for i in range(10)}
+    none, some = (held(Reruns(measured, "fp16", PLAIN), levels, allowed) for allowed in (0.0, 0.02))
+    assert none.names < some.names
+    assert 0.005 < some.error <= 0.02
+    assert some.level == REACH * max(levels[name] for name in some.names)
+    assert some.share(some.level) == some.error
+    for name in some.names:
+        off = measured.values["mul"] + levels[name] * 0.58 * torch.randn(
+            1000, generator=torch.Generator().manual_seed(7)
+        )
+        changed = float(((off > 0) != (measured.values["mul"] > 0)).float().mean())
+        assert changed <= some.error
