@@ -199,6 +199,57 @@ def test_what_does_not_fit_the_model_is_one_line(asked: str, said: str) -> None:
     assert caught.value.slug == "bad-criterion"
 
 
+class Sometimes(nn.Module):
+    """Its second output is there for large batches only, and then comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.layer(x)
+        return {"scaled": 100 * y, "y": y} if len(x) > 2 else {"y": y}
+
+
+def test_an_output_that_not_every_input_gives_is_judged_where_it_is() -> None:
+    batches = [(normal(4, 6),), (normal(2, 6),)]
+    asked = {"device": "cpu", "formats": "bf16", "strategies": "cast"}
+    audit = auditor.audit(Sometimes().eval(), batches, criteria=["scaled: max_abs <= 100", "y: max_abs <= 1"], **asked)
+    scaled, y = audit.plans["cast_bf16"].verification.criteria
+    assert scaled.value == pytest.approx(100 * y.value, rel=0.05) or scaled.value < 100 * y.value
+    assert audit.plans["cast_bf16"].verified
+    with pytest.raises(AuditorError, match="returns no 'scaled', which 'scaled: max_abs <= 1' speaks of: It returns y"):
+        auditor.audit(Sometimes().eval(), batches[::-1], criteria="scaled: max_abs <= 1", **asked)
+
+
+class Masked(nn.Module):
+    """Scores and where they are large: the mask is all that is wanted of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.query = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2)
+        return {"scores": scores, "mask": scores > 0.25}
+
+
+def test_a_mask_that_must_not_flip_keeps_what_decides_it_in_fp32() -> None:
+    x, asked = normal(4, 32, 8), {"device": "cpu", "formats": "bf16", "strategies": "autocast", "max_error": 0.05}
+    loose = auditor.audit(Masked().eval(), x, criteria="mask: flips <= 0.1", **asked).plans["autocast_bf16"]
+    strict = auditor.audit(Masked().eval(), x, criteria="mask: flips <= 0", **asked)
+    flipped = next(one for one in loose.verification.criteria if one.output == "mask")
+    assert 0 < flipped.value <= 0.1
+    assert not loose.kept
+    plan = strict.plans["autocast_bf16"]
+    assert next(one for one in plan.verification.criteria if one.output == "mask").value == 0
+    assert plan.verified
+    assert plan.kept
+    broken = [r for r in strict.nodes if "breaks 'mask: flips <= 0'" in r.verdicts["bf16"].reason]
+    assert {r.verdicts["bf16"].verdict for r in broken} == {"unsafe"}
+
+
 def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "detector.py"
     file.write_text(SOURCE + "\n\ndef far(reference, candidate):\n    return (reference - candidate).abs().max()\n")

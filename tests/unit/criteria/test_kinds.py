@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from auditor.criteria.kinds import FUNCTION, KINDS
+from auditor.criteria.kinds import FUNCTION, KINDS, Kind
 from auditor.criteria.values import VALUES
 
 
 def test_every_kind_has_its_arithmetic_and_its_words() -> None:
     assert KINDS.keys() == VALUES.keys()
     assert all(kind.name == name and kind.says and kind.unit for name, kind in KINDS.items())
+
+
+def brackets(kind: Kind) -> str:
+    return f"({', '.join(kind.takes)})" if kind.takes else ""
+
+
+def test_the_page_on_criteria_has_every_kind_as_it_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "criteria.md").read_text(encoding="utf-8")
+    rows = [f"| `{kind.name}{brackets(kind)}` | {kind.unit} | `{kind.sign}` | {kind.says} |" for kind in KINDS.values()]
+    found = page.partition("<!-- kinds -->\n")[2].partition("<!-- end of kinds -->")[0].splitlines()
+    assert found == rows
 
 
 @pytest.mark.parametrize(

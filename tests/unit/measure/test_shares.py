@@ -93,6 +93,17 @@ class Boxes(nn.Module):
         return torch.cat([middle - half, middle + half], -1)
 
 
+class Mask(nn.Module):
+    """True and false, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) > 0.1
+
+
 class LogShares(nn.Module):
     """Log-probabilities."""
 
@@ -149,6 +160,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Share]] = {
     ),
     "topk(5) >= 0.9": (lambda: nn.Linear(32, 40), taken),
     "flips <= 0.1": (lambda: nn.Linear(32, 32), lambda r, c: float(((c > 0) != (r > 0)).double().mean()) / 0.1),
+    "flips <= 0.01": (Mask, lambda r, c: float((c != r).double().mean()) / 0.01),
     "cosine >= 0.999": (lambda: nn.Linear(32, 32), cosine),
     "psnr >= 40": (
         lambda: nn.Sequential(nn.Linear(32, 16), nn.Sigmoid()),
@@ -167,6 +179,7 @@ class Case:
 
     def __init__(self, text: str, body: str) -> None:
         head, self.share = KINDS[text]
+        self.counts = text.startswith(COUNTS)
         torch.manual_seed(1)
         make, inputs = BODIES[body]
         model, x = make(head()).eval(), inputs(torch.Generator().manual_seed(3))
@@ -183,7 +196,7 @@ class Case:
         for name, node in self.measured.capture.nodes.items():
             with torch.no_grad():
                 low = tensor_outputs(OneLow(self.measured.capture.graph_module, name, fmt).run(*flat))[0].double()
-            if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
+            if node.floating and (self.counts or float((low - reference).norm() / reference.norm()) > 1e-7):
                 found.append((self.found[name][fmt], self.share(reference, low)))
         return found
 
