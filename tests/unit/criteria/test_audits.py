@@ -129,6 +129,16 @@ def test_verdicts_say_which_criterion_an_operation_takes_how_much_of() -> None:
     assert told <= set(audited().criteria)
 
 
+def test_operations_run_together_are_held_to_the_criteria_too() -> None:
+    audit = auditor.audit(
+        detector(), normal(4, 8, 6), device="cpu", formats="bf16", strategies="cast", criteria="boxes: max_abs <= 5"
+    )
+    assert audit.regions
+    for region in audit.regions:
+        assert region.error is not None
+        assert region.error > region.explained / 5  # in relative L2 it would be a hundredth of that and less
+
+
 def test_the_files_hold_them_and_are_read_again(tmp_path: Path) -> None:
     audit = audited()
     audit.save(tmp_path)

@@ -256,6 +256,43 @@ def test_a_few_runs_tell_of_all_operations_of_a_larger_model(
     assert 0.85 <= statistics.median([found / true for found, true in pairs]) <= 1.15
 
 
+class Pair(nn.Module):
+    """Two outputs of which errors on the way to one do not reach the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.one, self.other = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.tanh(self.shared(x))
+        return self.one(seen).exp(), torch.sigmoid(self.other(seen))
+
+
+def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
+    torch.manual_seed(0)
+    model, x = Pair().eval(), torch.randn(16, 8)
+    measured = measurement_of(model, x)
+    reference = answer(model, ((x,), {}))
+
+    def under(*asked: str) -> dict[str, Contribution]:
+        held = bound(criteria_of(asked), 1e6, reference)
+        return {
+            name: found["bf16"]
+            for name, found in attribute(measurement_of(model, x), yardstick=Yardstick(1.0, held)).items()
+        }
+
+    first, second = "0: rel_l2 <= 0.02", "1: psnr >= 45"
+    alone, other, both = under(first), under(second), under(first, second)
+    told = set()
+    for name in measured.capture.nodes:
+        larger = alone[name] if alone[name].isolated > other[name].isolated else other[name]
+        assert both[name].isolated == pytest.approx(larger.isolated)
+        assert both[name].own == pytest.approx(max(alone[name].own, other[name].own))
+        assert both[name].criterion == (first if larger is alone[name] else second)
+        told.add(both[name].criterion)
+    assert told == {first, second}
+
+
 def test_the_share_between_two_sizes() -> None:
     table = Table([1.0, 4.0, 16.0], [0.0, 2.0, 8.0])
     assert table.share(0.0) == 0.0
