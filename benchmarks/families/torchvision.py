@@ -15,6 +15,8 @@ from . import Built, Unbuilt
 
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 SIDES = (64, 128, 224, 299)
+PROPOSALS = {"rpn_pre_nms_top_n_test": 64, "rpn_post_nms_top_n_test": 32, "box_detections_per_img": 16}
+"""Of a detector in two steps, whose second one is run on each: a thousand as it ships."""
 
 
 def names() -> list[str]:
@@ -52,7 +54,7 @@ def _attempts(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         image = torch.randn(2, 3, side, side)
         if kind == "detection":
             images = [torch.rand(3, side, side) for _ in range(2)]
-            sized = {"weights_backbone": None, "num_classes": 5}
+            sized = {"weights_backbone": None, "num_classes": 5, **(PROPOSALS if name.endswith("rcnn") else {})}
             yield (images,), {**sized, "min_size": side, "max_size": side}
             yield (images,), sized
         elif kind == "segmentation":

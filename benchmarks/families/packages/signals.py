@@ -156,22 +156,9 @@ def _() -> Built:
 def _() -> Built:
     from neuralforecast.models.nbeats import IdentityBasis, NBEATSBlock
 
-    return (
-        NBEATSBlock(
-            input_size=16,
-            horizon=4,
-            futr_input_size=0,
-            hist_input_size=0,
-            stat_input_size=0,
-            n_theta=20,
-            mlp_units=[[32, 32]],
-            basis=IdentityBasis(backcast_size=16, forecast_size=4),
-            dropout_prob=0.0,
-            activation="ReLU",
-        ),
-        (normal(2, 16), None, None, None),
-        {},
-    )
+    basis = IdentityBasis(backcast_size=16, forecast_size=4)
+    block = NBEATSBlock(16, n_theta=20, mlp_units=[[32, 32]], basis=basis, dropout_prob=0.0, activation="ReLU")
+    return block, (normal(2, 16),), {}
 
 
 @subject("hyper-connections/HyperConnections")
