@@ -61,7 +61,7 @@ class Imitation:
         self.seen += 1
         if self.most is not None and self.seen > self.most:
             raise Endless(
-                f"ended after {self.most} operations, many more than FP32 takes: a loop does not end in this format"
+                f"ended after {self.most} operations, many more than FP32 takes: a loop goes on for longer in this format, or for ever"
             )
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **kwargs)

@@ -35,7 +35,7 @@ def test_the_audit_ends() -> None:
         torch.manual_seed(0)
         model, x = FixedPoint(), torch.randn(2, 8)
         found = auditor.audit(model, x, formats=("bf16",), strategies=("cast",), device="cpu")
-    assert "a loop does not end in this format" in str(found.baselines["cast_bf16"].failure)
+    assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
     plan = found.plans["cast_bf16"]
     assert plan.scopes[""].precision != "bf16" or not plan.verified
 
@@ -73,7 +73,7 @@ def test_a_recording_in_half_ends_too() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found = auditor.audit(Adaptive(), torch.randn(2, 8), formats=("bf16",), strategies=("cast",), device="cpu")
-    assert "a loop does not end in this format" in str(found.baselines["cast_bf16"].failure)
+    assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
     assert found.plans["cast_bf16"].verified
 
 
