@@ -58,7 +58,7 @@ def assembled(
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        warnings=(*captured.warnings, *_unsteady(bench.max_error, found["plans"]), *_unheld(subject)),
+        warnings=(*captured.warnings, *_unsteady(bench, found["plans"]), *_unheld(subject)),
         command=options.command,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
@@ -98,14 +98,17 @@ def _unheld(subject: Subject) -> tuple[str, ...]:
     return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
 
 
-def _unsteady(budget: float, plans: Mapping[str, Plan]) -> tuple[str, ...]:
+def _unsteady(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[str, ...]:
     """Said where runs in FP32 differ by so much that a plan is judged by that too."""
-    ran = [plan.verification.noise or 0.0 for plan in plans.values() if plan.verification]
-    if not ran or not max(ran) > STEADY * budget:
+    ran = [plan.verification for plan in plans.values() if plan.verification]
+    noise = max((verification.noise or 0.0 for verification in ran), default=0.0)
+    if ran and not any(plan.verified for plan in plans.values()):
+        noise = bench.noise
+    if not noise > STEADY * bench.max_error:
         return ()
     return (
         f"The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
-        f"{max(ran):.2g}. It keeps state that the audit cannot put back (in a generator, in C++, in another process), or "
+        f"{noise:.2g}. It keeps state that the audit cannot put back (in a generator, in C++, in another process), or "
         "computes in an order that varies; no plan can be nearer to it than it is itself.",
     )
 

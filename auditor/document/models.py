@@ -16,8 +16,11 @@ READERS = {"plan": ("plan",), "audit": ("plan", "audit")}
 WRITER = "all"
 """The model of what is written today: nothing is missing from it but what `Written` says may be."""
 
-WHOLE_NUMBER = "^-?[0-9]+$"
+WHOLE_NUMBER = "^-?[0-9]{1,18}$"
 """A key that stands for a whole number."""
+
+LARGEST = 2**64 - 1
+"""The largest whole number in a file: what counts anything is far below, and arithmetic with it ends; a seed may be this."""
 
 
 class _Open(BaseModel):
@@ -107,7 +110,8 @@ def _plain(type_: Any, entry: Entry, reader: str) -> Any:
     if type_ is str and written.choices:
         return Literal[written.choices]
     if type_ in (int, float):
-        bounded = Annotated[type_, Field(ge=written.least, le=written.most)]
+        most = LARGEST if type_ is int and written.most is None else written.most
+        bounded = Annotated[type_, Field(ge=written.least, le=most)]
         return bounded if type_ is int or written.finite else bounded | None
     return type_
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +19,57 @@ from .draws import reseed
 @contextmanager
 def untouched(seed: int) -> Iterator[None]:
     """Run the body from `seed`; every generator and global setting of torch, NumPy and random is restored after it."""
-    dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
-    precision, environment = torch.get_float32_matmul_precision(), dict(os.environ)
+    back = settings()
     with _generators():
         reseed(seed)
         try:
             yield
         finally:
-            torch.set_default_dtype(dtype)
-            torch.set_num_threads(threads)
-            torch.set_grad_enabled(grad)
-            torch.set_float32_matmul_precision(precision)
-            _set_environment(environment)
+            back()
+
+
+def settings() -> Callable[[], None]:
+    """Call the answer to put back what a model may have set for the whole process: of torch, and what Python runs in."""
+    before = [read() for read, _ in _SETTINGS]
+
+    def back() -> None:
+        for (read, put), value in zip(_SETTINGS, before, strict=True):
+            if read() != value:
+                put(value)
+
+    return back
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(wanted: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])
+
+
+def _autocast() -> list[tuple[bool, torch.dtype]]:
+    return [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
+
+
+def _set_autocast(wanted: list[tuple[bool, torch.dtype]]) -> None:
+    for device, (enabled, dtype) in zip(("cpu", "cuda"), wanted, strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _attention() -> list[bool]:
+    """Which kernels attention may take."""
+    cuda = torch.backends.cuda
+    asked = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
+    return [bool(enabled()) for enabled in asked]  # type: ignore[no-untyped-call]
+
+
+def _set_attention(wanted: list[bool]) -> None:
+    cuda = torch.backends.cuda
+    setters = (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp, cuda.enable_cudnn_sdp)
+    for enable, value in zip(setters, wanted, strict=True):
+        enable(value)
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
@@ -36,6 +77,44 @@ def _set_environment(wanted: dict[str, str]) -> None:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+
+
+def _directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return None
+
+
+def _set_directory(wanted: str | None) -> None:
+    if wanted is not None:
+        with suppress(OSError):
+            os.chdir(wanted)
+
+
+def _set_path(wanted: list[str]) -> None:
+    sys.path[:] = wanted
+
+
+def _set_filters(wanted: list[Any]) -> None:
+    """Only where they differ: a change has every warning said again that was said once."""
+    warnings.filters[:] = wanted  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_deterministic, _set_deterministic),
+    (_autocast, _set_autocast),
+    (_attention, _set_attention),
+    (lambda: dict(os.environ), _set_environment),
+    (_directory, _set_directory),
+    (lambda: list(sys.path), _set_path),
+    (lambda: list(warnings.filters), _set_filters),
+)
 
 
 @contextmanager

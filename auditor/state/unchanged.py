@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import AuditorError
+from .process import settings
 from .reachable import Reachable
 from .storages import plain_torch
 
@@ -25,7 +26,7 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     plain attribute, as deep as lists, dicts and objects lead; attributes of the model's own classes; nested inputs; what
     the functions among all these keep in closures and defaults, and the globals that they name; what a thread keeps for
     itself. A functools.lru_cache forgets the tensors that it was given. Iterators over lists, tuples and ranges, counts
-    and cycles stay where they are: the body moves copies on.
+    and cycles stay where they are: the body moves copies on. So does what is set for the whole process (`settings`).
     Two runs in two such bodies therefore start from the same state, and the caller seeds once.
     Does not come back: `grad_fn` of a tensor that had one; what only generators or C++ objects hold.
     Gradients of what the body computes are to be taken inside it: the values that they need are put back after it.
@@ -33,7 +34,7 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     Cost: small tensors are copied at once, a large one only when an operation is about to write into it.
     Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
     """
-    back = _generators()
+    back, settled = _generators(), settings()
     with plain_torch():
         reached = Reachable(model, holders)
         reached.lend_iterators()
@@ -41,18 +42,19 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
         with reached.storages.saved_before_written():
             yield
     except BaseException as error:
-        for problem in _restore(reached, back):
+        for problem in _restore(reached, back, settled):
             error.add_note(problem)
         raise
-    problems = _restore(reached, back)
+    problems = _restore(reached, back, settled)
     if problems:
         raise AuditorError("\n".join(problems), slug="state-not-restored")
 
 
-def _restore(reached: Reachable, generators: Callable[[], None]) -> list[str]:
+def _restore(reached: Reachable, generators: Callable[[], None], settled: Callable[[], None]) -> list[str]:
     with plain_torch():
         problems = reached.restore()
     generators()
+    settled()
     return problems
 
 

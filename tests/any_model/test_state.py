@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from contextvars import ContextVar
 from typing import Any
@@ -254,6 +255,47 @@ def test_state_comes_back_and_history_is_said(kind: type[nn.Module]) -> None:
     assert vars(LOCAL) == {}
     assert LAST.get(None) is None
     assert BEFORE.get() is ONES
+
+
+class SetsTheProcess(Two):
+    """As scripts do that were never meant to be imported: how often it ran is in the environment."""
+
+    def forward(self, x: Tensor) -> Any:
+        os.environ["CALLS"] = str(int(os.environ.get("CALLS", "0")) + 1)
+        x = self.first(x) * float(os.environ["CALLS"])
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        x = self.second(x)
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_grad_enabled(False)
+        return x
+
+
+def test_what_it_sets_for_the_process_ends_with_each_run() -> None:
+    audit = held(lambda: (seeded(SetsTheProcess).eval(), ((X.clone(),), {})), formats=("bf16",))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+    assert "CALLS" not in os.environ
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+
+
+class Counted(Two):
+    """Nobody puts back what lies on torch itself; now and then that is read, with gradients and without them."""
+
+    def forward(self, x: Tensor) -> Any:
+        torch.counted = getattr(torch, "counted", 0) + 1  # type: ignore[attr-defined]
+        return super().forward(x) * (1 + torch.counted % 3)  # type: ignore[attr-defined]
+
+
+def test_one_whose_plans_fail_for_it_is_told_so_too() -> None:
+    try:
+        audit = auditor.audit(seeded(Counted).eval(), (X,), formats=("bf16",), device="cpu")
+    finally:
+        del torch.counted  # type: ignore[attr-defined]
+    assert any("differs from itself" in warning for warning in audit.warnings)
+    assert not any(plan.verified for plan in audit.plans.values())
 
 
 class Generates(Two):
