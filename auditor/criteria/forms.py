@@ -22,7 +22,12 @@ Form = Callable[[torch.Tensor], torch.Tensor]
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
-    if make is None or _nothing(criterion):
+    if (
+        make is None
+        or _nothing(criterion)
+        or not reference.numel()
+        or (make is not _rel_l2 and not is_plain(reference))
+    ):
         return None
     return make(criterion, reference.detach())
 
@@ -58,8 +63,6 @@ def _psnr(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 def _kl(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     # KL = 1/2 d' F d of each row, F = diag(p) - p p' = A A' with A = diag(sqrt p) - p (sqrt p)'
-    if not is_plain(reference):
-        return None
     dim = criterion.option("dim", -1)
     p = reference.softmax(dim)
     count = reference.numel() // reference.shape[dim]
@@ -74,8 +77,6 @@ def _kl(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     # 1 - cos = |d across r|^2 / (2 |r|^2) of each row
-    if not is_plain(reference):
-        return None
     dim = criterion.option("dim", -1)
     x = _finite(reference)
     size = x.norm(dim=dim, keepdim=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import AuditorError, first_line
-from ..formats.entries import is_number
+from ..formats.entries import dense, extent, is_number
 from ..formats.metrics import paired, relative_l2
 from ..raised import let_through
 from .criterion import Criterion
@@ -25,7 +25,7 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     if criterion.function is not None:
         return _called(criterion, reference, candidate)
     worst = criterion.how.best
-    for r, c in paired([reference], [candidate]):
+    for r, c in paired([dense(reference)], [dense(candidate)]):
         if is_number(r):
             r64, c64 = _plain(r), _plain(c)
             known = ~torch.isnan(r64)
@@ -191,14 +191,15 @@ VALUES: dict[str, Value] = {
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
     """Why an output cannot be judged so; None where it can."""
     kind, how = criterion.kind, criterion.how
-    shape = (
-        f"{str(reference.dtype).removeprefix('torch.')}{list(reference.shape)}" if not reference.is_nested else "nested"
-    )
+    sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
+    shape = f"{str(reference.dtype).removeprefix('torch.')}{list(sizes)}"
     if criterion.function is None:
         if not is_number(reference) and not how.discrete:
             return f"{kind} is for outputs of floating-point numbers, and {name} is {shape}: use flips"
         if reference.is_complex() and kind not in ("rel_l2", "max_abs", "mean_abs", "rel_max", "psnr"):
             return f"{kind} is for real numbers, and {name} is {shape}"
+        if reference.is_nested and (kind == "iou" or "dim" in how.takes):
+            return f"{kind} is for tensors of one shape, and {name} is nested: {shape}"
         if kind == "iou" and (not reference.dim() or reference.shape[-1] != 4):
             return f"iou is for boxes, four numbers in the last dimension, and {name} is {shape}"
         dim = criterion.option("dim", -1)

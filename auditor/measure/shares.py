@@ -127,9 +127,8 @@ class Responses:
     ran: dict[str, list[Held]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = max(
-            (self.reruns.reference[i].numel() for part in self.parts if not part.linear for i in part.meant), default=1
-        )
+        outputs = {i: self.reruns.reference[i] for part in self.parts if not part.linear for i in part.meant}
+        size = max(1, *(x.numel() for x in outputs.values()))
         self._directions = max(min(LOOKED_UP // (2 * size * STEPS), DIRECTIONS), 2)
         self._steps = max(min(LOOKED_UP // (2 * size * self._directions), STEPS), 3)
         self._errors: list[dict[int, torch.Tensor]] = []

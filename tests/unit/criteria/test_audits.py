@@ -260,6 +260,39 @@ def test_a_mask_that_must_not_flip_keeps_what_decides_it_in_fp32() -> None:
     assert {r.verdicts["bf16"].verdict for r in broken} == {"unsafe"}
 
 
+class Kept(nn.Module):
+    """Outputs of every layout, and of no entries."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__()
+        self.layer, self.wanted = nn.Linear(6, 8), wanted
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.wanted == "sparse":
+            return y.to_sparse()
+        if self.wanted == "nested":
+            return torch.nested.nested_tensor([y[:2], y[:3]])
+        return torch.view_as_complex(y.unflatten(-1, (4, 2))) if self.wanted == "complex" else y[y.shape[0] :]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [
+        ("sparse", "output: kl <= 0.1; output: max_abs <= 0.1"),
+        ("nested", "output: max_abs <= 0.1"),
+        ("complex", "output: max_abs <= 0.1; output: rel_l2 <= 0.1"),
+        ("empty", "output: kl <= 0.1; output: max_abs <= 0.1; output: cosine >= 0.5"),
+    ],
+)
+def test_every_layout_is_held(wanted: str, asked: str) -> None:
+    x, options = normal(4, 6), {"device": "cpu", "formats": "bf16", "strategies": "cast"}
+    plan = auditor.audit(Kept(wanted).eval(), x, criteria=asked, **options).plans["cast_bf16"]
+    assert plan.verified
+    assert all(one.holds for one in plan.verification.criteria)
+    assert any(one.value not in (0.0, 1.0) for one in plan.verification.criteria) is (wanted != "empty")
+
+
 def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "detector.py"
     file.write_text(SOURCE + "\n\ndef far(reference, candidate):\n    return (reference - candidate).abs().max()\n")

@@ -70,6 +70,30 @@ def test_by_hand(text: str, reference: list, candidate: list, found: float) -> N
     assert of(text, reference, candidate) == pytest.approx(found, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+def test_what_a_sparse_tensor_leaves_out_counts_as_zero() -> None:
+    full = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]])
+    moved = full + torch.tensor([[0.0, 0.5, 0.0], [0.25, 0.0, 0.0]])
+    for text in ("kl <= 1", "mean_abs <= 1", "top1 >= 0", "psnr >= 1", "cosine >= 0"):
+        (one,) = criteria_of(f"output: {text}")
+        assert value(one, full.to_sparse(), moved.to_sparse()) == pytest.approx(value(one, full, moved))
+
+
+def test_of_nested_tensors_the_worst_part_counts() -> None:
+    (one,) = criteria_of("output: max_abs <= 1")
+    ours, theirs = ([torch.zeros(2), torch.full((3,), by)] for by in (0.0, 0.5))
+    assert value(one, torch.nested.nested_tensor(ours), torch.nested.nested_tensor(theirs)) == 0.5
+
+
+@pytest.mark.parametrize(
+    "text", ["kl <= 1", "max_abs <= 1", "top1 >= 1", "iou >= 1", "psnr >= 30", "cosine >= 1", "flips <= 0"]
+)
+def test_nothing_differs_where_there_is_nothing(text: str) -> None:
+    (one,) = criteria_of(f"output: {text}")
+    nothing = torch.zeros(0, 4)
+    assert one.share(value(one, nothing, nothing)) == 0
+    assert unfit(one, "output", nothing) is None
+
+
 def test_kl_keeps_its_digits_where_distributions_are_near() -> None:
     # 1/2 d' F d with F = diag(p) - p p': p = (1/2, 1/2), d = (e, -e) gives e^2 / 2
     small = 1e-8
@@ -115,6 +139,11 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
             "cosine >= 0.5",
             torch.ones(2, 3, dtype=torch.complex64),
             "cosine is for real numbers, and it is complex64[2, 3]",
+        ),
+        (
+            "kl <= 0.5",
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "kl is for tensors of one shape, and it is nested: float32[(2,), (3,)]",
         ),
         ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "whose FP32 values are not finite where it counts them"),
     ],
