@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
 import networkx as nx
 
 from ..errors import RuleError
+from ..formats.table import narrower
 from ..resources import resource_dir
 from .reader import Reader
 from .rule import Rule
@@ -36,12 +38,16 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
 def _read(path: Path) -> Rule:
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
+        return _parsed(path, path.read_text(encoding="utf-8"), tuple(narrower()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         line = re.search(r"at line (\d+)", str(error))
         raise RuleError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
-    return parse_rule(path, text, table)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, text: str, formats: tuple[str, ...]) -> Rule:
+    """Once for a text and the formats that are registered: a process may audit many models."""
+    return parse_rule(path, text, tomllib.loads(text))
 
 
 def _check_codes(rules: list[Rule]) -> None:

@@ -24,6 +24,11 @@ def op_matches(op: str, pattern: str) -> bool:
     return pattern == op.rpartition(".")[0] or fnmatchcase(op, pattern)
 
 
+@lru_cache(maxsize=65536)
+def _matches_any(op: str, patterns: tuple[str, ...]) -> bool:
+    return any(op_matches(op, pattern) for pattern in patterns)
+
+
 class Matcher:
     """Finds matches in one capture; built once, asked for every rule."""
 
@@ -65,7 +70,7 @@ class Matcher:
         return found
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
-        ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]
+        ops = [op for op in self._by_op if _matches_any(op, patterns)]
         return {name for op in ops for name in self._by_op[op]}
 
     def _roles(self, chain: Chain) -> Roles:

@@ -12,6 +12,20 @@ from auditor.rulebook import load_rules
 from tests.rule_files import RULE, write
 
 
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    shipped = next(rule for rule in load_rules() if not rule.supersedes)
+    folder = tmp_path / shipped.family
+    folder.mkdir()
+    file = folder / shipped.path.name
+    text = shipped.path.read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
+    (before,) = load_rules([tmp_path])
+    file.write_text(text.replace(f'severity = "{shipped.severity}"', 'severity = "info"'), encoding="utf-8")
+    (after,) = load_rules([tmp_path])
+    assert (before.severity, after.severity) == (shipped.severity, "info")
+    assert before.severity != after.severity
+
+
 def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, family="others")
