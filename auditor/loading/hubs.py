@@ -96,7 +96,11 @@ def _hugging_face(target: Target) -> Found:
     arguments = {"dtype": "float32", "local_files_only": True}
     symbol = f"{kind}.from_pretrained"
     model = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **arguments)
-    return Found(model, Origin(None, "transformers", symbol, "factory", (str(folder),), arguments))
+    name, _, revision = str(target.args[0]).partition("@")
+    if Path(target.args[0]).is_dir():
+        return Found(model, Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder)))
+    of = {"revision": revision} if revision else {}
+    return Found(model, Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **of}))
 
 
 def _float(model: nn.Module) -> nn.Module:

@@ -200,6 +200,7 @@ def _scope_lines(path: str, entry: Mapping[str, Any]) -> list[str]:
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
     if origin is None:
         return None
+    folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
     return {
         "path": _place(origin.path, directory),
         "module": origin.module if origin.path is None else None,
@@ -208,6 +209,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         "init_args": tuple(origin.init_args),
         "init_kwargs": dict(origin.init_kwargs),
         "weights": _place(origin.weights, directory),
+        **folder,
     }
 
 

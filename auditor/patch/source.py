@@ -44,7 +44,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             raise ValueError(f"{where} has no {source['symbol']!r} any more: audit it again, or edit SOURCE in {file}")
         made = getattr(made, part)
     if source["kind"] != "instance":
-        made = made(*(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
+        folder = (str(located(source["folder"], file)),) if source.get("folder") and not args else ()
+        made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
     model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         load_weights(unwrapped(model), located(source["weights"], file))
@@ -71,7 +72,7 @@ def source_module(source: dict[str, Any], file: str) -> Any:
 
 
 def located(where: str, file: str) -> Path:
-    """A file of the user's, from where `file` lies.
+    """A file or a folder of the user's, from where `file` lies.
 
     If that has moved: the nearest to it, or to the working directory or a folder above, that ends as the path does.
     """
@@ -79,7 +80,7 @@ def located(where: str, file: str) -> Path:
     names = [name for name in Path(where).parts if name != ".."]
     folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
     for path in (here / where, *(folder.joinpath(*names) for folder in folders)):
-        if path.is_file():
+        if path.exists():
             return path.resolve()
     raise FileNotFoundError(
         f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: "

@@ -22,7 +22,10 @@ Progress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class Origin:
-    """How the model was made, so that `patched_model.py` can make it again. `kind`: factory | instance | class | spec."""
+    """How the model was made, so that `patched_model.py` can make it again. `kind`: factory | instance | class | spec.
+
+    folder: a directory that the symbol is called with, ahead of `init_args`.
+    """
 
     path: str | None
     module: str | None
@@ -31,6 +34,7 @@ class Origin:
     init_args: tuple[Any, ...] = ()
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    folder: str | None = None
 
 
 @dataclass(frozen=True)
