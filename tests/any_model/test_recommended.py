@@ -56,10 +56,12 @@ def test_a_model_without_products_is_stored_low(module: nn.Module) -> None:
     assert "no products to run low but 2x as fast" in audit.recommendation
 
 
-def test_what_holds_but_gains_nothing_is_not_said_to_fail() -> None:
+def test_what_autocast_leaves_in_fp32_is_said_to_fail_nowhere_and_to_be_low_nowhere() -> None:
     audit = held(lambda: (nn.Softmax(-1).eval(), ((X.clone(),), {})), strategies=("autocast",))
     assert audit.recommended is None
-    assert "holds an error of 0.01, but there is no time to gain" in audit.recommendation
+    assert audit.recommendation == "Run it in FP32: nothing in it runs low under autocast."
+    with auditor.imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+        assert nn.Softmax(-1)(X).dtype is torch.float32
 
 
 def test_a_plan_that_holds_is_handed_out_where_it_saves_no_time() -> None:
