@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
@@ -20,8 +21,10 @@ from .measure.calibrate import Calibration
 from .options import Options
 from .paths import enclosing
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Subject, Weight
+from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
 from .replay.depth import UnderPlan
+from .report.words import plan_title
+from .runs.outputs import NamedTensors
 from .state.members import named_modules, size_of
 
 STEADY = 0.1
@@ -53,8 +56,9 @@ def assembled(
         formats=options.formats,
         max_error=bench.max_error,
         use=options.use,
-        metric=_metric(options),
+        metric=_metric(options, bench),
         criteria=tuple(map(str, bench.distance.all)) if isinstance(bench.distance, Criteria) else (),
+        proposals=_proposals(options, bench, found["plans"], found["recommended"]),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
@@ -67,11 +71,31 @@ def assembled(
     )
 
 
-def _metric(options: Options) -> str:
+def _metric(options: Options, bench: Workbench) -> str:
     """What errors of the outputs are, in words."""
-    if options.criteria:
+    if isinstance(bench.distance, Criteria):
         return "largest share of what a criterion allows"
     return getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
+
+
+def _proposals(
+    options: Options, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None
+) -> tuple[Proposal, ...]:
+    """What outputs are held to by default, and what else is proposed; nothing where the user's metric says it all."""
+    if options.metric is not None:
+        return ()
+    set_ = bench.distance.each if isinstance(bench.distance, Criteria) else ()
+    outputs = bench.reference(bench.subject.batches[0])
+    names = outputs.names if isinstance(outputs, NamedTensors) else ()
+    found = held_by_default(set(set_) - set(options.criteria))
+    held = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]
+    for plan in held:
+        ran = plan.verification
+        if ran is not None and ran.apart:
+            joint = ran.joint if ran.joint is not None else ran.error
+            found += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
+            break
+    return (*found, *proposed(set_, names, bench.capture))
 
 
 def _classes(bench: Workbench) -> dict[str, str]:

@@ -61,7 +61,7 @@ def run(subject: Subject, options: Options) -> Audit:
         with stages("capture", subject.name):
             captured = capture(subject, formats, seed)
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria)
+            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
             relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget)

@@ -30,6 +30,7 @@ NORMALISES = {
     "sample": "all of its sample",
     "statistics": "statistics that the call may be given",
 }
+DISTRIBUTION = {"probabilities": "probabilities that sum to 1", "logarithms": "the logarithms of such"}
 SHAPE_FROM = {
     "first": "entries of the first argument",
     "second": "entries of the second argument, where it is a tensor",
@@ -91,6 +92,7 @@ class Operation:
     steps: bool = False  # constant between leaps: its derivative, zero, says nothing of what an error does
     singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
     normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # what an entry depends on: NORMALISES
+    distribution: Literal["", "probabilities", "logarithms"] = ""  # what rows of the result are: of DISTRIBUTION
     batch_norm: bool = False  # one of the spellings of a batch norm
     writes_statistics: bool = False  # writes running statistics, which its schema does not say
 
@@ -143,7 +145,13 @@ class Operation:
 
 _COLUMNS = {field.name: field for field in fields(Operation)}
 _NOT_IN_ROWS = ("op", "packet", "known", "autocast", "only_fp16", "half_on_cuda", "half_on_cpu")
-_WORDS = {"entries": ENTRIES, "view": VIEW, "normalises": NORMALISES, "shape_from": SHAPE_FROM}
+_WORDS = {
+    "entries": ENTRIES,
+    "view": VIEW,
+    "normalises": NORMALISES,
+    "distribution": DISTRIBUTION,
+    "shape_from": SHAPE_FROM,
+}
 _ADDED: dict[str, Operation] = {}
 
 

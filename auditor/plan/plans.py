@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error, worst_output_error
@@ -316,6 +317,7 @@ def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | s
         error=found if finite else None,
         joint=None if bench.distance is output_error else _number(worst_of([output_error(r, c) for r, c in pairs])),
         criteria=named,
+        apart=apart(pairs),
         finite=finite,
         worst_output=worst if finite and math.isfinite(worst) else None,
         with_gradients=enabled if finite else None,

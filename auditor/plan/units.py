@@ -9,13 +9,14 @@ from dataclasses import replace
 import torch
 
 from ..criteria import Criterion
+from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
 from ..ops.casting import lowered
-from ..records import Contribution, Distance, Subject
+from ..records import Capture, Contribution, Distance, Subject
 from .workbench import reference
 
 LARGEST_BUDGET = 100.0
@@ -23,15 +24,26 @@ LARGEST_BUDGET = 100.0
 
 
 def yardstick_of(
-    metric: Distance | None, subject: Subject, max_error: float, seed: int, criteria: Sequence[Criterion] = ()
+    metric: Distance | None,
+    subject: Subject,
+    max_error: float,
+    seed: int,
+    criteria: Sequence[Criterion] = (),
+    capture: Capture | None = None,
 ) -> Yardstick:
-    """The budget, and what it is measured by: relative L2, the user's metric, or shares of what their criteria allow.
+    """The budget, and what it is measured by: relative L2, the user's metric, or shares of what criteria allow, theirs and
+    those that discrete outputs have by default.
 
     Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
     """
-    if metric is None and not criteria:
+    flips = metric is None and capture is not None and may_flip(capture)
+    if metric is None and not criteria and not flips:
         return Yardstick(max_error)
     outputs = reference(subject, subject.batches[0], seed)
+    if flips and capture is not None:
+        criteria = (*criteria, *by_default(criteria, outputs, capture))
+    if metric is None and not criteria:
+        return Yardstick(max_error)
     if criteria:
         shares = bound(criteria, max_error, outputs, metric)
         return Yardstick(1.0, shares)

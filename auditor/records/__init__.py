@@ -18,6 +18,7 @@ from .graph import (
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .proposal import Proposal
 from .score import Evaluation, Score
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Placeholder",
     "Plan",
     "Progress",
+    "Proposal",
     "Reason",
     "RulesOnly",
     "ScopeChoice",

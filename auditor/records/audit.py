@@ -12,6 +12,7 @@ from ..folder import check_directory, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Dtypes, Plan
+from .proposal import Proposal
 from .score import Evaluation
 from .training import Training
 from .written import ByFormat, Inlined, Written
@@ -96,6 +97,14 @@ class Audit:
     max_error: float
     metric: str
     criteria: tuple[str, ...] = ()
+    proposals: Annotated[
+        tuple[Proposal, ...],
+        Written(
+            "criteria that nobody set: what discrete outputs are held to by default, and what else is proposed",
+            later=True,
+            sparse=True,
+        ),
+    ] = ()
     capture_method: str
     environment: Annotated[Environment, Written("what ran the audit", needed="audit")]
     recommended: Annotated[

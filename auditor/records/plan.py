@@ -159,6 +159,14 @@ class Verification:
     criteria: Annotated[
         tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
     ] = ()
+    apart: Annotated[
+        Mapping[str, float],
+        Written(
+            "relative L2 error of each output whose own is over ten times that of all outputs together, by name",
+            key="outputs_apart",
+            sparse=True,
+        ),
+    ] = field(default_factory=dict)
     with_gradients: Annotated[
         float | None,
         Written(

@@ -28,6 +28,7 @@ class Evaluation:
             "how many numbers it is the mean of, a sample's or a batch's each; `null`: the function gave one", least=1
         ),
     ]
+    of_mean: Annotated[str | None, Written("the function of that mean that the score is; `null`: the mean itself")]
     calls: Annotated[int, Written("calls of the model that one score takes", least=0)]
 
 

@@ -1,10 +1,10 @@
-"""The user's criteria in words: what each came to under a plan and without it, and which one is nearest to its limit."""
+"""Criteria in words: what each came to under a plan and without it, which is nearest to its limit, and which could be set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..records import Baseline, CriterionValue, Plan
+from ..records import Baseline, CriterionValue, Plan, Proposal
 from ..records.audit import Audit
 
 SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
@@ -64,3 +64,14 @@ def valued(one: CriterionValue) -> str:
         if all(same):
             return text
     return repr(one.value)
+
+
+def proposal_words(found: Proposal) -> str:
+    """A criterion that nobody set, with the option that sets it."""
+    if found.holds:
+        allowing = found.criterion.replace("<= 0", "<= X")
+        return (
+            f"By default no entry of {found.output} may differ from FP32's ({found.because}): --criterion '{allowing}' allows a "
+            "share X of them."
+        )
+    return f"{found.output}: {found.because}. A limit of its own: --criterion '{found.criterion}'"

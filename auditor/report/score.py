@@ -27,7 +27,8 @@ def score_view(audit: Audit) -> ScoreView | None:
     found = audit.evaluation
     if found is None:
         return None
-    of = f"the mean of {count(found.samples, 'number')}, " if found.samples and found.samples > 1 else ""
+    mean = f"the mean of {count(found.samples, 'number')}" if found.samples and found.samples > 1 else ""
+    of = f"{found.of_mean} of {mean or 'it'}, " if found.of_mean else f"{mean}, " if mean else ""
     allowed = "it is not judged" if found.max_drop is None else f"a plan may be {_limit(found.max_drop)}"
     runs = [plan.score for plan in audit.plans.values() if plan.score is not None]
     again = f", and again under {count(len(runs), 'plan')}" if runs else ""

@@ -16,7 +16,7 @@ from ..plan.recommend import best_for, gains, loses, lowers_nothing, saves_nothi
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import names
-from .criteria import SHARES, criteria_lines, missed
+from .criteria import SHARES, criteria_lines, missed, proposal_words
 from .kept import Island, islands
 from .prose import sentence
 from .score import ScoreView, advice, score_view
@@ -98,6 +98,7 @@ class View:
     limits: tuple[str, ...]
     score: str = ""
     criteria: str = ""
+    proposals: tuple[str, ...] = ()
 
 
 def view(audit: Audit) -> View:
@@ -122,6 +123,7 @@ def view(audit: Audit) -> View:
         _limits(audit, tallies),
         scored.headline if scored else "",
         SHARES if audit.criteria else "",
+        tuple(map(proposal_words, audit.proposals)),
     )
 
 

@@ -18,7 +18,8 @@ def settled(scoring: Scoring, given: Given) -> Evaluation:
     """What the function says of the FP32 model. Raises: Unscored."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
-    return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, given.calls)
+    formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
+    return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, formula, given.calls)
 
 
 def judged(scoring: Scoring, fp32: Given, plan: Given | str) -> Score:

@@ -29,6 +29,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield from _plans(seen.plans)
     yield from _criteria(seen)
     yield from _score(seen)
+    yield from (f"{escape(proposal)}\n" for proposal in seen.proposals)
     if seen.chosen and seen.chosen.islands:
         yield from _islands(seen.chosen.islands)
     if audit.training:

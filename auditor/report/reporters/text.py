@@ -14,6 +14,7 @@ from ..words import count, label, line, memory, op, percent, printable, ratio
 
 CAUSES_SHOWN = 8
 ISLANDS_SHOWN = 6
+PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
 MESSAGE_LINES = 2
 WHY_LINES = 3
@@ -34,6 +35,7 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _plans(page, seen)
     _criteria(page, seen)
     _score(page, seen)
+    _proposals(page, seen)
     _training(page, audit)
     _findings(page, causes(audit))
     _limits(page, seen)
@@ -105,6 +107,15 @@ def _score(page: Page, seen: View) -> None:
         if p.score:
             page.labelled("", f"{p.title}: {p.score}")
     page.line()
+
+
+def _proposals(page: Page, seen: View) -> None:
+    for i, proposal in enumerate(seen.proposals[:PROPOSALS_SHOWN]):
+        page.labelled("Outputs" if i == 0 else "", proposal)
+    if len(seen.proposals) > PROPOSALS_SHOWN:
+        page.labelled("", f"and {len(seen.proposals) - PROPOSALS_SHOWN} more, in plan.json")
+    if seen.proposals:
+        page.line()
 
 
 def _plan_cells(p: PlanView) -> tuple[str, ...]:

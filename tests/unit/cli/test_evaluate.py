@@ -57,6 +57,7 @@ def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
         "max_drop": 0.05,
         "score": 1.0,
         "samples": 40,
+        "of_mean": None,
         "calls": 5,
     }
     assert plan["verified"]

@@ -11,7 +11,7 @@ from auditor.report import reporters
 from auditor.report.score import advice, score_view
 from tests.unit.report.factory import make_audit
 
-FP32 = Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, 6)
+FP32 = Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, None, 6)
 SCORES = (
     Score(0.983333, -0.0027778, 0.0027778, True),
     Score(0.95, -0.036111, 0.0099, False),
@@ -34,6 +34,15 @@ def test_every_report_has_the_scores() -> None:
         assert "0.98333, 0.0028 worse (standard error 0.0028): passes" in flat
         assert "0.95, 0.036 worse (standard error 0.0099): fails, 0.01 is allowed" in flat
     assert "it <b>raised</b>" not in reporters.rendered("html", found)
+
+
+def test_a_function_of_the_mean_is_named() -> None:
+    seen = score_view(replace(audit(), evaluation=replace(FP32, of_mean="exp")))
+    assert seen is not None
+    assert "gives 0.98611 in FP32, exp of the mean of 360 numbers, in 6 calls" in seen.headline
+    single = score_view(replace(audit(), evaluation=replace(FP32, samples=None)))
+    assert single is not None
+    assert "gives 0.98611 in FP32, in 6 calls" in single.headline
 
 
 def test_no_report_speaks_of_scores_where_there_is_none() -> None:

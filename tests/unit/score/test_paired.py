@@ -45,6 +45,7 @@ def test_of_the_mean_is_the_users_own_number() -> None:
     perplexity = scoring(better="lower", of_mean=math.exp, max_drop=0.1)
     fp32, low = given(1.0, 2.0, 3.0), given(1.1, 2.1, 3.1)
     assert settled(perplexity, fp32).score == pytest.approx(math.exp(2))
+    assert settled(perplexity, fp32).of_mean == "exp"
     found = judged(perplexity, fp32, low)
     assert found.difference == pytest.approx(math.exp(2.1) - math.exp(2))
     assert found.passed is False

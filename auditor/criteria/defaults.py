@@ -1,0 +1,165 @@
+"""What outputs are held to where nobody says, and what else the recorded run speaks for; nothing goes by a name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+import torch.fx as fx
+
+from ..formats.entries import is_number
+from ..formats.metrics import output_error
+from ..ops.nodes import arguments, dtype, readers, row_of, shape, source
+from ..records import Capture, Proposal
+from ..runs.outputs import NamedTensors
+from .criterion import Criterion
+
+NATS, KL, UNITS = 0.02, 0.001, 0.5
+"""Limits that are proposed: two percent of any probability; a thousandth of a nat between two distributions; half a unit."""
+
+APART = 10.0
+"""How many times the error of all outputs together one output's own is, for it to be named."""
+
+
+def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
+    """`flips <= 0` for every discrete output that is computed from floating values, where no criterion speaks of it."""
+    found = []
+    for name, output, node in _matched(outputs, capture):
+        if (
+            not is_number(output)
+            and output.numel()
+            and not _spoken_of(criteria, name)
+            and (node is None or _rounded(node))
+        ):
+            found.append(Criterion(name, "flips", 0.0))
+    return tuple(found)
+
+
+def may_flip(capture: Capture) -> bool:
+    """Whether the recorded run returns anything discrete that is computed from floating values."""
+    return any(not _floating(node) and _rounded(node) for node in _returned(capture))
+
+
+def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
+    """What is said of criteria that outputs have by default."""
+    because = "it holds no floating values, and is computed from some"
+    return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
+
+
+def proposed(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
+    """Criteria for log-probabilities and for what may be logits, by the operations that give these outputs."""
+    nodes = _returned(capture)
+    if len(nodes) != len(names):
+        return
+    for name, node in zip(names, nodes, strict=True):
+        if _spoken_of(criteria, name):
+            continue
+        given = source(node)
+        if row_of(given).distribution == "logarithms":
+            yield Proposal(name, f"{name}: nats{_dim(given)} <= {NATS:g}", "its last operation is a log_softmax")
+        elif row_of(given).gemm == "linear" and shape(given)[-1:] > (1,) and not _normalised(node):
+            columns = shape(given)[-1]
+            yield Proposal(
+                name,
+                f"{name}: kl <= {KL:g}",
+                f"its last operation is a linear layer of {columns:,} columns, which no softmax in the model reads: maybe logits",
+            )
+        elif _floating(node) and _counts(node):
+            yield Proposal(
+                name,
+                f"{name}: max_abs <= {UNITS:g}",
+                "whole numbers are added into it, as positions are: maybe in units such as pixels",
+            )
+
+
+def apart(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
+    """Relative L2 error of each floating output, worst run, that is far larger than that of all outputs together.
+
+    runs: (reference, candidate); without names in a reference nothing is told apart.
+    """
+    worst: dict[str, float] = {}
+    joint = 0.0
+    for reference, candidate in runs:
+        names = reference.names if isinstance(reference, NamedTensors) else ()
+        floats = [(n, r, c) for n, r, c in zip(names, reference, candidate, strict=False) if is_number(r)]
+        joint = max(joint, output_error([r for _, r, _ in floats], [c for _, _, c in floats]))
+        for name, r, c in floats:
+            worst[name] = max(worst.get(name, 0.0), output_error([r], [c]))
+    return {name: error for name, error in worst.items() if APART * joint < error < math.inf}
+
+
+def by_itself(
+    criteria: Sequence[Criterion], plan: str, off: Mapping[str, float], joint: float, limit: float
+) -> Iterator[Proposal]:
+    """A criterion for each output that is `apart`. plan: in words; limit: that of the joint error."""
+    for name, error in off.items():
+        if not _spoken_of(criteria, name):
+            times = f", {error / joint:,.0f} times that of all outputs together" if joint else ""
+            yield Proposal(
+                name, f"{name}: rel_l2 <= {limit:g}", f"its own relative error is {error:.2g} in {plan}{times}"
+            )
+
+
+def _matched(outputs: NamedTensors, capture: Capture) -> Iterator[tuple[str, torch.Tensor, fx.Node | None]]:
+    """The outputs with what gives them on the tape; None where they are not told apart there."""
+    nodes = _returned(capture)
+    known = nodes if len(nodes) == len(outputs) else [None] * len(outputs)
+    yield from zip(outputs.names, outputs, known, strict=True)
+
+
+def _returned(capture: Capture) -> list[fx.Node]:
+    nodes = {node.name: node for node in capture.graph_module.graph.nodes}
+    return [nodes[name] for name in capture.outputs]
+
+
+def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
+    return any(one.speaks_of(name) for one in criteria)
+
+
+def _floating(node: fx.Node) -> bool:
+    found = dtype(node)
+    return found is not None and (found.is_floating_point or found.is_complex)
+
+
+def _rounded(node: fx.Node) -> bool:
+    """Whether anything floating is among what a node is computed from."""
+    waiting, seen = [node], {node}
+    while waiting:
+        at = waiting.pop()
+        if _floating(at):
+            return True
+        more = [x for x in at.all_input_nodes if x not in seen]
+        seen.update(more)
+        waiting.extend(more)
+    return False
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether integers are added into it: sums, scaling and rearrangement are all that lies between."""
+    waiting, seen = [(node, False)], {(node, False)}
+    while waiting:
+        at, added = waiting.pop()
+        row = row_of(at)
+        found = dtype(at)
+        if found is not None and not _floating(at):
+            if added and found is not torch.bool:
+                return True
+            continue
+        if row.sum or row.scales or row.transparent or row.joins:
+            more = [(x, added or row.sum) for x in at.all_input_nodes]
+            waiting.extend(x for x in more if x not in seen)
+            seen.update(more)
+    return False
+
+
+def _normalised(node: fx.Node) -> bool:
+    """Whether a softmax reads it."""
+    return any(row_of(reader).distribution for reader in readers(source(node)))
+
+
+def _dim(node: fx.Node) -> str:
+    """What a criterion says of the dimension that a log_softmax is over, where that is not the last one."""
+    given = arguments(node).get("dim")
+    rank = len(shape(node))
+    return "" if not isinstance(given, int) or given % rank == rank - 1 else f"(dim={given})"
