@@ -61,6 +61,8 @@ class Kind:
 
 
 _DIM: Mapping[str, type | tuple[str, ...]] = {"dim": int}
+_LEAST = "min"
+_MEAN = "mean"
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -139,7 +141,7 @@ KINDS: dict[str, Kind] = {
             "intersection over union of each box with the reference's in the same place, the smallest of all boxes, or "
             "their `mean`; a box is the last dimension, `xyxy` unless said",
             sign=AT_LEAST,
-            takes={"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")},
+            takes={"form": ("xyxy", "xywh", "cxcywh"), "over": (_LEAST, _MEAN)},
             most=1.0,
             best=1.0,
         ),
