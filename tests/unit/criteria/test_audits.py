@@ -227,7 +227,8 @@ def test_an_output_that_not_every_input_gives_is_judged_where_it_is() -> None:
     asked = {"device": "cpu", "formats": "bf16", "strategies": "cast"}
     audit = auditor.audit(Sometimes().eval(), batches, criteria=["scaled: max_abs <= 100", "y: max_abs <= 1"], **asked)
     scaled, y = audit.plans["cast_bf16"].verification.criteria
-    assert scaled.value == pytest.approx(100 * y.value, rel=0.05) or scaled.value < 100 * y.value
+    largest = Sometimes()(batches[0][0])["scaled"].abs().max().item()
+    assert y.value < scaled.value <= 100 * y.value + 2**-8 * largest  # and a rounding of its own, half a unit
     assert audit.plans["cast_bf16"].verified
     with pytest.raises(AuditorError, match="returns no 'scaled', which 'scaled: max_abs <= 1' speaks of: It returns y"):
         auditor.audit(Sometimes().eval(), batches[::-1], criteria="scaled: max_abs <= 1", **asked)
