@@ -127,7 +127,8 @@ def loop_code(audit: Audit) -> str | None:
     dtype = f"torch.{FORMATS[found.format].storage}"
     own = found.loss_source == "the model's own loss"
     several = plan is not None and not own and found.returned == "tensors"
-    lines = ["import torch", *(["from torch.utils._pytree import tree_map"] if several else [])]
+    ahead, tree = (["from copy import copy", "from dataclasses import fields, is_dataclass", ""], [_TREE])
+    lines = [*(ahead if several else []), "import torch", *(tree if several else [])]
     lines += [*(["import patched_model"] if plan else []), "", *(_IN_FP32 if several else [])]
     lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
     if plan:
@@ -160,11 +161,22 @@ def _forward(planned: bool, own: bool, dtype: str, returned: str) -> list[str]:
     return [f"    with torch.autocast(device, dtype={dtype}):", f"        loss = {inside}"]
 
 
+_TREE = "from torch.utils._pytree import tree_map"
 _IN_FP32 = [
     "",
     "def in_fp32(outputs):",
     '    """The outputs, whatever structure they are in, for a loss in FP32."""',
-    "    return tree_map(lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, outputs)",
+    "    def raised(x):",
+    "        if torch.is_tensor(x):",
+    "            return x.float() if x.is_floating_point() else x",
+    "        if not is_dataclass(x) or isinstance(x, type):",
+    "            return x",
+    "        wide = copy(x)",
+    "        for item in fields(x):",
+    "            object.__setattr__(wide, item.name, in_fp32(getattr(x, item.name)))",
+    "        return wide",
+    "",
+    "    return tree_map(raised, outputs)",
     "",
 ]
 

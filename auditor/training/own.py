@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
@@ -121,7 +123,7 @@ class _Region(TrainingStep):
     def handed(self, outputs: Any) -> Any:
         """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
         self.returned = _kind(outputs, self.loss_fn is None)
-        return outputs if self.low.plan is None or self.loss_fn is None else raised(outputs)
+        return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
 
 
 def _kind(outputs: Any, own: bool) -> str:
@@ -193,3 +195,17 @@ def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
     tape, _ = record(module, step.batch, handler=Imitation(), around=None, observe=observe)
     ours, theirs = places_of(step.capture), places_of(in_its_terms(assembled(tape, module, step.batch)))
     names.update({name: ours[place] for place, name in theirs.items() if place in ours})
+
+
+def _wide(outputs: Any) -> Any:
+    """Outputs raised to FP32, those within a dataclass too, which torch takes for a leaf: as in the loop of the report."""
+
+    def wide(leaf: Any) -> Any:
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        found = copy(leaf)
+        for item in fields(leaf):
+            object.__setattr__(found, item.name, _wide(getattr(leaf, item.name)))
+        return found
+
+    return pytree.tree_map(wide, raised(outputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +57,13 @@ def test_the_loop_and_the_snippet_take_the_same_steps(
     assert not torch.equal(ends[0]["up.weight"], fresh["up.weight"])
 
 
+@dataclass(frozen=True)
+class Both:
+    y: Tensor
+    more: tuple[Tensor, ...]
+    name: str = "both"
+
+
 class Pair(nn.Module):
     """Answers in every way that a loss can be handed on, or be the answer."""
 
@@ -68,24 +75,27 @@ class Pair(nn.Module):
         y = self.layer(x)
         if self.way == "tensors":
             return {"y": y, "more": (y.tanh(),)}
+        if self.way == "dataclass":
+            return Both(y, (y.tanh(),))
         assert labels is not None
         loss = nn.functional.mse_loss(y.float(), labels)
         return {"mapping": {"loss": loss}, "attribute": SimpleNamespace(loss=loss)}.get(self.way, loss)
 
 
-@pytest.mark.parametrize("way", ["tensors", "mapping", "attribute", "tensor"])
+@pytest.mark.parametrize("way", ["tensors", "dataclass", "mapping", "attribute", "tensor"])
 def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def squares(outputs: Any, targets: Tensor) -> Tensor:
-        assert outputs["y"].dtype is torch.float32
-        return (outputs["y"] - targets + outputs["more"][0]).square().mean()
+        y, more = (outputs.y, outputs.more) if way == "dataclass" else (outputs["y"], outputs["more"])
+        assert y.dtype is more[0].dtype is torch.float32
+        return (y - targets + more[0]).square().mean()
 
     torch.manual_seed(0)
     model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
-    own = way != "tensors"
+    own = way not in ("tensors", "dataclass")
     found, training = audited(model, {"x": x, "labels": y} if own else (x, y), None if own else squares)
     assert training.format is not None
     assert found.to_json()  # what the file has of it
-    assert training.returned == way
+    assert training.returned == ("tensors" if way == "dataclass" else way)
     found.save(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "patched_model", raising=False)
