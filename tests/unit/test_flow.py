@@ -97,7 +97,8 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     with torch.no_grad():
         steep[0].weight.mul_(3000.0)
     batch = (normal(4, 8), normal(4, 4, seed=1))
-    auditor.audit(steep, batch, mode="training", loss_fn=nn.functional.mse_loss, strategies=("autocast",))
+    asked = {"mode": "training", "loss_fn": nn.functional.mse_loss, "strategies": ("autocast",)}
+    auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     assert {"measure", "training", "baseline", "plan", "low steps"} <= set(heard)  # nothing flagged lies together here
     assert len(heard["plan"]) > 10
     assert "how far errors reach the outputs" in heard["measure"]
