@@ -55,7 +55,7 @@ def selection(start: Path) -> Selection:
 def read(start: Path, known: Collection[str]) -> dict[str, Any]:
     """The table's entries by option name (`max-error` is `max_error`); {} if no pyproject.toml at or above has one.
 
-    A path under `out`, `rules` or `baseline` counts from the file it is written in; a list becomes `a,b`, as on the command line.
+    A path under `out`, `rules` or `baseline` counts from the file it is written in; a list becomes `a,b`, as on the command line, of criteria `a;b`.
     Raises: AuditorError(slug="bad-config"), naming the file and the key.
     """
     file, table = _nearest(start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from auditor.config import Ignore, Selection, read, selection
+from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
 
 KNOWN = {"formats", "max_error", "out", "rules"}
@@ -18,6 +19,13 @@ def test_nearest_table_counts(tmp_path):
     assert read(inner, KNOWN) == {"max_error": "0.5", "formats": "fp16,bf16"}
     (tmp_path / "a" / "pyproject.toml").write_text("[tool.auditor]\nmax-error = 2\n")
     assert read(inner, KNOWN) == {"max_error": "2"}
+
+
+def test_criteria_in_a_list_are_read_one_by_one(tmp_path):
+    written = 'criterion = ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.auditor]\n{written}\n")
+    given = read(tmp_path, KNOWN | {"criterion"})["criterion"]
+    assert [str(one) for one in criteria_of([given])] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
 
 
 def test_paths_count_from_the_file(tmp_path):
