@@ -17,12 +17,25 @@ _NO_MEMORY = re.compile(
     r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment", re.IGNORECASE
 )
 
+_NO_WORDS = re.compile(r"without (setting an )?exception")
+"""What Python says of C code that failed and did not say why: an allocation that nobody expected to fail."""
+
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether it says that there is no memory left, as Python, the linker, CUDA or torch's allocators say it."""
     worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))
     named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-    return worded or named or isinstance(error, MemoryError)
+    speechless = isinstance(error, SystemError) and bool(_NO_WORDS.search(str(error))) and _is_limited()
+    return worded or named or speechless or isinstance(error, MemoryError)
+
+
+def _is_limited() -> bool:
+    """Whether the process may have so much address space and no more (`ulimit -v`)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def time_is_up(error: BaseException) -> bool:

@@ -45,6 +45,21 @@ def alarm(handler: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def test_what_c_code_cannot_say_is_want_of_memory_where_that_is_limited() -> None:
+    resource = pytest.importorskip("resource")
+    unsaid = SystemError("error return without exception set")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if limits[0] != resource.RLIM_INFINITY:
+        pytest.skip("it is limited here")
+    assert not out_of_memory(unsaid)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 46, limits[1]))
+    try:
+        assert out_of_memory(unsaid)
+        assert not out_of_memory(SystemError("of another make"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("full"), FULL])
 def test_want_of_memory_is_let_through_unless_that_is_the_answer(error: Exception) -> None:
     assert out_of_memory(error)
