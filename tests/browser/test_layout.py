@@ -67,6 +67,9 @@ def test_the_table_on_a_phone_says_what_runs(page, reports):
     )
     heads = page.run(shown)
     assert heads == ["Module / operation", "FP16", "BF16", "Runs in"]
+    head = "document.querySelector('#head th:nth-child(5) button') || document.querySelector('#head th:nth-child(5)')"
+    assert page.run(f"(({head}).textContent)") == "Runs in"
+    assert page.run(f"(({head}).scrollWidth - ({head}).clientWidth)") <= 0
     cells = page.run("""[...document.querySelectorAll("#rows tr[id]")].map((row) => [...row.children].filter((e) =>
       e.checkVisibility()).map((e) => [e.textContent, e.scrollWidth <= e.clientWidth]).at(-1))""")
     assert {text for text, _ in cells} <= {"FP16", "FP32", "mixed", "–"}
