@@ -63,4 +63,4 @@ class Criterion:
         return self.how.share(value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.output}: {self.measured} {self.how.sign} {self.limit:g}"
+        return f"{self.output}: {self.measured} {self.how.sign} {self.limit:.12g}"

@@ -50,7 +50,7 @@ def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str
 def _held(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
     broken = "" if one.holds else ": does not hold"
-    return f"{one.output}: {one.kind} {valued(one)}, {allowed} {one.limit:g}{broken}"
+    return f"{one.output}: {one.kind} {valued(one)}, {allowed} {one.limit:.12g}{broken}"
 
 
 def valued(one: CriterionValue) -> str:

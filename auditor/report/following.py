@@ -45,7 +45,7 @@ def _other_options(audit: Audit, report: Path) -> str:
         name, one = broken
         plan = audit.plans.get(name)
         low = f"plain {label(plan.format)} ({plan.strategy})" if plan else name
-        written = f"{one.output}: {one.kind} {one.sign} {one.limit:g}"
+        written = f"{one.output}: {one.kind} {one.sign} {one.limit:.12g}"
         return f"loosen '{written}', of the criteria: with {low} it comes to {valued(one)}."
     reached = {
         name: found.measured_error

@@ -27,6 +27,7 @@ def gap(reference: Any, candidate: Any) -> float:
         ("image: psnr(255) >= 40", "image: psnr(255.0) >= 40"),
         ("mask: flips(0.5) <= 0", "mask: flips(0.5) <= 0"),
         ("hidden.0: rel_l2 <= 1e-3", "hidden.0: rel_l2 <= 0.001"),
+        ("vector: cosine >= 0.9999999", "vector: cosine >= 0.9999999"),
     ],
 )
 def test_one_is_read_and_written_again(text: str, written: str) -> None:
