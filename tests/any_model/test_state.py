@@ -282,11 +282,11 @@ def test_what_it_sets_for_the_process_ends_with_each_run() -> None:
 
 
 class Counted(Two):
-    """Nobody puts back what lies on torch itself; now and then that is read, with gradients and without them."""
+    """Nobody puts back what lies on torch itself."""
 
     def forward(self, x: Tensor) -> Any:
         torch.counted = getattr(torch, "counted", 0) + 1  # type: ignore[attr-defined]
-        return super().forward(x) * (1 + torch.counted % 3)  # type: ignore[attr-defined]
+        return super().forward(x) * torch.counted  # type: ignore[attr-defined]
 
 
 def test_one_whose_plans_fail_for_it_is_told_so_too() -> None:
