@@ -62,6 +62,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return scanned(target, args, kwargs, row)
+    if on_cpu and known.wide_literals and len(tensors) == 1:
+        return in_float32(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:

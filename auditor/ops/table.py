@@ -84,6 +84,7 @@ class Operation:
     cancels: bool = False  # the result may be far smaller than what is added up
     scales: bool = False  # multiplies or divides entry by entry
     guards: bool = False  # a small literal in it keeps a denominator from zero
+    wide_literals: bool = False  # CUDA's kernels hold literals in FP32: none is too large for the format
     promotes: bool = False  # takes the wider dtype of its operands; others refuse two dtypes, or take the first
     dtype_of_first: bool = False  # floating results have the dtype of the first tensor, whatever the others have
     wave: bool = False  # sine or cosine

@@ -84,6 +84,17 @@ def test_a_literal_that_does_not_fit() -> None:
     assert math.isinf(float(run_op(aten.masked_fill.Scalar, (scores, mask, -math.inf), {})[0]))
 
 
+@pytest.mark.parametrize(
+    ("target", "limits"),
+    [(aten.clamp.default, (-1e5, 1e5)), (aten.clamp_max.default, (1e5,)), (aten.hardtanh.default, (-1e5, 1e5))],
+)
+def test_a_limit_may_be_larger_than_the_format(target: Any, limits: tuple[float, ...]) -> None:
+    """A CPU refuses it; CUDA's clamp holds its limits in FP32."""
+    x = torch.tensor([3.0, -7e4, 6e4]).half()
+    assert torch.equal(run_op(target, (x, *limits), {}), x)
+    assert torch.equal(run_op(aten.clamp.default, (x, -0.1, 0.3), {}), x.clamp(-0.1, 0.3))
+
+
 def test_bf16_holds_the_literal_that_fp16_refuses() -> None:
     filled = run_op(aten.masked_fill.Scalar, (torch.zeros(1).bfloat16(), torch.tensor([True]), -1e9), {})
     assert float(filled) == -998244352.0  # 1e9 = 1.8626 * 2^29, and the nearest 7-bit fraction is 1 + 110 / 128
