@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from . import __version__
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
+from .devices import name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
 from .facts.written import written
@@ -106,9 +107,8 @@ def _classes(bench: Workbench) -> dict[str, str]:
 
 
 def _environment(options: Options) -> Environment:
-    device = torch.cuda.get_device_name() if options.native else "cpu"
     execution = "native" if options.native else "emulated"
-    return Environment(__version__, torch.__version__, device, execution, options.seed)
+    return Environment(__version__, torch.__version__, name_of(options.where), execution, options.seed)
 
 
 def _inputs(subject: Subject) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def run(subject: Subject, options: Options) -> Audit:
         raised(subject),
         listening(stages.beat),
     ):
-        subject = placed(subject, options.native)
+        subject = placed(subject, options.where)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
+from .devices import chosen, is_native
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 MODES = ("inference", "training")
 OBJECTIVES = ("time", "memory", "flops")
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
     """Raises: AuditorError(slug="bad-option" or "no-cuda") for what no audit can be asked.
 
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`, of all outputs that no criterion speaks of. device: where it
-    runs. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
+    runs, as `devices.chosen` takes it. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
     selection: those of their findings that are wanted. objective: what plans save within the budget. wanted_for:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
     timeout: seconds that a plan may take to answer in the process that verifies it, and one score, half an hour unless given.
@@ -46,7 +46,7 @@ class Options:
     max_error: float = 0.01
     metric: Distance | None = None
     criteria: tuple[Criterion, ...] = ()
-    device: str = "auto"
+    device: Any = "auto"
     gpu: str = "A100"
     mode: str = "inference"
     objective: str = "time"
@@ -67,22 +67,25 @@ class Options:
         if self.training:
             trainable = [name for name in auditable() if runs(name)]
             check_names("formats that a training step runs in", self.formats, trainable)
-        check_names("devices", (self.device,), DEVICES)
         check_budget(self.max_error)
         if self.gpu not in (known := table("plan/devices")):
             raise AuditorError(
                 f"there are no figures for {self.gpu!r}: target is one of {', '.join(known)}", slug="bad-option"
             )
-        if self.device == "cuda" and not _sees_cuda():
-            raise AuditorError("cuda was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
+        chosen(self.device)
         if self.quick:
             object.__setattr__(self, "formats", self.formats[:1])
             object.__setattr__(self, "strategies", self.strategies[:1])
 
     @property
+    def where(self) -> str:
+        """The device that the audit runs on: cpu, cuda:0, ..."""
+        return chosen(self.device)
+
+    @property
     def native(self) -> bool:
         """Whether a GPU runs the formats; a CPU imitates one otherwise."""
-        return self.device == "cuda" or (self.device == "auto" and _sees_cuda())
+        return is_native(self.where)
 
     @property
     def use(self) -> str:
@@ -119,9 +122,3 @@ def check_drop(max_drop: float) -> None:
     """Raises: AuditorError(slug="bad-option") for what no score can be worse by."""
     if not 0 <= max_drop < float("inf"):
         raise AuditorError(f"max_drop is a number from 0 on, not {max_drop}", slug="bad-option")
-
-
-def _sees_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -11,7 +11,7 @@ import networkx as nx
 PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised", "pulse"),
+    "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised", "pulse", "devices"),
     "nouns": ("records", "formats", "ops"),
     "engine": ("state", "dispatch", "imitation", "runs", "loading", "criteria", "tape", "strategies", "replay"),
     "evidence": ("measure", "facts", "rulebook", "judge"),

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import config
+from ..devices import check_device
 from ..errors import AuditorError
 from ..formats.table import DEFAULT, auditable
-from ..options import DEVICES, MODES, OBJECTIVES, check_budget, check_drop, check_names
+from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
 from ..records.score import DIRECTIONS
 from ..report import reporters
 from ..resources import table
@@ -51,15 +52,7 @@ def audit_parser() -> argparse.ArgumentParser:
         help="default: %(default)s",
     )
     _held(parser)
-    add("--device", choices=DEVICES, default="auto", help="default: %(default)s")
-    add(
-        "--target",
-        dest="gpu",
-        metavar="GPU",
-        choices=list(table("plan/devices")),
-        default="A100",
-        help="times are predicted for it: %(choices)s; default %(default)s",
-    )
+    _where(parser)
     add("--mode", choices=MODES, default="inference", help="default: %(default)s")
     _wanted(parser)
     _scored(parser)
@@ -86,6 +79,26 @@ def audit_parser() -> argparse.ArgumentParser:
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    """What the audit runs on, and what it predicts times for."""
+    add = parser.add_argument
+    add(
+        "--device",
+        metavar="DEVICE",
+        type=_device,
+        default="auto",
+        help="auto, cpu, cuda or cuda:N; default: %(default)s",
+    )
+    add(
+        "--target",
+        dest="gpu",
+        metavar="GPU",
+        choices=list(table("plan/devices")),
+        default="A100",
+        help="times are predicted for it: %(choices)s; default %(default)s",
+    )
 
 
 def _held(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +151,12 @@ def _listed(what: str, known: Collection[str]) -> Callable[[str], tuple[str, ...
 
 def _drop(text: str) -> float:
     return _checked(text, check_drop)
+
+
+def _device(text: str) -> str:
+    with _said_by_argparse():
+        check_device(text)
+    return text
 
 
 def _budget(text: str) -> float:

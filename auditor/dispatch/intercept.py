@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache, partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -24,9 +25,13 @@ from .handler import Handler, Traced, alone, uncompiled, unfused
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-if torch.cuda.is_available():
-    _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_AUTOCAST = reduce(
+    or_,
+    (
+        torch._C.DispatchKeySet(torch._C._dispatch_key_parse(f"Autocast{kind}"))
+        for kind in ("CPU", "CUDA", "PrivateUse1")
+    ),
+)
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-_DEVICES = ("cpu", "cuda")
+from ..devices import CPU, NATIVE
+
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
 
@@ -225,7 +226,7 @@ def _nesting() -> int:
 
 
 def _flags() -> _Flags:
-    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
+    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in (CPU, *NATIVE)]
 
 
 def _set(flags: _Flags) -> None:
@@ -238,7 +239,7 @@ def _set(flags: _Flags) -> None:
 
 
 def _mirror(enabled: bool, dtype: torch.dtype) -> None:
-    _set([(device, enabled, dtype) for device in _DEVICES])
+    _set([(device, enabled, dtype) for device in (CPU, *NATIVE)])
 
 
 def _outer(flags: _Flags) -> tuple[bool, torch.dtype]:

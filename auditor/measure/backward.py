@@ -22,6 +22,7 @@ from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
 from ..replay.step import Step
+from ..state.draws import forked
 
 Leaves = list[torch.Tensor | None]
 
@@ -174,8 +175,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(step.seed)
+        with forked(step.seed), torch.enable_grad():
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:

@@ -26,6 +26,7 @@ def differentiated(
     careful: every operation's way back is tried at once; without it, that of operations which are not torch's own.
     """
     lost: list[torch.Tensor] = []
+    args = _with_way_back(target, args)
     while True:
         try:
             result = settled(target, target(*args, **kwargs))
@@ -43,6 +44,16 @@ def differentiated(
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+
+
+def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """On a GPU a recurrent layer keeps what its derivative needs in training mode alone; without dropout it computes the same."""
+    if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_of(args)):
+        return args
+    assert isinstance(target, torch._ops.OpOverload)
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
 def _apart(

@@ -18,9 +18,18 @@ _LARGE = 1 << 14
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    if _adds_apart(target, args):
+        result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
+        return result
     if row.dtype is torch.bfloat16 and _has_product(target, args):
         return target(*args, **kwargs)
     return in_float32(_fastest(target, args, kwargs), args, kwargs, row)
+
+
+def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a linear layer is a product, rounded, and then a sum: torch joins them where the rows lie one after the other."""
+    given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
+    return given and args[0].dim() > 2 and not args[0].is_contiguous()
 
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

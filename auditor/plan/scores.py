@@ -54,7 +54,7 @@ def in_fp32(subject: Subject, options: Options) -> InFp32 | None:
     """
     if (scoring := options.scoring) is None:
         return None
-    scorer = Scorer(subject, scoring, options.seed, "cuda" if options.native else "cpu", options.timeout)
+    scorer = Scorer(subject, scoring, options.seed, options.where, options.timeout)
     given = scorer.of_fp32()
     try:
         if isinstance(given, str):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree as pytree
 
+from ..devices import is_native
 from ..errors import first_line
 from ..folder import own
 from ..judge.verdicts import Judgement
@@ -34,7 +35,7 @@ REPEATED = (37, 211, 101)
 
 @dataclass(frozen=True)
 class Workbench:
-    """What plans are made from. contributions, verdicts: {format: {node: ...}}. native: a GPU runs the formats.
+    """What plans are made from. contributions, verdicts: {format: {node: ...}}. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
     are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
@@ -51,7 +52,7 @@ class Workbench:
     max_error: float
     seed: int
     gpu: str
-    native: bool
+    device: str
     timeout: float | None = None
     objective: str = "time"
     quick: bool = False
@@ -59,9 +60,9 @@ class Workbench:
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
-    def device(self) -> str:
-        """Device of the verification runs."""
-        return "cuda" if self.native else "cpu"
+    def native(self) -> bool:
+        """Whether a GPU runs the formats."""
+        return is_native(self.device)
 
     @cached_property
     def most(self) -> int:
@@ -191,7 +192,7 @@ def workbench(
         max_error=yardstick.budget,
         seed=options.seed,
         gpu=options.gpu,
-        native=options.native,
+        device=options.where,
         timeout=options.timeout,
         objective=options.objective,
         quick=options.quick,

@@ -16,6 +16,7 @@ from ..formats.table import FORMATS
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
 from ..raised import let_through
+from ..state.draws import forked
 from .execute import PartlyLow, PolicyInterpreter, Replay
 from .step import Step
 from .strategies import plain, running
@@ -102,8 +103,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
 def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(step.seed)
+        with forked(step.seed), torch.enable_grad():
             loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:

@@ -12,10 +12,12 @@ import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..devices import NATIVE
 from ..formats.entries import dense, is_plain
 from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
+from ..state.draws import forked
 from .execute import Replay, apart
 
 
@@ -46,7 +48,7 @@ class Step:
     @property
     def on_gpu(self) -> bool:
         """Whether it runs natively."""
-        return bool(_devices(self.flat))
+        return any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
@@ -76,8 +78,7 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
     create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
     kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
-    with torch.random.fork_rng(devices=_devices(step.flat)), torch.enable_grad(), _differentiable(create_graph):
-        torch.manual_seed(step.seed)
+    with forked(step.seed), torch.enable_grad(), _differentiable(create_graph):
         interpreter = _Keeping(step)
         outputs = interpreter.run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
@@ -148,9 +149,10 @@ def _differentiable(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
-def _devices(flat: list[Any]) -> list[int]:
-    return sorted({x.device.index or 0 for x in flat if isinstance(x, torch.Tensor) and x.device.type == "cuda"})
+    cudnn = torch.backends.cudnn
+    kept, cudnn.enabled = cudnn.enabled, False  # its recurrent layers have no second derivative
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        cudnn.enabled = kept

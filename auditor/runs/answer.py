@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..devices import is_native
 from ..dispatch import intercepted, uncompiled, unfused
 from ..imitation import Imitation, imitated
 from ..pulse import beat
@@ -108,7 +109,7 @@ def copied(batch: Batch) -> Batch:
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
     """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
-    with nullcontext() if device == "cuda" else imitated("cuda", most=most):
+    with nullcontext() if is_native(device) else imitated("cuda", most=most):
         yield
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..devices import NATIVE, generators
 from ..formats.table import is_low
 from ..ops.nodes import mutates
 
@@ -22,6 +24,19 @@ def reseed(seed: int) -> None:
     torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def forked(seed: int) -> Iterator[None]:
+    """The body draws from `seed`; afterwards torch's generators, those of GPUs too, are as they were."""
+    kept, of_gpus = torch.get_rng_state(), generators()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept)
+        for back in of_gpus:
+            back()
 
 
 @dataclass(frozen=True)
@@ -83,12 +98,15 @@ def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def state_of(device: torch.device) -> torch.Tensor:
     """State of a device's default generator."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type not in NATIVE:
+        return torch.get_rng_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
 
 
 def _set_state(device: torch.device, state: torch.Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
+    if device.type in NATIVE:
+        torch.get_device_module(device).set_rng_state(state, device)
     else:
         torch.set_rng_state(state)
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from ..devices import generators
 from .draws import reseed
+from .ieee import ieee
 
 
 @contextmanager
 def untouched(seed: int) -> Iterator[None]:
-    """Run the body from `seed`; every generator and global setting of torch, NumPy and random is restored after it."""
-    back = settings()
-    with _generators():
+    """Run the body from `seed`, FP32 in IEEE arithmetic; every generator and global setting of torch, NumPy and random is restored after it."""
+    with ieee(), _generators():
+        back = settings()
         reseed(seed)
         try:
             yield
@@ -123,7 +125,7 @@ def _generators() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     of_python, of_torch = random.getstate(), torch.get_rng_state()
     of_numpy = numpy.random.get_state() if numpy else None
-    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    of_gpus = generators()
     try:
         yield
     finally:
@@ -131,8 +133,8 @@ def _generators() -> Iterator[None]:
         torch.set_rng_state(of_torch)
         if numpy and of_numpy is not None:
             numpy.random.set_state(of_numpy)
-        if of_cuda is not None:
-            torch.cuda.set_rng_state_all(of_cuda)
+        for back in of_gpus:
+            back()
 
 
 @contextmanager

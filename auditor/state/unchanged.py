@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..devices import generators
 from ..errors import AuditorError
 from .process import settings
 from .reachable import Reachable
@@ -61,13 +62,12 @@ def _restore(reached: Reachable, generators: Callable[[], None], settled: Callab
 def _generators() -> Callable[[], None]:
     """Call the answer to put back the global generators of python, numpy and torch; CUDA only once it is in use."""
     with plain_torch():
-        restores = [
+        restores: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
             partial(np.random.set_state, np.random.get_state()),
             partial(torch.set_rng_state, torch.get_rng_state()),
+            *generators(),
         ]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            restores.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
 
     def back() -> None:
         with plain_torch():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..records import Batch, Literals, Node
-from .base import PlainRun, Strategy
+from .base import PlainRun, Strategy, autocast_type
 from .runtime import DTYPES, Runtime, call, convert, device_type, in_region
 
 
@@ -56,7 +56,7 @@ class Autocast(Strategy):
 
     def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
         """Inside one `torch.autocast`."""
-        return PlainRun(batch, calling=functools.partial(torch.autocast, "cuda", dtype=dtype))
+        return PlainRun(batch, calling=functools.partial(torch.autocast, autocast_type(model, batch), dtype=dtype))
 
 
 STRATEGY = Autocast()

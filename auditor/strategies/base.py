@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..records import Batch, Literals, Node, Plan
-from .runtime import Runtime
+from .runtime import Runtime, device_type
 
 Around = Callable[[], AbstractContextManager[object]]
 
@@ -76,3 +77,9 @@ class Strategy:
     def gains(self, plan: Plan) -> bool:
         """Whether a plan is worth more than FP32 to whoever chose this strategy: products run low, or fewer bytes move."""
         return plan.low_precision_flops > 0 or plan.predicted_speedup > 1
+
+
+def autocast_type(module: nn.Module, inputs: Any) -> str:
+    """The device type of regions around a whole model: its GPU's, or CUDA's where a CPU imitates one."""
+    kind = device_type(module, inputs)
+    return "cuda" if kind == "cpu" else kind

@@ -58,13 +58,13 @@ def stepped(region: Callable[[], AbstractContextManager[Any]], lazy: Any) -> Gen
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
-    """Device of the first tensor among the inputs, or of the module's first parameter; autocast has none for meta."""
+    """Device that the module computes on: the inputs', where lengths and the like may stay on the CPU, or its weights'."""
     args, _ = inputs
-    first: Any = args[0] if args else None
-    if not isinstance(first, torch.Tensor):
-        leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-        first = next(leaves, next(module.parameters(), None))
-    return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
+    if args and isinstance(args[0], torch.Tensor) and args[0].device.type not in ("cpu", "meta"):
+        return str(args[0].device.type)
+    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    used = [leaf.device.type for leaf in (*leaves, next(module.parameters(), None)) if leaf is not None]
+    return next((str(kind) for kind in used if kind not in ("cpu", "meta")), "cpu")
 
 
 def floating_dtype(inputs: Any) -> torch.dtype | None:

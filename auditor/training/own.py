@@ -29,6 +29,7 @@ from ..replay.step import Step
 from ..replay.strategies import plain, scoped
 from ..runs.answer import copied, from_the_start
 from ..runs.step import TrainingStep
+from ..strategies.base import autocast_type
 from ..tape.capture import assembled
 from ..tape.places import places_of
 from ..tape.record import Plain, record
@@ -115,7 +116,11 @@ class _Region(TrainingStep):
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss, which is kept as it is: whoever records the step hands out copies."""
         without = self.low.format == "fp32" or self.low.plan is not None
-        with nullcontext() if without else torch.autocast("cuda", dtype=dtype_of(self.low.format)):
+        with (
+            nullcontext()
+            if without
+            else torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
+        ):
             loss = super().forward(args, kwargs, targets, named)
         self.kept.append(loss)
         return loss

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..devices import is_native
 from ..errors import AuditorError, first_line
 from ..raised import let_through, out_of_memory
 from ..records import Batch
@@ -54,7 +55,7 @@ def answers_of(
     """
     try:
         outputs = run_patched(model, batches, device, seed, most)
-        if device == "cuda":
+        if is_native(device):
             answer(model, batches[0], seed=seed, fused=True)
     except Exception as error:
         let_through(error, memory=False)

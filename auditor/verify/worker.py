@@ -16,11 +16,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..devices import is_native
 from ..loading.state import materialise, switch
 from ..records import Batch
 from ..recursion import deep
 from ..score import Given
 from ..state.draws import reseed
+from ..state.ieee import ieee
 from ..state.restored import restored
 from .artefact import READY, UNREAD
 from .lifetime import end_with_parent
@@ -75,14 +77,14 @@ def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     reseed(settings["seed"])
     model: nn.Module = patched.original()
     switch(model, training=False)
-    return model if settings["device"] == "cpu" else model.to(settings["device"])
+    return model.to(settings["device"]) if is_native(settings["device"]) else model
 
 
 def run_plan(
     patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], settings: Mapping[str, Any]
 ) -> Answers | str:
     """What the model answers under one plan, or why it does not; it is then as it was."""
-    with deep(), restored(model):
+    with deep(), ieee(), restored(model):
         try:
             patched.apply(model, plan)
         except Exception as error:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
+from auditor.loading.placement import placed
 from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
@@ -36,7 +37,7 @@ from auditor.tape.record import record
 from auditor.tape.step import capture_step
 from auditor.tape.twins import COPY
 from auditor.training.objective import in_training, training_subject
-from tests.subjects import capture_of, normal, seeded
+from tests.subjects import capture_of, normal, seeded, subject_of
 
 PACKAGE = Path(auditor.__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -176,6 +177,14 @@ def raised(dtype: torch.dtype) -> None:
             assert own is (held not in LOW_DTYPES)
 
 
+def moved(dtype: torch.dtype) -> None:
+    model, x, tensors = net(dtype)
+    model.shift = normal(4).to(dtype)
+    with unchanged(*tensors, model.shift):
+        placed(subject_of(model, x), "meta")
+        placed(subject_of(model, x.clone().requires_grad_()), "meta")
+
+
 Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
@@ -192,6 +201,8 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "formats/profile.py:_gap": ("sub_", profile),
     "formats/profile.py:_positive": ("clamp_max_", profile),
     "formats/profile.py:_steps": ("clamp_min_", profile),
+    "loading/placement.py:_moved.move": ("requires_grad_", moved),
+    "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "runs/answer.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),

@@ -10,6 +10,7 @@ from torch import nn
 
 from auditor.errors import AuditorError
 from auditor.loading.placement import copied, placed
+from auditor.training.objective import training_subject
 from tests.subjects import normal, subject_of
 
 
@@ -41,9 +42,9 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
 ) -> None:
     model = nn.Sequential(nn.ReLU(), model_class(4, 2)) if inside else model_class(4, 2)
     moved: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "cuda", lambda self: moved.append(self) or self)
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(self) or self)
     with pytest.raises(AuditorError, match="device='cpu'") as caught:
-        placed(subject_of(model, normal(3, 4)), native=True)
+        placed(subject_of(model, normal(3, 4)), "cuda:0")
     assert caught.value.slug == "no-copy"
     assert moved == []
 
@@ -54,3 +55,22 @@ def test_a_copy_is_the_same_model_of_other_tensors() -> None:
     assert torch.equal(twin(normal(3, 4)), model(normal(3, 4)))
     ours = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
     assert not ours & {x.data_ptr() for x in (*twin.parameters(), *twin.buffers())}
+
+
+def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are_not() -> None:
+    class Held(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.shift, self.more = torch.ones(4), {"list": [torch.ones(2)], "pair": (torch.ones(2), "word")}
+
+    model, weight = Held(), torch.ones(2)
+    subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
+    twin = placed(subject, "meta")
+    assert isinstance(twin.model, Held)
+    inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
+    assert {x.device.type for x in inside} == {"meta"}
+    assert twin.objective is not None and twin.objective.loss_fn is not None
+    ones = torch.ones(3, 2, device="meta")
+    assert twin.objective.loss_fn(ones, ones).device.type == "meta"
+    ours = [model.shift, model.more["list"][0], model.more["pair"][0], model.weight, weight]
+    assert {x.device.type for x in ours} == {"cpu"}

@@ -1,0 +1,56 @@
+"""FP32 arithmetic in FP32, whatever the caller's flags allow: TF32 on a GPU, bfloat16 in a CPU's matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def ieee() -> Iterator[None]:
+    """In the body matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32; flags come back.
+
+    cuDNN does not try out convolutions in it either, since which one it takes would differ from run to run.
+    """
+    cudnn = torch.backends.cudnn
+    matmul, convolutions = _read(torch.get_float32_matmul_precision), _read(lambda: cudnn.allow_tf32)
+    kept, benchmark = [(part, part.fp32_precision) for part in _parts()], cudnn.benchmark
+    try:
+        _set("highest" if matmul else None, False if convolutions is not None else None)
+        for part, _ in kept:
+            part.fp32_precision = "ieee"
+        cudnn.benchmark = False
+        yield
+    finally:
+        _set(matmul, convolutions)
+        for part, precision in kept:
+            part.fp32_precision = precision
+        cudnn.benchmark = benchmark
+
+
+def _parts() -> list[Any]:
+    """What has a precision of its own; torch before 2.9 has the older flags alone."""
+    backends = torch.backends
+    parts: list[Any] = [backends.cuda.matmul]
+    for library in (backends.cudnn, backends.mkldnn):
+        parts += [getattr(library, name, None) for name in ("matmul", "conv", "rnn")]
+    return [part for part in parts if hasattr(part, "fp32_precision")]
+
+
+def _read(flag: Callable[[], Any]) -> Any:
+    """The flag; None where torch has none, or refuses to name it because somebody set the finer ones."""
+    try:
+        return flag()
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _set(matmul: str | None, convolutions: bool | None) -> None:
+    """The older flags, which the finer ones follow: these are set first."""
+    if convolutions is not None:
+        torch.backends.cudnn.allow_tf32 = convolutions
+    if matmul is not None:
+        torch.set_float32_matmul_precision(matmul)

@@ -1,0 +1,71 @@
+"""Tensors of the pretend GPU: their memory is the CPU's, under another name for its device."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+
+NAME = "pretend"
+COUNT = 2
+_CPU, _PRETEND = 1, 12
+"""DLPack's names of the two kinds of devices, kDLCPU and kDLExtDev."""
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Block(bytearray):
+    """Memory that says when it is given back."""
+
+
+class Allocator:
+    """Memory of each GPU, in bytes. limit: what one of them has."""
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        self.used, self.peak = [0] * COUNT, [0] * COUNT
+
+    def take(self, size: int, index: int) -> _Block:
+        """Raises: torch.OutOfMemoryError."""
+        if self.limit is not None and self.used[index] + size > self.limit:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size} bytes. GPU {index} has {self.limit} bytes"
+            )
+        self.used[index] += size
+        self.peak[index] = max(self.peak[index], self.used[index])
+        block = _Block(max(size, 1))
+        weakref.finalize(block, self._give_back, size, index)
+        return block
+
+    def _give_back(self, size: int, index: int) -> None:
+        self.used[index] -= size
+
+
+ALLOCATOR = Allocator()
+
+
+def on_cpu(x: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of the CPU."""
+    return _named(x, _CPU, 0)
+
+
+def on_pretend(x: torch.Tensor, index: int) -> torch.Tensor:
+    """A copy of a CPU tensor, with its strides, in memory of the GPU."""
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    block = ALLOCATOR.take(span * x.element_size(), index)
+    flat = torch.frombuffer(block, dtype=torch.uint8)[: span * x.element_size()].view(x.dtype)
+    copied = flat.as_strided(x.shape, x.stride()).copy_(x)
+    return _named(copied, _PRETEND, index)
+
+
+def _named(x: torch.Tensor, kind: int, index: int) -> torch.Tensor:
+    boolean, detached = x.dtype is torch.bool, x.detach()
+    capsule = torch._C._to_dlpack(detached)
+    device = ctypes.cast(_pointer_of(capsule, b"dltensor") + 8, ctypes.POINTER(ctypes.c_int32))
+    device[0], device[1] = kind, index
+    result: Any = torch._C._from_dlpack(capsule)
+    assert result.dtype is torch.bool or not boolean
+    return result

@@ -1,0 +1,89 @@
+"""Small models of several kinds, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.subjects import normal, seeded
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.over, self.then = nn.LSTM(8, 16, 2, batch_first=True), nn.GRU(16, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.then(self.over(x)[0])[0])
+
+
+class Regions(nn.Module):
+    """Switches autocast off around a sum of large squares, and writes a mask's literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.enter(x)
+        with torch.autocast(x.device.type, enabled=False):
+            scale = (hidden.float() * 300).square().mean(-1, keepdim=True).sqrt()
+        hidden = hidden.masked_fill(hidden < 0, torch.finfo(hidden.dtype).min).softmax(-1)
+        return self.leave(hidden * scale)
+
+
+class Attribute(nn.Module):
+    """Holds a plain tensor, and one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shift, self.more = nn.Linear(8, 8), torch.ones(8), [torch.full((8,), 2.0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x + self.shift) * self.more[0]
+
+
+class Lengths(nn.Module):
+    """Its first argument stays on the CPU: it is read as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, lengths: Tensor, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(row)[:length].sum(0) for row, length in zip(x, lengths.tolist(), strict=True)])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8), nn.Softmax(-1)
+    )
+
+
+def convolutional() -> nn.Module:
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def transformer() -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "mlp": (mlp, (normal(32, 16),)),
+    "convolutional": (convolutional, (normal(2, 3, 16, 16),)),
+    "transformer": (transformer, (normal(2, 5, 16),)),
+    "recurrent": (Recurrent, (normal(2, 6, 8),)),
+    "regions": (Regions, (normal(4, 16),)),
+    "attribute": (Attribute, (normal(4, 8),)),
+    "lengths": (Lengths, (torch.tensor([2, 3]), normal(2, 4, 8))),
+}
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model, in eval mode, and its inputs."""
+    build, inputs = MODELS[name]
+    return seeded(build).eval(), inputs

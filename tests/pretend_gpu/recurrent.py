@@ -1,0 +1,40 @@
+"""Recurrent layers of the pretend GPU: whole, as cuDNN runs them, with cuDNN's conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from auditor.ops.kernels import run_op
+from auditor.trees import over_tensors, tensors_in
+from tests.pretend_gpu.kernels import drawing
+from tests.pretend_gpu.memory import on_cpu, on_pretend
+
+
+def run(op: Any, *args: Any) -> Any:
+    """A recurrent layer over a sequence; step by step where cuDNN is off, or a gradient is wanted, which autograd then finds."""
+    tensors = tensors_in(args)
+    if len({x.device for x in tensors}) > 1:
+        raise RuntimeError("Input and parameter tensors are not at the same device")
+    if len({x.dtype for x in tensors}) > 1:
+        raise RuntimeError("RNN input and parameters have different dtypes")
+    train = dict(zip((a.name for a in op._schema.arguments), args, strict=True))["train"]
+    way_back = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not torch.backends.cudnn.enabled or (train and way_back):
+        return decomposition_table[op](*args)
+    return _Whole.apply(op, args, *tensors)
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: Any, args: Any, *tensors: torch.Tensor) -> Any:
+        index = tensors[0].device.index
+        with drawing(op, index):
+            result = run_op(op, over_tensors(on_cpu, args), {})
+        return over_tensors(lambda x: on_pretend(x, index), result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")

@@ -1,0 +1,84 @@
+"""Two audits of one model, on the CPU and on the pretend GPU, compared in what they found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from auditor import Audit
+from auditor.records.training import Training
+
+CLOSE = 0.02
+"""Relative difference up to which two errors are one: FP32 sums in another order."""
+
+LAYOUT = ("aten.contiguous.default",)
+"""Operations that are there or not as attention's kernels lay out their results."""
+
+
+def differences(emulated: Audit, native: Audit) -> list[str]:
+    """What is not the same in them, a line each."""
+    return [
+        *_unequal("recommended", emulated.recommended, native.recommended),
+        *_unequal("rules", [(f.rule, f.node) for f in emulated.findings], [(f.rule, f.node) for f in native.findings]),
+        *_of_nodes(emulated, native),
+        *_of_plans(emulated, native),
+        *_of_baselines(emulated, native),
+        *_of_training(emulated.training, native.training),
+    ]
+
+
+def _of_nodes(emulated: Audit, native: Audit) -> Iterator[str]:
+    known = {report.node.name: report for report in native.nodes}
+    laid_out = {r.node.name for r in (*emulated.nodes, *native.nodes) if r.node.op in LAYOUT}
+    names = [r.node.name for r in emulated.nodes]
+    yield from _unequal("nodes", sorted({*names} - laid_out), sorted({*known} - laid_out))
+    for ours in emulated.nodes:
+        name, theirs = ours.node.name, known.get(ours.node.name)
+        if theirs is None or name in laid_out:
+            continue
+        for fmt in emulated.formats:
+            a, b = ours.verdicts[fmt], theirs.verdicts[fmt]
+            yield from _unequal(f"verdict of {name} in {fmt}", a.verdict, b.verdict)
+            if fmt in ours.errors:
+                yield from _apart(
+                    f"error of {name} in {fmt}", ours.errors[fmt].local_error, theirs.errors[fmt].local_error
+                )
+                yield from _unequal(f"{name} in {fmt}", ours.errors[fmt].unsupported, theirs.errors[fmt].unsupported)
+
+
+def _of_plans(emulated: Audit, native: Audit) -> Iterator[str]:
+    yield from _unequal("plans", sorted(emulated.plans), sorted(native.plans))
+    for name, ours in emulated.plans.items():
+        theirs = native.plans[name]
+        yield from _unequal(f"scopes of {name}", ours.scopes, theirs.scopes)
+        yield from _unequal(f"verified {name}", ours.verified, theirs.verified)
+        yield from _apart(f"error of {name}", ours.measured_error, theirs.measured_error)
+
+
+def _of_baselines(emulated: Audit, native: Audit) -> Iterator[str]:
+    for name, ours in emulated.baselines.items():
+        theirs = native.baselines[name]
+        yield from _apart(f"error of plain {name}", ours.measured_error, theirs.measured_error)
+        yield from _unequal(f"whether plain {name} runs", ours.failure is None, theirs.failure is None)
+
+
+def _of_training(ours: Training | None, theirs: Training | None) -> Iterator[str]:
+    if ours is None or theirs is None:
+        yield from _unequal("training", ours, theirs)
+        return
+    yield from _apart("loss", ours.loss, theirs.loss)
+    yield from _unequal("format to train in", ours.format, theirs.format)
+    yield from _unequal("steps that were run", [t.overflow for t in ours.trials], [t.overflow for t in theirs.trials])
+
+
+def _unequal(what: str, ours: Any, theirs: Any) -> Iterator[str]:
+    if ours != theirs:
+        yield f"{what}: {ours} emulated, {theirs} natively"
+
+
+def _apart(what: str, ours: float | None, theirs: float | None) -> Iterator[str]:
+    if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+        yield from _unequal(what, ours, theirs)
+    elif not math.isclose(ours, theirs, rel_tol=CLOSE, abs_tol=1e-9):
+        yield f"{what}: {ours:.6g} emulated, {theirs:.6g} natively"

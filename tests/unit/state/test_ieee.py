@@ -1,0 +1,65 @@
+"""FP32 is FP32 in an audit, whatever the caller allowed; what the caller allowed comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from auditor.state.ieee import ieee
+
+_PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+
+
+def flags() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in _PARTS:
+        library, part = name.split(".")
+        found[name] = getattr(getattr(torch.backends, library), part).fp32_precision
+    return found | {"convolutions": torch.backends.cudnn.allow_tf32, "benchmark": torch.backends.cudnn.benchmark}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _older() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def _finer() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def _general() -> None:
+    torch.backends.fp32_precision = "tf32"
+
+
+def _benchmark() -> None:
+    torch.backends.cudnn.benchmark = True
+
+
+@pytest.mark.parametrize("allow", [_nothing, _older, _finer, _general, _benchmark])
+def test_fp32_is_ieee_in_the_body_and_flags_come_back(allow: Callable[[], None]) -> None:
+    start = flags()
+    with ieee():
+        pass
+    assert flags() == start
+    try:
+        allow()
+        allowed = flags()
+        with ieee():
+            inside = flags()
+        assert {inside[name] for name in _PARTS} == {"ieee"}
+        assert not inside["convolutions"] and not inside["benchmark"]
+        assert flags() == allowed
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
+        for name, value in start.items():
+            if "." in name:
+                library, part = name.split(".")
+                getattr(getattr(torch.backends, library), part).fp32_precision = value
