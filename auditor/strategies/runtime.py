@@ -58,7 +58,7 @@ def stepped(region: Callable[[], AbstractContextManager[Any]], lazy: Any) -> Gen
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
-    """Device that the module computes on: the inputs', where lengths and the like may stay on the CPU, or its weights'."""
+    """Device that the module computes on: its inputs', of which lengths may stay on the CPU, else its weights'."""
     args, _ = inputs
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type not in ("cpu", "meta"):
         return str(args[0].device.type)
