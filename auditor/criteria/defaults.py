@@ -123,13 +123,13 @@ def _floating(node: fx.Node) -> bool:
 
 
 def _rounded(node: fx.Node) -> bool:
-    """Whether anything floating is among what a node is computed from."""
+    """Whether any floating values are among what a node is computed from; their shape alone is none."""
     waiting, seen = [node], {node}
     while waiting:
         at = waiting.pop()
         if _floating(at):
             return True
-        more = [x for x in at.all_input_nodes if x not in seen]
+        more = [x for x in at.all_input_nodes if x not in seen and not row_of(at).asks_shape]
         seen.update(more)
         waiting.extend(more)
     return False

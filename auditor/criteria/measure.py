@@ -134,8 +134,8 @@ def bound(
 def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     close = difflib.get_close_matches(criterion.output, names, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of: {hint}It returns {listed or 'no tensor'}"
+    hint = f": did you mean {close[0]}?" if close else "."
+    return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of{hint} It returns {listed or 'no tensor'}"
 
 
 def _written(held: Held, elsewhere: bool, ran: bool) -> CriterionValue:

@@ -25,7 +25,7 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     A string may hold several, apart by `;`. A kind may be a function, as `f.py:name`.
     Raises: AuditorError(slug="bad-criterion").
     """
-    found = tuple(_each(given))
+    found = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
     for one in found:
         if (key := (one.output, one.measured)) in seen:
@@ -35,34 +35,38 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
 
 
 def _each(given: Any) -> Iterable[Criterion]:
-    if given is None:
-        return
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
-        for text in filter(str.strip, given.split(";")):
+        for text in _apart(given):
             output, colon, rest = text.partition(":")
             if not colon or not output.strip():
-                raise AuditorError(f"{text.strip()!r} is no criterion: {GRAMMAR}", slug=SLUG)
+                raise AuditorError(f"{text!r} is no criterion: {GRAMMAR}", slug=SLUG)
             yield _written(output.strip(), rest.strip())
     elif isinstance(given, Mapping):
         for output, said in given.items():
             yield from _of_output(output, said)
-    elif isinstance(given, Collection):
+    elif isinstance(given, Collection) and not isinstance(given, bytes):
         for one in given:
             yield from _each(one)
     else:
-        raise AuditorError(
-            f"criteria are strings or a dict by output, not a {type(given).__name__}: {GRAMMAR}", slug=SLUG
-        )
+        raise AuditorError(f"criteria are strings or a dict by output, not {given!r:.80}: {GRAMMAR}", slug=SLUG)
+
+
+def _apart(given: str) -> list[str]:
+    """The criteria in one string, which holds at least one: what is left empty by mistake would judge nothing."""
+    found = [text.strip() for text in given.split(";") if text.strip()]
+    if not found:
+        raise AuditorError(f"{given!r} is no criterion: {GRAMMAR}", slug=SLUG)
+    return found
 
 
 def _of_output(output: Any, said: Any) -> Iterable[Criterion]:
     if not isinstance(output, str | int) or isinstance(output, bool):
         raise AuditorError(f"an output is named by a string or a position, not by {output!r}: {GRAMMAR}", slug=SLUG)
     if isinstance(said, str):
-        for text in filter(str.strip, said.split(";")):
-            yield _written(str(output), text.strip())
+        for text in _apart(said):
+            yield _written(str(output), text)
     elif isinstance(said, tuple) and len(said) == 2 and callable(said[0]):
         function, limit = said
         yield made(str(output), name_of(function), limit, function=function)
@@ -80,7 +84,7 @@ def _written(output: str, text: str) -> Criterion:
     """`KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` of an output."""
     match = _LINE.fullmatch(text)
     if match is None:
-        raise AuditorError(f"'{output}: {text}' is no criterion: {GRAMMAR}", slug=SLUG)
+        raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
     kind, sign = match["kind"].strip(), match["sign"]
     if ":" in kind:
         return made(output, kind, match["limit"], sign=sign, function=loaded(kind))
@@ -99,8 +103,8 @@ def made(
     """A criterion whose kind, direction, limit and brackets make sense together."""
     if function is None and kind not in KINDS:
         close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise AuditorError(f"{kind!r} is no kind of criterion: {hint}They are {', '.join(KINDS)}", slug=SLUG)
+        hint = f": did you mean {close[0]}?" if close else "."
+        raise AuditorError(f"{kind!r} is no kind of criterion{hint} They are {', '.join(KINDS)}", slug=SLUG)
     found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
     how = found.how
     found = Criterion(
@@ -110,7 +114,7 @@ def made(
         more = "more" if how.sign == ">=" else "less"
         raise AuditorError(f"{more} of {kind} is better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
     if not how.least <= found.limit <= how.most or math.isinf(found.limit):
-        within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more"
+        within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"
         raise AuditorError(f"the limit of {kind} is {within}, not {found.limit:g}", slug=SLUG)
     return found
 
@@ -157,7 +161,8 @@ def _option(kind: Kind, name: str, text: str) -> int | float | str:
             return text
         raise AuditorError(f"{name} of {kind.name} is {' or '.join(type_)}, not {text!r}", slug=SLUG)
     found = _number(text, f"{name} of {kind.name}")
-    whole = type_ is int
-    if (whole and found != int(found)) or math.isinf(found) or (name in ("k", "peak") and found <= 0):
-        raise AuditorError(f"{name} of {kind.name} is a{' whole' if whole else ''} number, not {text}", slug=SLUG)
+    whole, counted = type_ is int, name in ("k", "peak")
+    if math.isinf(found) or (whole and found != int(found)) or (counted and found <= 0):
+        words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
+        raise AuditorError(f"{name} of {kind.name} is {words}, not {text}", slug=SLUG)
     return int(found) if whole else found

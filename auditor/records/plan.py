@@ -151,7 +151,8 @@ class Verification:
     joint: Annotated[
         float | None,
         Written(
-            "relative L2 of all outputs together, worst run without gradients, where `measured_error` is something else",
+            "relative L2 of all outputs together, or the share of an integer output's entries that differ where that is "
+            "larger; worst run without gradients, where `measured_error` is something else",
             key="joint_error",
             sparse=True,
         ),

@@ -57,6 +57,8 @@ def named(
     Literal arguments in brackets are given to it after the model.
     Raises: LoadError(slug="missing-score"), and those of importing a target.
     """
+    if not text.strip():
+        raise LoadError("--evaluate names no function: write --evaluate file.py:name", slug="missing-score")
     own = ":" not in text and not text.endswith(".py")
     parsed = parse(f"{_place_of(target)}:{text}" if own else text)
     if parsed.symbol is None or parsed.hub:

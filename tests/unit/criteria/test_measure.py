@@ -85,7 +85,7 @@ def test_another_number_of_outputs_is_said() -> None:
             "box: max_abs <= 1",
             "the model returns no 'box', which 'box: max_abs <= 1' speaks of: did you mean boxes? It returns boxes, z, ids",
         ),
-        ("nothing.like.it: max_abs <= 1", "speaks of: It returns boxes, z, ids"),
+        ("nothing.like.it: max_abs <= 1", "speaks of. It returns boxes, z, ids"),
         ("ids: max_abs <= 1", "'ids: max_abs <= 1': max_abs is for outputs of floating-point numbers"),
     ],
 )

@@ -91,6 +91,8 @@ def test_the_module_is_imported_once(file: Path) -> None:
     ("text", "target", "slug", "words"),
     [
         ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
+        ("", "", "missing-score", "--evaluate names no function: write --evaluate file.py:name"),
+        ("", "own_scores.py:Net", "missing-score", "--evaluate names no function"),
         ("{}", "", "missing-score", "names no function"),
         ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
         ("{}:Scores", "", "missing-score", "is of type type"),
