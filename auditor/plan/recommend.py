@@ -116,7 +116,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-    measured = [plan for plan in plans.values() if plan.measured_error is not None]
+    measured = [plan for plan in plans.values() if plan.measured_error is not None and _has_low(plan)]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
     if lost := _lost(plans, use):
         return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(lost)}."

@@ -254,9 +254,9 @@ def nothing(audit: Audit) -> str:
         return f"no plan that holds the error budget of {audit.max_error:g} keeps the score"
     if lowers_nothing(audit.plans, audit.use):
         return "nothing in it runs low under any plan that holds"
-    if saves_nothing(audit.plans, audit.use):
-        return f"low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     met = "every criterion" if audit.criteria else f"the error budget of {audit.max_error:g}"
+    if saves_nothing(audit.plans, audit.use):
+        return f"what holds {met} in low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
         return f"no plan for {audit.use} met {met}"
     return f"no plan met {met}"

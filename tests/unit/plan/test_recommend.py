@@ -93,6 +93,11 @@ def test_nothing_holds() -> None:
     assert name is None
     assert "no plan holds an error of 0.01" in reason
     assert "the best that was reached is 0.5, by FP16 under autocast (`autocast_fp16`)" in reason
+    still = named("cast_fp16", scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, measured_error=0.0)
+    assert recommend(plans(replace(still, predicted_speedup=1.0)), 0.01) == (
+        None,
+        "Run it in FP32: no plan holds an error of 0.01 with anything low.",
+    )
     assert recommend(plans(replace(BASE, verified=False, measured_error=None)), 0.01)[0] is None
     assert recommend({}, 0.01)[0] is None
 

@@ -179,6 +179,7 @@ def test_why_there_is_no_plan(audit: Audit) -> None:
     idle = any(reason.kind == "no-gain" and reason.adds for plan in held for reason in plan.reasons)
     assert ("what holds an error of" in said) == (moved and idle and not whole)
     assert ("no plan holds" in said) == ("no plan met the error budget" in headline)
+    assert ("what holds the error budget of" in headline) == (moved and (whole or idle))
     assert ("saves no time" in headline) == (moved and (whole or idle))
 
 
