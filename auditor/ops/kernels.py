@@ -22,6 +22,7 @@ from .scans import is_scan, scanned
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
 )
+_TOO_WIDE = "without overflow"
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
@@ -62,15 +63,15 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return scanned(target, args, kwargs, row)
-    if on_cpu and known.wide_literals and len(tensors) == 1:
-        return in_float32(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:
         return settled(target, target(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
-        if on_cpu and not known.half_on_cpu and _NO_KERNEL.search(first_line(error)):
+        why = first_line(error)
+        lacking = not known.half_on_cpu and _NO_KERNEL.search(why)
+        if on_cpu and (lacking or (known.wide_literals and _TOO_WIDE in why)):
             return in_float32(target, args, kwargs, row)
         raise UnsupportedInFormat(_reason(name, row, error)) from error
 
@@ -89,7 +90,7 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 def _reason(name: str, row: Format, error: BaseException) -> str:
     text = first_line(error)
-    if "without overflow" in text:
+    if _TOO_WIDE in text:
         return f"{name} has a literal that does not fit {row.storage}"
     if _NO_KERNEL.search(text):
         return f"{name} has no {row.storage} kernel here ({text[:120]})"

@@ -15,7 +15,7 @@ from ..ops.casting import raised
 from ..ops.nodes import tensors_of
 from ..pulse import beat
 from ..records import Capture
-from .choices import DRAWS, differing, is_choice, provoked
+from .choices import differing, is_choice, provoked
 from .execute import PartlyLow, Replay
 
 
@@ -31,7 +31,7 @@ class Rest:
     """The outputs of a capture once some of its values are others, all else being FP32.
 
     values: what every node and placeholder gave in FP32. An operation is run again if something it reads is no longer
-    equal, bit for bit; what an operation absorbs is followed no further. executed: how many were run so far, those tried at choices too.
+    equal, bit for bit; what an operation absorbs is followed no further. executed: how many were run so far.
     """
 
     def __init__(self, capture: Capture, flat: Sequence[Any], values: Mapping[str, Any]) -> None:
@@ -93,7 +93,6 @@ class Rest:
                 choice = node in self._reference and is_choice(node, self._reference[node])
                 if choice and reading is not None:
                     result = self._provoked(node, result, reading(node))
-                    self.executed += DRAWS
                 left = raised(result) if node in started else result
                 same = node in self._reference and _same(left, self._reference[node])
                 flipped = flipped or (choice and not same and differing(left, self._reference[node], node) > 0)
