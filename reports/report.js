@@ -120,13 +120,15 @@
       }));
     }
 
+    const either = (full, brief) => [make("span", { class: "in-full" }, full), make("span", { class: "in-brief" }, brief)];
+
     function verdictCell(code, effect, said) {
       const name = data.verdicts[code];
       const share = effect === null ? 0 : Math.max(0, Math.min(1, 1 + Math.log10(effect / data.budget) / 4));
       const bar = make("i", { class: name, style: `width:${Math.round(100 * (Number.isFinite(effect) ? share : 1))}%` });
       const glyph = make("span", { class: `v ${name}`, "aria-hidden": "true" }, GLYPHS[code]);
       return make("td", { title: `${name}; moves output ${ratio(effect)}` }, glyph,
-        make("span", { class: "meter", "aria-hidden": "true" }, bar), make("span", { class: "sr" }, `${name} `), ...(said.length ? said : [ratio(effect)]));
+        make("span", { class: "meter", "aria-hidden": "true" }, bar), make("span", { class: "sr" }, `${name} `), ...(said.length ? said : ratio(effect) === "non-finite" ? either("non-finite", "Inf/NaN") : [ratio(effect)]));
     }
 
     const ops = (n) => `${n.toLocaleString("en")} ${n === 1 ? "op" : "ops"}`;
@@ -155,7 +157,7 @@
       for (const format of table.formats) {
         const cell = total ? total.formats[format] : { verdict: table.verdict(format, row.op), effect: table.effect(format, row.op) };
         const unsupported = !total && (data.cells[format].events[row.op] || [])[3];
-        cells.push(verdictCell(cell.verdict, cell.effect, unsupported ? [make("span", { class: "in-full" }, "does not run"), make("span", { class: "in-brief" }, "refused")] : []));
+        cells.push(verdictCell(cell.verdict, cell.effect, unsupported ? either("does not run", "refused") : []));
       }
       const plans = total ? [...total.plans] : [data.plan[row.op]];
       const rules = total ? (total.rules ? String(total.rules) : "") : table.rules(row.op).join(" ");

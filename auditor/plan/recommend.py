@@ -269,10 +269,12 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     if not rivals:
         return ""
     rival = rivals[0]
+    elsewhere = any(p.verified for p in plans.values() if p.format == rival.format and p is not rival)
+    which = f"{label(rival.format)} {strategy_of(rival.strategy).title}" if elsewhere else label(rival.format)
     if not rival.verified:
-        return f"; {label(rival.format)} does not hold the budget"
+        return f"; {which} does not hold the budget"
     if not rival.holds:
-        return f"; {label(rival.format)} does not keep the score"
+        return f"; {which} does not keep the score"
     if not gains(rival):
-        return f"; {label(rival.format)} has nothing low that gains anything within the budget"
+        return f"; {which} has nothing low that gains anything within the budget"
     return f"; {label(rival.format)} {_measures(rival)} with {_share(rival)}"

@@ -111,7 +111,8 @@ def _minimum(audit: Audit, seen: View) -> Answer:
     spared = [path for path in plan.kept if path not in least]
     answer = f"{seen.chosen.title}: {count(len(least), 'module')}, {listed(least, NAMED)}." if least else "Nothing."
     if spared:
-        answer += f" The plan also leaves {listed(spared, NAMED)} in FP32, where lowering gains little or nothing."
+        leaves = "also leaves" if least else "leaves"
+        answer += f" The plan {leaves} {listed(spared, NAMED)} in FP32, where lowering gains little or nothing."
     return Answer(question, answer, "plans")
 
 
@@ -127,7 +128,7 @@ def _all_of_it(audit: Audit) -> str:
 
 def _accuracy(audit: Audit) -> Answer:
     question = "Nothing is NaN, yet accuracy drops: where?"
-    for fmt in audit.formats:
+    for fmt in sorted(audit.formats, key=lambda fmt: bool(origins(audit, fmt).births)):
         top = origins(audit, fmt).sources[:1]
         if top:
             node = top[0].report.node

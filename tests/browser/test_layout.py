@@ -1,12 +1,17 @@
 """Reports on a phone and on paper: nothing sticks out or is cut, and few pages take it all."""
 
 import base64
+import math
 import re
+from dataclasses import replace
 
 import pytest
 
+from auditor.records import FlaggedRegion
+from auditor.report.reporters import html
 from tests.browser.devtools import find_chromium
 from tests.browser.pages import OVERFLOW
+from tests.unit.report.factory import make_audit
 
 pytestmark = [
     pytest.mark.browser,
@@ -50,6 +55,24 @@ def test_an_unfolded_table_prints_on_few_pages(page, reports):
     height = page.run("document.querySelector('.scroller').scrollHeight")
     assert 500 < height < 2_000  # what was on the screen; 3000 rows of 31 px would take 93,000
     assert page.run("getComputedStyle(document.querySelector('.bar')).display") == "none"
+
+
+@pytest.mark.parametrize("name", ["usual", "hostile"])
+def test_every_effect_is_read_in_full_on_a_phone(page, reports, name):
+    page.open(reports / f"{name}.html", width=390, height=844)
+    page.run("document.getElementById('unfold').click()")
+    cells = "[...document.querySelectorAll('.scroller tbody td:nth-child(2), .scroller tbody td:nth-child(3)')]"
+    shown = page.run(f"{cells}.map((e) => e.innerText.trim())")
+    assert any("Inf/NaN" in text for text in shown)
+    assert page.run(f"{cells}.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)") == []
+
+
+def test_each_column_of_what_hurts_together_is_read_on_a_phone(page, tmp_path):
+    region = FlaggedRegion("fp16", ("a", "b"), "blocks.0", math.inf, math.inf, math.inf)
+    (tmp_path / "report.html").write_text(html.render(replace(make_audit(30), regions=(region,))), encoding="utf-8")
+    page.open(tmp_path / "report.html", width=390, height=844)
+    tables = "[...document.querySelectorAll('#origins .scroll')].filter((e) => e.querySelector('th:nth-child(4)'))"
+    assert page.run(f"{tables}.map((e) => e.scrollWidth <= e.clientWidth)") == [True]
 
 
 @pytest.mark.parametrize("width", [1280, 900, 390])

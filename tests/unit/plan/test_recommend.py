@@ -180,6 +180,19 @@ def test_fp32_beside_which_a_part_could_be_low_is_not_said_to_fail() -> None:
         assert "no plan holds" in recommend(plans(replace(whole, reasons=(unsafe, other))), 0.01)[1]
 
 
+def test_a_format_is_said_to_have_nothing_only_under_the_strategy_that_has_nothing() -> None:
+    chosen, other = named("cast_bf16", predicted_speedup=3.0), named("autocast_fp16")
+    unsafe = (Reason("unsafe", "x is unsafe: it overflows", ("",)),)
+    idle = replace(named("cast_fp16"), scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
+    idle = replace(idle, reasons=unsafe)
+    nothing = "has nothing low that gains anything within the budget"
+    assert f"; FP16 with cast weights {nothing}." in recommend(plans(chosen, idle, other), 0.01)[1]
+    assert f"; FP16 {nothing}." in recommend(plans(chosen, idle), 0.01)[1]
+    broken = replace(idle, verified=False)
+    assert "; FP16 with cast weights does not hold the budget." in recommend(plans(chosen, broken, other), 0.01)[1]
+    assert "; FP16 does not hold the budget." in recommend(plans(chosen, broken), 0.01)[1]
+
+
 def test_the_sentence_holds_the_evidence() -> None:
     island = {**ROOT, "norm": ScopeChoice("fp32")}
     rival = named("autocast_bf16", verified=False, measured_error=0.5)

@@ -35,6 +35,22 @@ def test_a_region_that_does_not_run_says_why():
     assert "Hurts together" not in html.render(make_audit(30))
 
 
+def test_a_format_in_which_nothing_moves_the_outputs_says_so():
+    audit = make_audit(30)
+    quiet = {"own": 0.0, "isolated": 0.0}
+    nodes = tuple(
+        replace(
+            report,
+            errors={},
+            contributions={fmt: replace(found, **quiet) for fmt, found in report.contributions.items()},
+        )
+        for report in audit.nodes
+    )
+    said = "In FP16 no value that is finite in FP32 becomes Inf or NaN, and no rounding that was measured moves the outputs."
+    assert said in html.render(replace(audit, nodes=nodes))
+    assert said not in html.render(audit)
+
+
 def test_the_same_birth_in_identical_blocks_is_told_once():
     audit = make_audit(60)
     refused = NodeError(unsupported="no kernel", cause="unsupported", born=True)

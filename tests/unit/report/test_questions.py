@@ -85,7 +85,7 @@ def test_what_must_stay_is_told_from_what_merely_gains_nothing():
         "FP16 under autocast: 1 module, blocks.2.attn.proj. The plan also leaves norm in FP32, where lowering gains little "
         "or nothing."
     )
-    assert said(()).startswith("Nothing. The plan also leaves blocks.2.attn.proj, norm in FP32")
+    assert said(()).startswith("Nothing. The plan leaves blocks.2.attn.proj, norm in FP32")
     assert said(None) == "FP16 under autocast: 2 modules, blocks.2.attn.proj, norm."
 
 
