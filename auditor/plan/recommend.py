@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 
 from ..formats.table import label, runs
@@ -269,12 +269,14 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
     if not rivals:
         return ""
     rival = rivals[0]
-    elsewhere = any(p.verified for p in plans.values() if p.format == rival.format and p is not rival)
-    which = f"{label(rival.format)} {strategy_of(rival.strategy).title}" if elsewhere else label(rival.format)
-    if not rival.verified:
-        return f"; {which} does not hold the budget"
-    if not rival.holds:
-        return f"; {which} does not keep the score"
-    if not gains(rival):
-        return f"; {which} has nothing low that gains anything within the budget"
+    failings: tuple[tuple[Callable[[Plan], bool], str], ...] = (
+        (lambda plan: plan.verified, "does not hold the budget"),
+        (lambda plan: plan.holds, "does not keep the score"),
+        (gains, "has nothing low that gains anything within the budget"),
+    )
+    for passes, failing in failings:
+        if not passes(rival):
+            elsewhere = any(passes(plan) for plan in plans.values() if plan.format == rival.format)
+            strategy = f" {strategy_of(rival.strategy).title}" if elsewhere else ""
+            return f"; {label(rival.format)}{strategy} {failing}"
     return f"; {label(rival.format)} {_measures(rival)} with {_share(rival)}"
