@@ -1,4 +1,4 @@
-"""Operations that CUDA has no half kernels for and the CPU has, by PyTorch's own OpInfo: see test_tables.py."""
+"""Operations that CUDA has no half kernels for and the CPU has: those of PyTorch's OpInfo (`dtypesIfCUDA`) that the pipeline's models use."""
 
 from __future__ import annotations
 
