@@ -64,7 +64,7 @@ def bench_of(model: nn.Module, *held_out: Tensor, **changes: Any) -> Workbench:
         max_error=0.01,
         seed=0,
         gpu="A100",
-        native=False,
+        device="cpu",
     )
 
 

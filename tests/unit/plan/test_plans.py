@@ -44,7 +44,7 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
         max_error=0.01,
         seed=0,
         gpu="A100",
-        native=False,
+        device="cpu",
     )
     vars(bench)["noise"] = 2.0**-30  # there is no model to run
     return bench

@@ -40,7 +40,7 @@ def bench(**changes: Any) -> Workbench:
         max_error=0.01,
         seed=0,
         gpu="A100",
-        native=False,
+        device="cpu",
     )
     return replace(found, **changes)
 
@@ -102,5 +102,5 @@ def test_a_trial_takes_batches_with_their_answers() -> None:
     assert [x.tolist() for x in trial.references[0]] == [[1.0, 1.0]]
 
 
-def test_the_device_of_verification() -> None:
-    assert (bench().device, bench(native=True).device) == ("cpu", "cuda")
+def test_any_device_but_the_cpu_runs_formats_natively() -> None:
+    assert (bench().native, bench(device="cuda").native) == (False, True)
