@@ -51,7 +51,10 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         )
     if error <= AGREEMENT:
         return None
-    return f"The model keeps state between calls: a later one on the same inputs differs by {error:.2g}; {_HANDLING}"
+    return (
+        f"The model keeps state between calls: a later one on the same inputs differs by {error:.2g} (relative L2; integers "
+        f"by the share that changed, if that is more); {_HANDLING}"
+    )
 
 
 def _rolled(x: torch.Tensor) -> torch.Tensor:

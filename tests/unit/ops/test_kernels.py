@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from auditor.formats.table import format_of
-from auditor.ops.casting import lowered, raised
+from auditor.ops.casting import lowered, raised, scalars_lowered
 from auditor.ops.kernels import UnsupportedInFormat, run_op
 from auditor.ops.nodes import operation_of
 
@@ -48,6 +48,13 @@ def test_beside_float32_values_a_scalar_tensor_is_not_rounded() -> None:
     assert among_low.dtype is torch.float16
     mixed = run_op(aten.maximum.default, (values, values.half().mul(2)), {})  # a low operand, and a result in FP32
     assert mixed.dtype is torch.float32
+
+
+def test_where_the_result_is_float32_no_scalar_is_rounded() -> None:
+    scalar = torch.tensor(0.1)
+    for first, second in ((torch.ones(2), torch.ones(2).half()), (torch.ones(2).half(), torch.ones(2).bfloat16())):
+        assert scalars_lowered((first, second, scalar))[2].dtype is torch.float32
+    assert scalars_lowered((torch.ones(2).half(), scalar))[1].dtype is torch.float16
 
 
 def test_float32_runs_as_it_is() -> None:

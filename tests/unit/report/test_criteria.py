@@ -16,7 +16,7 @@ from auditor.records import Baseline, CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.criteria import binding, criteria_lines, loosest, missed, valued
 from auditor.report.following import following
-from auditor.report.reporters import md, text
+from auditor.report.reporters import html, md, text
 from auditor.report.view import view
 from tests.subjects import normal
 
@@ -127,6 +127,15 @@ def test_terminal_and_markdown_show_them() -> None:
         assert line in written
         assert line.replace("_", r"\_") in md.render(audit)
     assert "Criteria" not in text.render(audited())
+
+
+def test_the_page_calls_a_share_of_criteria_no_error() -> None:
+    """0.5 of what a criterion allows is no relative error of 0.5."""
+    shown = {held: html.render(audited(*held)) for held in ((), ("places: max_abs <= 0.5",))}
+    words = ("<h2>Output error</h2>", "<dt>Measured error</dt>", "<dt>Predicted error</dt>")
+    others = ("<h2>Taken of the criteria</h2>", "<dt>Measured share</dt>", "<dt>Predicted share</dt>")
+    assert all((word in shown[()]) and (word not in shown["places: max_abs <= 0.5",]) for word in words)
+    assert all((word not in shown[()]) and (word in shown["places: max_abs <= 0.5",]) for word in others)
 
 
 def test_where_no_plan_gains_the_next_step_is_the_criterion_that_is_missed_least() -> None:

@@ -88,7 +88,7 @@ def warnings_of(function: Any, drift: float = 0.0) -> tuple[str, ...]:
     [
         (grows, "answers in other shapes"),
         (carries, "differs by"),
-        (counts, "differs by 0.67;"),  # the third call: |a / 3 - a| / |a|
+        (counts, "differs by 0.67 (relative L2;"),  # the third call: |a / 3 - a| / |a|
         (attends, "differs by"),
         (refuses_a_second_call, "fails (ValueError: reset me first)"),
     ],
