@@ -40,6 +40,7 @@ def assembled(
     *,
     followed: UnderPlan,
     evaluation: Evaluation | None,
+    seconds: Mapping[str, float],
     **found: Any,
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. found: those of its fields that a stage returned as they are."""
@@ -53,7 +54,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options),
+        environment=_environment(options, seconds),
         formats=options.formats,
         max_error=bench.max_error,
         use=options.use,
@@ -106,9 +107,10 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options) -> Environment:
+def _environment(options: Options, seconds: Mapping[str, float]) -> Environment:
     execution = "native" if options.native else "emulated"
-    return Environment(__version__, torch.__version__, name_of(options.where), execution, options.seed)
+    took = {stage: round(spent, 2) for stage, spent in seconds.items()}
+    return Environment(__version__, torch.__version__, name_of(options.where), execution, options.seed, took)
 
 
 def _inputs(subject: Subject) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from auditor.document.contents import steady
+from auditor.document.layout import laid_out
+
 EXAMPLES = sorted(path.stem for path in (Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
 FILES = {"report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif"}
 PLANS = {"autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"}
@@ -89,9 +92,12 @@ def test_exit_code_follows_the_findings(first):
 def test_same_input_gives_the_same_plan(first, root, tmp_path):
     folder, _ = first
     audited("01_digits_attention", tmp_path, root)
-    for name in ("plan.json", "measurements.json"):
-        here, there = (base / "audits" / "01_digits_attention" / name for base in (folder, tmp_path))
-        assert here.read_bytes() == there.read_bytes()
+    here, there = (base / "audits" / "01_digits_attention" for base in (folder, tmp_path))
+    assert (here / "measurements.json").read_bytes() == (there / "measurements.json").read_bytes()
+    plans = [json.loads((base / "plan.json").read_text()) for base in (here, there)]
+    assert laid_out(steady(plans[0])) == laid_out(steady(plans[1]))
+    stages = [list(plan["environment"]["seconds"]) for plan in plans]
+    assert stages == [["load", "capture", "measure", "regions", "classify", "baseline", "plan", "follow"]] * 2
 
 
 def test_patched_model_builds_elsewhere_without_auditor(first, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 import warnings
 from collections.abc import Iterable
 from contextlib import redirect_stdout
@@ -35,7 +36,7 @@ def audit(args: argparse.Namespace) -> int:
     ):
         if not args.debug:
             warnings.simplefilter("ignore")
-        progress = _told(shown)
+        progress, began = _told(shown), time.perf_counter()
         progress("load", args.target, 0, 0)
         known = _baseline(args.baseline)
         if args.out:
@@ -44,7 +45,8 @@ def audit(args: argparse.Namespace) -> int:
         subject, directory = _loaded(args)
         options = _with_score(args, options)
         if not args.dry_run:
-            found = _run(subject, options)
+            loaded = time.perf_counter() - began
+            found = _timed(_run(subject, options), loaded)
             progress("write", str(directory), 0, 0)
             files = publish.write(found, directory, answer.extra(found, args.model_explorer))
     if args.dry_run:
@@ -148,6 +150,12 @@ def _run(subject: Subject, options: Options) -> Audit:
     from ..flow import run
 
     return run(subject, options)
+
+
+def _timed(audit: Audit, loaded: float) -> Audit:
+    """The audit with the stage that came before it."""
+    seconds = {"load": round(loaded, 2), **audit.seconds}
+    return replace(audit, environment=replace(audit.environment, seconds=seconds))
 
 
 def _subject(args: argparse.Namespace) -> Subject:

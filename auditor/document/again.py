@@ -50,7 +50,7 @@ class Absent(nn.Module):
 def load(directory: str | PathLike[str]) -> Audit:
     """The audit that was saved into a directory, or whose plan.json this is.
 
-    Absent are the model, its inputs, what each stage took, and what only a run can use of an operation; numbers have the
+    Absent are the model, its inputs, and what only a run can use of an operation; numbers have the
     digits of the files. Without measurements.json there are no operations.
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
@@ -150,7 +150,6 @@ def _audit(found: Mapping[str, Any], where: str, alone: bool) -> Audit:
         "criteria": tuple(found["budget"].get("criteria") or ()),
         "capture_method": given.get("capture") or "run",
         "warnings": (*said, *([ALONE] if alone else [])),
-        "seconds": {},
     }
     audit: Audit = _record(Audit, found, known)
     for name in audit.plans:

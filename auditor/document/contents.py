@@ -148,7 +148,8 @@ class Measurements:
     plan: Annotated[
         str,
         Written(
-            "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces",
+            "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
+            "`environment.seconds`",
             measured=True,
         ),
     ]
@@ -186,9 +187,21 @@ class Document:
         )
 
 
-def digest(document: Any) -> str:
+VARYING = ("seconds",)
+"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took."""
+
+
+def steady(plan: Any) -> Any:
+    """What plan.json holds, but for what another audit of the same has otherwise."""
+    environment = plan.get("environment") if isinstance(plan, Mapping) else None
+    if not isinstance(environment, Mapping):
+        return plan
+    return {**plan, "environment": {key: value for key, value in environment.items() if key not in VARYING}}
+
+
+def digest(plan: Any) -> str:
     """What tells whether plan.json is still the one that measurements were written with."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(steady(plan), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

@@ -42,6 +42,12 @@ class Environment:
         Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated")),
     ]
     seed: Annotated[int, Written("of every random choice")]
+    seconds: Annotated[
+        Mapping[str, float],
+        Written(
+            "what each stage took, by name, in seconds; other from run to run, where all else is the same", later=True
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,6 @@ class Audit:
         Evaluation | None,
         Written("the user's own function, and what it says of the FP32 model; only where one was given", left_out=True),
     ] = None
-    seconds: Mapping[str, float]
     command: Annotated[str, Written("what was called", measured=True)]
     plan_errors: Annotated[
         Mapping[str, float],
@@ -185,6 +190,11 @@ class Audit:
             "by node: relative L2 error of its output in a run of the graph under the recommended plan", measured=True
         ),
     ] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What each stage took, by name."""
+        return self.environment.seconds
 
     def __repr__(self) -> str:
         """What it came to, in a few lines."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import AuditorError
@@ -316,8 +316,13 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
         ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
-        ("Time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in audit.seconds.items()) or "not recorded"),
+        ("Time", _times(audit.seconds)),
     )
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    each = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
+    return f"{sum(seconds.values()):.1f} s: {each}" if each else "not recorded"
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:

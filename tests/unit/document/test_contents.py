@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.document.contents import AuditedModel, Document, Histogram, Range, shared_modules, tied_parameters
+from auditor.document.contents import (
+    AuditedModel,
+    Document,
+    Histogram,
+    Range,
+    digest,
+    shared_modules,
+    steady,
+    tied_parameters,
+)
 from auditor.document.write import written
 from auditor.formats.histogram import magnitudes_of
 from auditor.records import Magnitudes
@@ -86,3 +95,11 @@ def test_what_limits_the_audit_includes_what_the_subject_lacks() -> None:
         "inputs are made up",
         "Inputs were synthesised.",
     ]
+
+
+def test_what_stages_took_is_left_out_of_comparisons() -> None:
+    slow, quick = ({"environment": {"seed": 0, "seconds": {"plan": spent}}, "plans": {}} for spent in (9.0, 1.0))
+    assert digest(slow) == digest(quick) == digest({"environment": {"seed": 0}, "plans": {}})
+    assert digest(slow) != digest({**slow, "environment": {"seed": 1, "seconds": {"plan": 9.0}}})
+    assert steady(slow) == {"environment": {"seed": 0}, "plans": {}}
+    assert (steady([1]), steady({"environment": 3})) == ([1], {"environment": 3})
