@@ -108,6 +108,7 @@ class Weights:
         self._kinds = {item.name: item.kind for item in capture.placeholders}
         self._tensors = {item.name: state[item.fqn] for item in capture.placeholders if item.fqn in state}
         self._known: dict[str, Extremes] = {}
+        self._readers = self._readers_by_tensor(capture)
 
     def read_by(self, node: fx.Node, kind: str) -> list[Extremes]:
         """Extremes of the tensors of this kind that the node reads directly, or through reshapes and casts."""
@@ -122,17 +123,16 @@ class Weights:
             for item in (source(item) for item in node.all_input_nodes)
             if self._kinds.get(item.name) == "parameter"
         ]
-        return max((self._readers_of(item) for item in held), default=None)
+        return max((self._readers[id(self._tensors.get(item.name))] for item in held), default=None)
 
-    def _readers_of(self, placeholder: fx.Node) -> int:
+    def _readers_by_tensor(self, capture: Capture) -> dict[int, int]:
         """Readers of all placeholders that hold the same tensor: a tied weight may come in under several names."""
-        tensor = self._tensors.get(placeholder.name)
-        same = [
-            item
-            for item in placeholder.graph.nodes
-            if item.op == "placeholder" and self._tensors.get(item.name) is tensor
-        ]
-        return len({reader.name for item in same for reader in readers(item)})
+        found: dict[int, set[str]] = {}
+        for item in capture.graph_module.graph.nodes:
+            if item.op == "placeholder":
+                names = found.setdefault(id(self._tensors.get(item.name)), set())
+                names.update(reader.name for reader in readers(item))
+        return {tensor: len(names) for tensor, names in found.items()}
 
     def _extremes(self, name: str) -> Extremes:
         if name not in self._known:

@@ -77,7 +77,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 
 def _because(problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]) -> tuple[str, ...]:
     """Rules that fired on the scope's unsafe and sensitive nodes, then its reason."""
-    nodes = problem.capture.nodes
-    marked = {n for n, node in nodes.items() if node.owner == path and problem.verdicts[n].verdict != "safe"}
+    own = (node.name for node in problem.operations_of.get(path, ()))
+    marked = {name for name in own if problem.verdicts[name].verdict != "safe"}
     codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
     return (*codes, *(reason.words for reason in reasons if path in reason.modules))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..formats.table import FORMATS
-from ..records import Capture, Contribution, Verdict
+from ..records import Capture, Contribution, Node, Verdict
 from ..replay.authors import kept_low
 from ..replay.nesting import Layout, layout_of
 from ..replay.resolve import Resolution, Resolver, is_low
@@ -68,6 +68,14 @@ class Problem:
     def elements(self) -> Mapping[str, int]:
         """{node or placeholder: floating elements of its result}."""
         return output_elements(self.capture)
+
+    @cached_property
+    def operations_of(self) -> Mapping[str, Sequence[Node]]:
+        """{owner: its own operations}."""
+        found: dict[str, list[Node]] = {}
+        for node in self.capture.nodes.values():
+            found.setdefault(node.owner, []).append(node)
+        return found
 
     @cached_property
     def evaluated(self) -> dict[frozenset[tuple[str, str]], Candidate]:

@@ -141,7 +141,7 @@ def _own_saving(problem: Problem, owner: str) -> float:
 
 
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
-    nodes = [node for node in problem.capture.nodes.values() if node.owner == owner]
+    nodes = problem.operations_of.get(owner, ())
     if not nodes:
         return Reason("not-floating", "it has no operations of its own, only modules in it")
     if not any(node.floating or problem.lowest.resolution.touches_low(node.name) for node in nodes):
