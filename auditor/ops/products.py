@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from .nodes import mutates, operation_of, overload_of
 
 _LARGE = 1 << 14
 """Entries from which oneDNN is worth its call."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
@@ -32,15 +36,71 @@ def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     return given and args[0].dim() > 2 and not args[0].is_contiguous()
 
 
+class _Forwards(threading.local):
+    only = False
+
+
+_FORWARDS = _Forwards()
+
+
+@contextmanager
+def forwards_only() -> Iterator[None]:
+    """In the body, in this thread, no backward pass is taken, or one that finds what autograd was to save gone."""
+    before, _FORWARDS.only = _FORWARDS.only, True
+    try:
+        yield
+    finally:
+        _FORWARDS.only = before
+
+
+def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """What computes the operation in the least time: by oneDNN where all that it reads is float32 on a CPU."""
+    known = target is torch.ops.aten.linear.default or target is torch.ops.aten.addmm.default
+    if not known and target is not torch.ops.aten.conv2d.default:
+        return target
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    plain = all(type(x) in _PLAIN and x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
+    return _fastest(target, args, kwargs) if plain and all(x.layout is torch.strided for x in tensors) else target
+
+
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
-    if kwargs or not _has_onednn() or _differentiated(args):  # oneDNN's own operations have no derivative
+    if kwargs or not _has_onednn():
         return target
+    found = _by_onednn(target, args)
+    if found is target or not _differentiated(args):
+        return found
+    return partial(_connected, found) if _FORWARDS.only else target  # oneDNN's own operations have no derivative
+
+
+def _connected(compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """The result, known to autograd as one of the tensors among the arguments."""
+    with torch.no_grad():
+        result = compute(*args)
+    connected: torch.Tensor = _Connected.apply(result, *args)  # type: ignore[no-untyped-call]
+    return connected
+
+
+class _Connected(torch.autograd.Function):
+    """The identity on a result; whoever asks for its gradient asks for what was saved."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *args: Any) -> torch.Tensor:
+        ctx.save_for_backward(result)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        raise RuntimeError("a saved tensor was not kept")
+
+
+def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
         return conv2d_by_onednn
     if target is torch.ops.aten.linear.default and args[0].numel() >= _LARGE and args[1].numel() >= _LARGE:
-        return linear_by_onednn
-    if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:]) >= _LARGE:
+        return linear_by_onednn if args[0].dim() > 1 and args[1].dim() == 2 else target
+    if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:3]) >= _LARGE:
         return lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)
     return target
 

@@ -17,6 +17,7 @@ from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import settled, target_of, tensors_of
+from ..ops.products import fastest
 from ..records import Capture, Literals, Node
 from .running import Running
 
@@ -40,7 +41,9 @@ class Replay(fx.Interpreter):
 
     def result_of(self, n: fx.Node) -> Any:
         """What the node computes; a subclass says otherwise."""
-        return settled(n.target, super().run_node(n))
+        if n.op != "call_function":
+            return super().run_node(n)
+        return in_fp32(target_of(n), *self.fetch_args_kwargs_from_env(n))
 
 
 class PolicyInterpreter(Replay):
@@ -76,7 +79,8 @@ class PolicyInterpreter(Replay):
         arrived = args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
         if casts.autocast != "none":
             args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
-        result = run_op(target_of(n), args, kwargs)
+        quickest = fastest(target_of(n), args, kwargs)
+        result = run_op(target_of(n), args, kwargs) if quickest is target_of(n) else quickest(*args)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
         self.ran(n, arrived, (args, kwargs), result)
@@ -126,7 +130,7 @@ class PartlyLow(Replay):
         if n.op == "output":
             return args[0]
         if not low:
-            return settled(n.target, target_of(n)(*args, **kwargs))
+            return in_fp32(target_of(n), args, kwargs)
         literals = low_literals(self.capture.nodes[n.name], self._format)
         result = run_op(target_of(n), *with_literals(args, kwargs, literals))
         if any(user.name not in self._inside for user in n.users):
@@ -142,6 +146,11 @@ class PartlyLow(Replay):
 
     def _read_outside(self, source: fx.Node) -> Any:
         return self._left[source] if source in self._left else self.env[source]
+
+
+def in_fp32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operation as it was recorded, by the kernel that takes the least time."""
+    return settled(target, fastest(target, args, kwargs)(*args, **kwargs))
 
 
 def apart(result: Any, inputs: Sequence[Any]) -> Any:

@@ -157,3 +157,32 @@ def test_a_matrix_is_added_to_a_fast_product_row_by_row() -> None:
     ones = torch.ones(128, 128)
     result = products.product(aten.addmm.default, (rows, ones, ones), {}, FORMATS["fp16"])
     assert result[:, 5].tolist() == [128.0 + i for i in range(128)]
+
+
+def test_what_autograd_saves_for_a_fast_product_is_asked_for_where_only_forwards_run() -> None:
+    if not products._has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    x, weight = normal(3, 40, 192).requires_grad_(), normal(160, 192, seed=1)
+    assert products.fastest(aten.linear.default, (x, weight), {}) is aten.linear.default
+    asked: list[str] = []
+
+    def wanted(_: None) -> Tensor:
+        asked.append("saved")
+        raise RuntimeError("it was not kept")
+
+    with products.forwards_only(), torch.autograd.graph.saved_tensors_hooks(lambda saved: None, wanted):
+        quick = products.fastest(aten.linear.default, (x, weight), {})
+        result = quick(x, weight)
+    assert quick is not aten.linear.default
+    assert result.requires_grad
+    assert torch.allclose(result, aten.linear.default(x, weight), rtol=1e-5, atol=1e-4)
+    with pytest.raises(RuntimeError, match="not kept"):
+        result.sum().backward()
+    assert asked == ["saved"]
+    assert products.fastest(aten.linear.default, (x, weight), {}) is aten.linear.default
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_only_float32_has_faster_kernels(dtype: torch.dtype) -> None:
+    args = normal(3, 40, 192).to(dtype), normal(160, 192, seed=1).to(dtype)
+    assert products.fastest(aten.linear.default, args, {}) is aten.linear.default

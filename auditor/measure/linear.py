@@ -1,0 +1,42 @@
+"""Linear layers by oneDNN, forwards and backwards: torch's own kernels take twice as long on some processors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ops.products import fastest, linear_by_onednn
+
+_LINEAR = torch.ops.aten.linear.default
+
+
+def is_quick(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call of an operation is a linear layer that oneDNN computes in less time than torch."""
+    if target is not _LINEAR or kwargs:
+        return False
+    with torch.no_grad():
+        return fastest(_LINEAR, args, kwargs) is not _LINEAR
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`aten.linear` with its derivatives. Shapes: [*, in], [out, in], [out] -> [*, out]."""
+    result: torch.Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return linear_by_onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        by_x = linear_by_onednn(rows, weight.t()).view_as(x) if ctx.needs_input_grad[0] else None
+        by_weight = None
+        if ctx.needs_input_grad[1]:
+            by_weight = linear_by_onednn(rows.t(), x.reshape(-1, x.shape[-1]).t())
+        return by_x, by_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
