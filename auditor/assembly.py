@@ -26,6 +26,7 @@ from .records import Audit, Capture, Environment, Evaluation, Finding, NodeRepor
 from .replay.depth import UnderPlan
 from .report.words import plan_title
 from .runs.outputs import NamedTensors
+from .sparing import now
 from .state.members import named_modules, size_of
 
 STEADY = 0.1
@@ -64,7 +65,7 @@ def assembled(
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        warnings=(*captured.warnings, *_unsteady(bench, found["plans"]), *_unheld(subject)),
+        warnings=(*captured.warnings, *_unsteady(bench, found["plans"]), *_unheld(subject), *_spared(options.native)),
         command=options.command,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
@@ -110,7 +111,8 @@ def _classes(bench: Workbench) -> dict[str, str]:
 def _environment(options: Options, seconds: Mapping[str, float]) -> Environment:
     execution = "native" if options.native else "emulated"
     took = {stage: round(spent, 2) for stage, spent in seconds.items()}
-    return Environment(__version__, torch.__version__, name_of(options.where), execution, options.seed, took)
+    where, spared = name_of(options.where), now().taken
+    return Environment(__version__, torch.__version__, where, execution, options.seed, took, spared)
 
 
 def _inputs(subject: Subject) -> tuple[str, ...]:
@@ -122,6 +124,19 @@ def _unheld(subject: Subject) -> tuple[str, ...]:
     if subject.held_out:
         return ()
     return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _spared(native: bool) -> tuple[str, ...]:
+    """Said where a GPU had too little memory for the audit as it is."""
+    taken = now().taken
+    if not taken:
+        return ()
+    short = "The GPU's memory was too small for this audit"
+    if not native:
+        return (f"{short}, also with {', '.join(taken[:-1])}: it was run on the CPU, which imitates a GPU.",)
+    fewer = next((words for words in taken if words.endswith("samples")), None)
+    of = f" What was measured is of {fewer} of each batch." if fewer else ""
+    return (f"{short} as it is: it was run with {', '.join(taken)}.{of}",)
 
 
 def _unsteady(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[str, ...]:

@@ -65,6 +65,12 @@ def name_of(device: str) -> str:
     return str(_module(type_of(device)).get_device_name(device)) if is_native(device) else device
 
 
+def let_go(device: str) -> None:
+    """Memory that torch keeps for later goes back to what `chosen` chose."""
+    if is_native(device):
+        _module(type_of(device)).empty_cache()
+
+
 def generators() -> list[Callable[[], None]]:
     """What puts the generators of all GPUs back as they are now; a GPU that has not been used is not started."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]

@@ -14,6 +14,7 @@ from .judge.classify import classify
 from .judge.findings import concerning, confronted, silenced
 from .judge.severities import about
 from .judge.verdicts import judge
+from .ladder import climbed
 from .loading import in_eval
 from .loading.placement import placed
 from .loading.stored import raised
@@ -43,8 +44,12 @@ from .training.stage import conclude, prepare
 def run(subject: Subject, options: Options) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
 
-    Raises: AuditorError (its slug names the condition).
+    Where a GPU has too little memory it is begun again, see ladder.py. Raises: AuditorError (its slug names the condition).
     """
+    return climbed(_once, subject, options)
+
+
+def _once(subject: Subject, options: Options) -> Audit:
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
     with (
         deep(),

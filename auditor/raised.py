@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
@@ -14,8 +15,12 @@ PACKAGES = ("torch", "networkx", "jinja2", "rich", "safetensors", "numpy", "shta
 """What the auditor imports beside Python's own modules."""
 
 _NO_MEMORY = re.compile(
-    r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment", re.IGNORECASE
+    r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment|STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
 )
+
+_FULL_DEVICE = re.compile(r"CU(DA|BLAS|DNN)[^\n]*(out of memory|ALLOC_FAILED)", re.IGNORECASE)
+"""What CUDA and its libraries say that allocate beside torch."""
 
 _NO_WORDS = re.compile(r"without (setting an )?exception")
 """What Python says of C code that failed and did not say why: an allocation that nobody expected to fail."""
@@ -27,6 +32,28 @@ def out_of_memory(error: BaseException) -> bool:
     named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     speechless = isinstance(error, SystemError) and bool(_NO_WORDS.search(str(error))) and _is_limited()
     return worded or named or speechless or isinstance(error, MemoryError)
+
+
+def device_is_full(error: BaseException) -> bool:
+    """Whether what brought it about is that a GPU has no memory left; that the host has none is another matter."""
+    return any(_is_full(one) for one in _raised_from(error))
+
+
+def _is_full(error: BaseException) -> bool:
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return named or (isinstance(error, RuntimeError) and bool(_FULL_DEVICE.search(str(error))))
+
+
+def origin_of(error: BaseException) -> BaseException:
+    """The first of the errors that it was raised from."""
+    *_, first = _raised_from(error)
+    return first
+
+
+def _raised_from(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _is_limited() -> bool:

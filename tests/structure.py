@@ -11,13 +11,25 @@ import networkx as nx
 PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "folder", "resources", "config", "trees", "paths", "recursion", "raised", "pulse", "devices"),
+    "ground": (
+        "errors",
+        "folder",
+        "resources",
+        "config",
+        "trees",
+        "paths",
+        "recursion",
+        "raised",
+        "pulse",
+        "devices",
+        "sparing",
+    ),
     "nouns": ("records", "formats", "ops"),
     "engine": ("state", "dispatch", "imitation", "runs", "loading", "criteria", "tape", "strategies", "replay"),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "score", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("progress", "stages", "assembly", "flow", "api", "cli"),
+    "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

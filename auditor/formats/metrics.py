@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import MeasureError
+from ..sparing import now
 from .entries import dense, entries, is_plain, places
 from .table import Format
 
@@ -34,15 +35,24 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
-        r64, c64 = _as_float64(r), _as_float64(c)
-        square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
-        if not math.isfinite(square) or not math.isfinite(size):
-            square, size = _finite_part(r64, c64)
-        squares, norm = squares + square, norm + size
+        for ours, theirs in _runs(r, c):
+            r64, c64 = _as_float64(ours), _as_float64(theirs)
+            square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
+            if not math.isfinite(square) or not math.isfinite(size):
+                square, size = _finite_part(r64, c64)
+            squares, norm = squares + square, norm + size
     if not math.isfinite(squares):
         return math.inf
     error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
     return max(error, flipped)
+
+
+def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both tensors; on a GPU, whose memory is short, in runs of neighbours."""
+    if r.device.type == "cpu" or r.shape != c.shape:
+        yield r, c
+        return
+    yield from zip(torch.split(r.reshape(-1), now().run), torch.split(c.reshape(-1), now().run), strict=True)
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:

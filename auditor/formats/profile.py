@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..records import Magnitudes
+from ..sparing import now
 from .metrics import Damage, damage, max_ulp, relative_l2
 from .rounding import round_to
 from .table import Format, is_low
@@ -126,10 +127,10 @@ class _Span:
 
 
 def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Runs of neighbours that fit a processor's cache, all of the tensor at once on a GPU; one empty run if it is empty."""
+    """Runs of neighbours that fit a processor's cache, on a GPU longer ones; one empty run if the tensor is empty."""
     flat = [x.detach().reshape(-1) for x in tensors]
     length = flat[0].numel()
-    step = _CHUNK if flat[0].device.type == "cpu" else max(length, 1)
+    step = _CHUNK if flat[0].device.type == "cpu" else now().run
     for start in range(0, max(length, 1), step):
         yield tuple(x[start : start + step] for x in flat)
 

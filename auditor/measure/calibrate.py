@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..formats.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
+from ..sparing import now
 from ..tape.paths import usable_batches
 from .attribute import attribute
 from .confirm import confirmed
@@ -53,10 +54,14 @@ def calibrate(
         def attributed(measured: Measurement) -> Contributions:
             return attribute(measured, seed, tick, yardstick)
 
-        measured, contributions = _attributed(capture, subject, batch, formats, tick, attributed)
-        contributions, linearity = confirmed(measured, contributions, yardstick, tick)
-        one = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
-        del measured
+        one: Calibration | None = None
+        for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
+            measured, contributions = _attributed(capture, subject, batch, together, tick, attributed)
+            contributions, linearity = confirmed(measured, contributions, yardstick, tick)
+            part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
+            del measured
+            one = part if one is None else _beside(one, part)
+        assert one is not None
         found = one if found is None else _merged(found, one)
     assert found is not None  # a Subject has at least one batch
     return found
@@ -79,6 +84,16 @@ def _attributed(
             let_through(error)
     measured = measure(capture, subject.model, batch, formats, tick, back=NONE)
     return measured, attributed(measured)
+
+
+def _beside(a: Calibration, b: Calibration) -> Calibration:
+    """What was found of other formats on the same batch."""
+    return replace(
+        a,
+        errors={name: {**found, **b.errors[name]} for name, found in a.errors.items()},
+        contributions={name: {**found, **b.contributions[name]} for name, found in a.contributions.items()},
+        linearity={**a.linearity, **b.linearity},
+    )
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

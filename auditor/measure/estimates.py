@@ -11,7 +11,7 @@ import torch
 from ..criteria.forms import Form
 from ..formats.entries import dense, entries, is_number, is_plain
 from ..formats.table import FORMATS, format_of
-from ..ops.nodes import target_of, viewed
+from ..ops.nodes import target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
@@ -130,19 +130,19 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     measurement, handles = estimates.measurement, []
     sampled = _sampled(measurement, batch)
 
-    def hook(name: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
+    def hook(name: str, source: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
         if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
-            handles.append(leaf.register_hook(_Hook(estimates, name, leaf, index, samples)))  # type: ignore[no-untyped-call]
+            handles.append(leaf.register_hook(_Hook(estimates, name, source, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
                 handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
 
     for name, leaves in measurement.live.items():
         for index, leaf in enumerate(leaves if name not in views else ()):
-            hook(name, leaf, index, batch if name in sampled else None)
+            hook(name, name, leaf, index, batch if name in sampled else None)
     for product, values in measurement.readings.items():
         for source, shared in values.items():
             if shared is not None:
-                hook(reading(product, source), shared, 0, batch if source in sampled else None)
+                hook(reading(product, source), source, shared, 0, batch if source in sampled else None)
     return handles
 
 
@@ -192,11 +192,13 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradient at one value into squared inner products with its errors."""
+    """Turns the gradient at one value into squared inner products with its errors. source: whose value it is."""
 
-    def __init__(self, estimates: Estimates, name: str, leaf: torch.Tensor, index: int, batch: int | None) -> None:
-        self.estimates, self.name, self.index = estimates, name, index
-        self.live, self.key = leaf.detach(), id(leaf)
+    def __init__(
+        self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
+    ) -> None:
+        self.estimates, self.name, self.source, self.index = estimates, name, source, index
+        self.key = id(leaf)
         self.traces = estimates.measurement.traces.get(name, {})
         self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
 
@@ -207,26 +209,27 @@ class _Hook:
             gradient = dense(gradient.detach())
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
+                value = tensors_of(self.estimates.measurement.values[self.source])[self.index]
                 for fmt in self.estimates.measurement.formats:
-                    self._add(fmt, gradient)
+                    self._add(fmt, gradient, value)
 
-    def _add(self, fmt: str, gradient: torch.Tensor) -> None:
+    def _add(self, fmt: str, gradient: torch.Tensor, value: torch.Tensor) -> None:
         trace = self.traces.get(fmt)
         isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
-            self._sum(fmt, ("cast",), self._by_rounding(gradient - returned, fmt))
+            self._sum(fmt, ("cast",), self._by_rounding(gradient - returned, value, fmt))
         rounded = {"cast": returned is None, "isolated": isolated is None, "own": own is None}
         kinds = tuple(kind for kind, wanted in rounded.items() if wanted)
         if kinds:
-            self._sum(fmt, kinds, self._by_rounding(gradient, fmt))
+            self._sum(fmt, kinds, self._by_rounding(gradient, value, fmt))
         for kind, gaps in (("isolated", isolated), ("own", own)):
             gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
             if gap is not None and gap.shape == gradient.shape:
-                self._sum(fmt, (kind,), inner_products(gradient, gap, self.samples))
+                self._sum(fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples))
 
-    def _by_rounding(self, gradient: torch.Tensor, fmt: str) -> torch.Tensor:
-        return inner_products(gradient, self.live, self.samples, FORMATS[fmt])
+    def _by_rounding(self, gradient: torch.Tensor, value: torch.Tensor, fmt: str) -> torch.Tensor:
+        return inner_products(gradient, value, self.samples, FORMATS[fmt])
 
     def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
         squares, counts = by_level(inner)

@@ -136,7 +136,7 @@ def _products(
 def _inner(sensitivity: torch.Tensor | None, error: torch.Tensor | None) -> float:
     if sensitivity is None or error is None or sensitivity.shape != error.shape:
         return 0.0
-    a, b = sensitivity.detach().float().reshape(-1), error.float().reshape(-1)
+    a, b = sensitivity.detach().float().reshape(-1), error.to(sensitivity.device).float().reshape(-1)
     inner = float(torch.dot(a, b))
     if math.isfinite(inner):
         return inner

@@ -6,6 +6,7 @@ import torch
 
 from ..formats.carried import in_format, plain
 from ..formats.table import Format
+from ..sparing import now
 
 PARTS = 1024
 _SHORT = 16
@@ -36,11 +37,12 @@ def _sums(gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format
         return _products(flat, values, row, finite)
     whole = width * PARTS
     parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
-    if flat.numel() <= _CHUNK or flat.device.type != "cpu":
+    most = _CHUNK if flat.device.type == "cpu" else now().run
+    if flat.numel() <= most:
         sums = _products(parts, errors, row, finite).sum(2)
     else:
         sums = flat.new_empty(samples, PARTS)
-        step = max(1, _CHUNK // width)
+        step = max(1, most // width)
         for sample in range(samples):
             for start in range(0, PARTS, step):
                 run = slice(start, start + step)

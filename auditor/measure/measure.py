@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from ..formats.profile import Profile
 from ..formats.table import format_of
 from ..ops.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
+from ..replay.results import hollow, put, results, saving
+from ..sparing import now
 from .discrete import deciding
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
@@ -68,7 +70,7 @@ def measure(
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     run = _Measuring(capture, formats, tick, back)
-    with torch.enable_grad():
+    with torch.enable_grad(), saving():
         run.run(*flat)
     return Measurement(
         capture=capture,
@@ -96,10 +98,11 @@ class _Measuring(Reference):
         super().__init__(capture.graph_module, back)
         self._tick = tick
         self.called: list[str] = []
-        self.values: dict[str, Any] = {}
+        self.values: MutableMapping[str, Any] = results()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
+        self._probed = {*capture.outputs, *_chosen_by(capture)}
         near, guards = deciding(capture), guarding(capture)
         self.low = {
             name: InFormat(capture, name, self.values, self._profiles, self.readings, near, guards) for name in formats
@@ -124,7 +127,7 @@ class _Measuring(Reference):
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.live[n.name] = tensors_of(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
-        self.values[n.name] = detached
+        put(self.values, n.name, detached, stays=n.op != "call_function")
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
             return
@@ -139,6 +142,19 @@ class _Measuring(Reference):
             self._profiles.pop(source, None)
         for low in self.low.values():
             low.forget(used_up)
+        if now().host:
+            done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._probed]
+            own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
+            for leaf in filter(is_plain, [*own, *(leaf for name in done for leaf in self.live[name])]):
+                hollow(leaf)
+
+
+def _chosen_by(capture: Capture) -> set[str]:
+    """Values that a discrete result is computed from: what decides the outputs of a model is among them."""
+    discrete = (
+        n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and not capture.nodes[n.name].floating
+    )
+    return {source.name for n in discrete for source in n.all_input_nodes}
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

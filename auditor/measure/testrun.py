@@ -20,6 +20,7 @@ from ..ops.products import is_tensor_core, product
 from ..raised import let_through
 from ..records import Literals, NodeError
 from ..replay.execute import with_literals
+from ..replay.results import waiting
 from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
@@ -94,7 +95,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
     elif gap is None:
         isolated = _gaps(reference, local)
     else:
-        isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+        isolated = [waiting(gap), *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
     if alone.exact is not None and not any(x.is_quantized for x in tensors_of(local)):  # integers, with a scale
         own, rounding = _sampled_errors(alone.exact.sample(local), tensors_of(local))
         if own > _ONE_ROUNDING * rounding:
@@ -143,7 +144,7 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
         gap = entries(c).float() - entries(r).float()
-        result.append(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16())
+        result.append(waiting(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16()))
     return result
 
 

@@ -22,7 +22,7 @@ from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.strategies import running, scoped
 from ..runs.outputs import NamedTensors
 from ..state.members import size_of
-from ..verify import Answers, NotHandedOver, answers_of, failure_of
+from ..verify import Answers, NotHandedOver, answers_of, failure_of, said_no_memory
 from .choose import (
     MARGIN,
     accepted,
@@ -300,6 +300,8 @@ def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
 
 def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     if isinstance(answer, str):
+        if bench.native and said_no_memory(answer):
+            raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
         return _failed(bench, plan, answer)
     pairs, graded = _pairs(expected, answer)
     try:

@@ -48,6 +48,10 @@ class Environment:
             "what each stage took, by name, in seconds; other from run to run, where all else is the same", later=True
         ),
     ] = field(default_factory=dict)
+    memory: Annotated[
+        tuple[str, ...],
+        Written("what was done for want of memory of the GPU, in order", later=True, sparse=True),
+    ] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import fx
 
 from ..records import Capture
 from .execute import Observe, PartlyLow, PolicyInterpreter, Replay
+from .results import put, results
 from .running import FULL, Running
 
 Values = Mapping[fx.Node, Any]
@@ -25,11 +26,15 @@ class Run:
 
 def kept(capture: Capture, inputs: Sequence[Any], how: Running | None = None) -> Run:
     """A run whose values are kept: under a policy, or everything as it was recorded."""
-    values: dict[fx.Node, Any] = {}
+    values = results()
+
+    def keep(n: fx.Node, result: Any) -> None:
+        put(values, n, result, stays=how is None and n.op == "placeholder")
+
     if how is None:
-        Replay(capture, values.__setitem__).run(*inputs)
+        Replay(capture, keep).run(*inputs)
         return Run(values)
-    PolicyInterpreter(capture, how, values.__setitem__).run(*inputs)
+    PolicyInterpreter(capture, how, keep).run(*inputs)
     return Run(values, how)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -39,9 +40,8 @@ class Rest:
         self._nodes = {node.name: node for node in capture.graph_module.graph.nodes}
         self._order = list(self._nodes.values())
         self._place = {node: i for i, node in enumerate(self._order)}
-        self._reference = {node: values[name] for name, node in self._nodes.items() if name in values}
         places = (node for node in self._order if node.op == "placeholder")
-        self._reference = dict(zip(places, flat, strict=False)) | self._reference
+        self._reference = _ByNode(self._nodes, values, dict(zip(places, flat, strict=False)))
         self._operations: int = sum(node.op == "call_function" for node in self._order)
         self._unknown = [n for n in self._order if n not in self._reference and n.op != "output"]
         self.executed = 0
@@ -78,7 +78,7 @@ class Rest:
         reading: Callable[[fx.Node], Callable[[fx.Node], Any]] | None = None,
     ) -> Followed:
         beat(f"what follows {next(iter([*given, *low])).name}")
-        run.env = {**self._reference, **given}
+        run.env = cast("dict[fx.Node, Any]", ChainMap(dict(given), cast("dict[fx.Node, Any]", self._reference)))
         started, flipped = {*low, *self._unknown}, False
         waiting = [self._place[node] for node in {*started, *(user for node in given for user in node.users)}]
         heapq.heapify(waiting)
@@ -110,6 +110,26 @@ class Rest:
         return provoked(
             node, result, self._reference[node], self._reference.__getitem__, lambda source: raised(read(source))
         )
+
+
+class _ByNode(Mapping[fx.Node, Any]):
+    """Results by name, asked for by node, one at a time: they may have to be fetched. others: of nodes without one."""
+
+    def __init__(self, nodes: Mapping[str, fx.Node], values: Mapping[str, Any], others: Mapping[fx.Node, Any]) -> None:
+        self._values, self._others = values, others
+        self._known = dict.fromkeys([*others, *(node for name, node in nodes.items() if name in values)])
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        return self._values[node.name] if node.name in self._values else self._others[node]
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._known
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 def _same(a: Any, b: Any) -> bool:

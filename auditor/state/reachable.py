@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..raised import device_is_full
 from .attributes import CLASS, HOOKS, Kind, own_classes
 from .contents import ATOMS, Content, content, kinds_of
 from .functions import held_by_code, is_users
@@ -17,10 +18,14 @@ from .tensors import TensorState
 
 
 class Reachable:
-    """The objects that `model` and `holders` lead to, what they hold, and the memory of the tensors among them."""
+    """The objects that `model` and `holders` lead to, what they hold, and the memory of the tensors among them.
+
+    full: what a GPU said that had no memory left to put them back with.
+    """
 
     def __init__(self, model: nn.Module, holders: Iterable[Any]) -> None:
         self.storages = Storages()
+        self.full: Exception | None = None
         self._seen: dict[int, Any] = {}
         self._roles: dict[int, Role] = {}
         self._kinds: dict[int, tuple[Kind, ...]] = {}
@@ -48,7 +53,7 @@ class Reachable:
         steps: list[Callable[[], Iterable[str] | None]] = [state.restore for state in self._tensors]
         steps += [content.restore for content in self._contents]
         steps += [state.restore_gradient for state in self._tensors]
-        return [problem for step in [*steps, self.storages.restore] for problem in _problems(step)]
+        return [problem for step in [*steps, self.storages.restore] for problem in self._problems(step)]
 
     def rebound(self) -> bool:
         """Whether something holds other objects than at the start, or a tensor other memory or another gradient."""
@@ -104,10 +109,10 @@ class Reachable:
             self._roles.update({id(tensor): Role.PARAMETER, id(state.grad): Role.PARAMETER})
         return state
 
-
-def _problems(step: Callable[[], Iterable[str] | None]) -> list[str]:
-    """One that can't be put back must not keep the others from it."""
-    try:
-        return list(step() or ())
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
+    def _problems(self, step: Callable[[], Iterable[str] | None]) -> list[str]:
+        """One that can't be put back must not keep the others from it."""
+        try:
+            return list(step() or ())
+        except Exception as error:
+            self.full = error if device_is_full(error) else self.full
+            return [f"{type(error).__name__}: {error}"]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..raised import device_is_full
+from ..sparing import now
 from .writes import SaveBeforeWrite
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -83,11 +85,14 @@ class Storages:
         """Put the bytes back and yield what could not be.
 
         The last copy goes first: where two storages lie over the same memory, the earlier copy is the true one.
+        Raises: torch.OutOfMemoryError, where a GPU has no memory left to compare with.
         """
         for key, copy in reversed(self._copies.items()):
             try:
                 _write(self._known[key], copy)
             except RuntimeError as error:
+                if device_is_full(error):
+                    raise
                 yield f"a storage of {self._sizes[key]} bytes: {error}"
         for key, storage in self._known.items():
             if storage.nbytes() != self._sizes[key]:
@@ -115,7 +120,8 @@ class Storages:
                 yield key
 
     def _save(self, key: int) -> None:
-        self._copies[key] = self._known[key].clone()  # type: ignore[no-untyped-call]
+        storage = self._known[key]
+        self._copies[key] = storage.cpu() if now().host else storage.clone()  # type: ignore[no-untyped-call]
 
 
 def memory(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
@@ -172,7 +178,15 @@ def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
 
 def _equal(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> bool:
     same = storage.nbytes() == copy.nbytes()
-    return same and all(torch.equal(a, b) for a, b in zip(_words(storage), _words(copy), strict=True))
+    pairs = zip(_words(storage), _words(copy), strict=True) if same else ()
+    return same and all(torch.equal(x, y.to(x.device)) for a, b in pairs for x, y in _runs(a, b))
+
+
+def _runs(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both, in runs where one is on the host and the other on a GPU, whose memory is short."""
+    if a.device == b.device:
+        return iter([(a, b)])
+    return zip(torch.split(a, now().run), torch.split(b, now().run), strict=True)
 
 
 def _words(storage: torch.UntypedStorage) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     Gradients of what the body computes are to be taken inside it: the values that they need are put back after it.
     What the body records must not hang on the model or the holders, or it is undone too.
     Cost: small tensors are copied at once, a large one only when an operation is about to write into it.
-    Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
+    Raises: AuditorError(slug="state-not-restored"), torch.OutOfMemoryError where a GPU has no memory to compare with; if the body raised, its own error goes on, with a note.
     """
     back, settled = _generators(), settings()
     with plain_torch():
@@ -45,8 +45,12 @@ def unchanged(model: nn.Module, *holders: Any) -> Iterator[None]:
     except BaseException as error:
         for problem in _restore(reached, back, settled):
             error.add_note(problem)
+        if reached.full is not None:
+            raise reached.full from None
         raise
     problems = _restore(reached, back, settled)
+    if reached.full is not None:
+        raise reached.full
     if problems:
         raise AuditorError("\n".join(problems), slug="state-not-restored")
 

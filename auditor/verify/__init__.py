@@ -2,7 +2,7 @@
 
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
-from .running import Answers, Outputs, answers_of, failure_of, run_patched
+from .running import Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
 from .scores import FP32, score_here
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "answers_of",
     "failure_of",
     "run_patched",
+    "said_no_memory",
     "score_here",
     "unwound",
 ]

@@ -15,6 +15,8 @@ from ..raised import let_through, out_of_memory
 from ..records import Batch
 from ..runs.answer import answer, as_on
 
+NO_MEMORY = "out of memory"
+
 Outputs = list[list[torch.Tensor]]
 
 
@@ -74,4 +76,9 @@ def failure_of(error: BaseException) -> str:
     """What a run raised, in one line."""
     name, text = type(error).__name__, first_line(error)
     said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
-    return f"out of memory, {said}" if out_of_memory(error) else said
+    return f"{NO_MEMORY}, {said}" if out_of_memory(error) else said
+
+
+def said_no_memory(failure: str) -> bool:
+    """Whether memory was what was missing in the process that a plan ran in."""
+    return NO_MEMORY in failure

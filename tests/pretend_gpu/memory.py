@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,15 +22,17 @@ class _Block(bytearray):
 
 
 class Allocator:
-    """Memory of each GPU, in bytes. limit: what one of them has."""
+    """Memory of each GPU, in bytes. limit: what one of them has. taken: allocations so far; failing: the one that fails."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
+        self.taken, self.failing = 0, cast("int | None", None)
         self.used, self.peak = [0] * COUNT, [0] * COUNT
 
     def take(self, size: int, index: int) -> _Block:
         """Raises: torch.OutOfMemoryError."""
-        if self.limit is not None and self.used[index] + size > self.limit:
+        self.taken += 1
+        if self.taken == self.failing or (self.limit is not None and self.used[index] + size > self.limit):
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU {index} has {self.limit} bytes"
             )

@@ -106,14 +106,36 @@ def start() -> None:
 
 
 def _in_one_thread() -> None:
-    """Backward passes: torch has a thread for the first device of this kind alone, and it is slow to enter Python from."""
-    original = torch.autograd.graph._engine_run_backward
+    """Backward passes: torch has a thread for the first device of this kind alone, and it is slow to enter Python from.
+
+    What a hook raises ends the process there, since torch asks Python for a stream as it leaves: it is raised later.
+    """
+    original, raised = torch.autograd.graph._engine_run_backward, list[Exception]()
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        raised.clear()
         with torch.autograd.set_multithreading_enabled(False):
-            return original(*args, **kwargs)
+            found = original(*args, **kwargs)
+        if raised:
+            raise raised.pop()
+        return found
+
+    def keeping(register: Any) -> Any:
+        def instead(tensor: torch.Tensor, hook: Any) -> Any:
+            def called(given: torch.Tensor) -> Any:
+                try:
+                    return None if raised else hook(given)
+                except Exception as error:
+                    raised.append(error)
+                    return None
+
+            return register(tensor, called)
+
+        return instead
 
     torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        setattr(torch.Tensor, name, keeping(getattr(torch.Tensor, name)))
 
 
 def _with_kernels() -> list[tuple[str, Any]]:
