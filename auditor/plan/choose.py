@@ -40,6 +40,12 @@ and no prediction is as good as that."""
 LITTLE = 0.01
 """Share of what a plan takes that no search is begun for."""
 
+FAR = 1.15
+"""How many times the budget a point may be expected to take, by what runs beside it were off, and is run all the same."""
+
+MOST_OFF = 4.0
+"""How many times as large, or as small, runs are taken to be as predicted, at most."""
+
 REFINED = 3
 """Times the search around a plan is begun again for less error, where a run of what it found is beyond the budget."""
 
@@ -88,13 +94,16 @@ class Trial:
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
 
 
-def make_plan(problem: Problem, trial: Trial, budget: float) -> Plan:
+def make_plan(problem: Problem, trial: Trial, budget: float, all_low: float | None = None) -> Plan:
     """The fastest candidate whose simulated error stays within `budget`; everything low where that holds and takes as long.
 
     Candidates run from everything low to everything FP32, so a bisection needs few runs; the last one always holds.
+    all_low: error of a run with everything low, where there was one.
     """
     curve = candidates(problem)
-    chosen, low = _fastest_that_holds(problem, curve, trial, budget), _everything(problem, problem.format)
+    low, runs = _everything(problem, problem.format), Runs()
+    runs.learn(low, math.inf if all_low is None else all_low)
+    chosen = _fastest_that_holds(problem, curve, trial, budget, runs)
     if chosen.precision != low.precision and _about_as_fast(low, chosen) and _allowed(low):
         chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
     return _plan(problem, chosen, curve)
@@ -196,16 +205,35 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
     )
 
 
-def _fastest_that_holds(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> Candidate:
+@dataclass
+class Runs:
+    """What runs said of predictions. off: how many times the predicted error the last one that was finite had."""
+
+    off: float = 1.0
+
+    def learn(self, point: Candidate, error: float) -> None:
+        """Take in the error of a run."""
+        if math.isfinite(error) and point.predicted_error:
+            self.off = min(max(error / point.predicted_error, 1 / MOST_OFF), MOST_OFF)
+
+    def expected(self, point: Candidate) -> float:
+        """The error that a run of this will have, should it be off by as much."""
+        return self.off * point.predicted_error
+
+
+def _fastest_that_holds(
+    problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs | None = None
+) -> Candidate:
     """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
-    found = _bisect(problem, curve, trial, budget)
+    runs = runs or Runs()
+    found = _bisect(problem, curve, trial, budget, runs)
     chosen = curve[found]
     if _worth_a_search(chosen, curve[max(found - 1, 0)]):
         finer = between(problem, curve[found - 1], chosen)
-        chosen = finer[_bisect(problem, finer, trial, budget)]
+        chosen = finer[_bisect(problem, finer, trial, budget, runs)]
     if not _worth_a_search(chosen, curve[0]):
         return chosen
-    allowed = max(budget, chosen.predicted_error)
+    allowed = max(budget / max(runs.off, 1.0), chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)
         if better.price >= chosen.price:
@@ -222,19 +250,39 @@ def _worth_a_search(chosen: Candidate, best: Candidate) -> bool:
     return best.price < (1 - LITTLE) * chosen.price
 
 
-def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float) -> int:
-    """Index of the first point that holds; begun where the prediction puts it. The last one is known to hold."""
-    fails, holds = -1, len(curve) - 1
-    probe = next((i for i, point in enumerate(curve) if point.predicted_error <= budget), holds)
-    probe = min(probe, holds - 1)
+def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs | None = None) -> int:
+    """Index of the first point that holds; begun where the prediction puts it. The last one is known to hold.
+
+    What takes hardly less than one that holds, and what is expected to be over the budget by far beside one, is not run.
+    """
+    fails, holds, runs = -1, len(curve) - 1, runs or Runs()
+    probe = min(_expected_to_hold(curve, fails, holds, budget, runs), holds - 1)
     while holds - fails > 1:
-        if _allowed(curve[probe]) and simulated_error(problem, curve[probe], trial, budget) <= budget:
-            holds, probe = probe, max(probe - 1, fails + 1)
+        error = simulated_error(problem, curve[probe], trial, budget) if _allowed(curve[probe]) else math.inf
+        runs.learn(curve[probe], error)
+        if error <= budget:
+            holds = probe
+            if not any(_worth_running(point, curve[holds], budget, runs) for point in curve[fails + 1 : holds]):
+                break
+            probe = min(_expected_to_hold(curve, fails, holds, budget, runs), holds - 1)
         else:
-            fails, probe = probe, (probe + holds + 1) // 2
-        if not fails < probe < holds:
-            probe = (fails + holds) // 2
+            fails = probe
+            guess = (probe + holds + 1) // 2
+            if math.isfinite(error):
+                guess = min(_expected_to_hold(curve, fails, holds, budget, runs), holds - 1)
+            probe = guess if fails < guess < holds else (fails + holds) // 2
     return holds
+
+
+def _expected_to_hold(curve: Sequence[Candidate], fails: int, holds: int, budget: float, runs: Runs) -> int:
+    """The first point between the two that is; the second one where none is."""
+    between = range(fails + 1, holds)
+    return next((i for i in between if runs.expected(curve[i]) <= budget), holds)
+
+
+def _worth_running(point: Candidate, holds: Candidate, budget: float, runs: Runs) -> bool:
+    """Whether a point may hold too, and be better than one that does."""
+    return _worth_a_search(holds, point) and runs.expected(point) <= FAR * budget
 
 
 def _allowed(point: Candidate) -> bool:

@@ -78,7 +78,7 @@ def close(before: float, after: float, budget: float, target: float, ran: bool) 
     verb = ("takes", "leaves") if ran else ("is predicted to take", "is predicted to leave")
     moved = f"{verb[0]} the error from {first} to {second}" if first != second else f"{verb[1]} the error at {first}"
     if after <= target:
-        return f"lowering it alone {moved}; low together with what else could be, the plan was no better"
+        return f"lowering it alone {moved}; low together with what else could be, the plan was better by less than 1%, if at all"
     return (
         f"lowering it {moved}, within the budget of {budget:.2g}, of which this plan was made to use {share}: other inputs "
         f"deserve some room"

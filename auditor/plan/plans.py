@@ -24,6 +24,7 @@ from ..runs.outputs import NamedTensors
 from ..state.members import size_of
 from ..verify import Answers, NotHandedOver, answers_of, failure_of, said_no_memory
 from .choose import (
+    LITTLE,
     MARGIN,
     accepted,
     as_plan,
@@ -80,8 +81,10 @@ def plans_of(
         targets |= pending
         for name, budget in pending.items():
             tick(name.replace("_", " "))
-            made = predicted_plan(problems[name], budget) if bench.quick else make_plan(problems[name], trial, budget)
-            found[name] = made
+            if bench.quick:
+                found[name] = predicted_plan(problems[name], budget)
+            else:
+                found[name] = make_plan(problems[name], trial, budget, baselines[name].measured_error)
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
@@ -113,7 +116,10 @@ def _with_reasons(
         found = explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
         if bench.quick or not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
             break
-        tried = verify(bench, {plan.name: with_low(problem, plan, left)}, tick)[plan.name]
+        better = with_low(problem, plan, left)
+        if not as_candidate(problem, better).cost < (1 - LITTLE) * as_candidate(problem, plan).cost:
+            break
+        tried = verify(bench, {plan.name: better}, tick)[plan.name]
         if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):
             break
         plan = tried

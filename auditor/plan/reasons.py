@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..records import Reason
 from ..replay.resolve import Resolution
+from .choose import FAR, Runs
 from .clauses import ALONE, close, little, no_gain, over
 from .costs import heavy
 from .energy import FORBIDDEN
@@ -24,7 +25,7 @@ is predicted, and said to be."""
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
-FEW_RUNS = 8
+FEW_RUNS = 4
 """How many there are where runs are dear."""
 
 Error = Callable[[Candidate], float]
@@ -92,7 +93,7 @@ def least(
     """
     idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
     for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, limits.budget)):
-        if point.predicted_error < math.sqrt(FORBIDDEN) and error(point) <= limits.budget:
+        if _may_hold(point, chosen, limits) and error(point) <= limits.budget:
             return kept_in(problem, point)
     return kept_in(problem, chosen)
 
@@ -238,7 +239,15 @@ def _runs(problem: Problem) -> int:
 
 def _all_hold(problem: Problem, chosen: Candidate, idle: list[_Lowered], limits: Limits, error: Error) -> bool:
     point = _all_low(problem, chosen, [each.owner for each in idle])
-    return point.predicted_error < math.sqrt(FORBIDDEN) and error(point) <= limits.budget
+    return _may_hold(point, chosen, limits) and error(point) <= limits.budget
+
+
+def _may_hold(point: Candidate, chosen: Candidate, limits: Limits) -> bool:
+    """Whether a run may show that a choice holds: not where it lowers what is unsafe, nor where it would be over the budget
+    by far, should it be off by as much as the plan was."""
+    runs = Runs()
+    runs.learn(chosen, limits.error)
+    return point.predicted_error < math.sqrt(FORBIDDEN) and runs.expected(point) <= FAR * limits.budget
 
 
 def _reason(

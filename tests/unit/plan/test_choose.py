@@ -16,7 +16,7 @@ from torch import nn
 from auditor.formats.metrics import output_error
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import choose
-from auditor.plan.choose import Trial, _bisect, accepted, make_plan, scopes_of, simulated_error
+from auditor.plan.choose import Runs, Trial, _bisect, accepted, make_plan, scopes_of, simulated_error
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
@@ -75,11 +75,32 @@ def test_what_is_chosen_holds_even_where_the_curve_is_not_monotone(errors: list[
     assert errors[found] == 0.0
 
 
-def test_a_right_prediction_needs_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = Simulation([1.0] * 10 + [0.0] * 16)
+@pytest.mark.parametrize(("failing", "asked"), [(0.55, [10, 9]), (0.9, [10])])
+def test_a_right_prediction_needs_two_runs_and_one_where_the_next_point_is_far_beyond(
+    failing: float, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted = [failing] * 10 + [0.1] * 16
+    simulation = Simulation(predicted)
     monkeypatch.setattr(choose, "simulated_error", simulation)
-    assert _bisect(NO_TRIAL, curve_of([0.9] * 10 + [0.1] * 16), NO_TRIAL, 0.5) == 10
-    assert simulation.asked == [10, 9]
+    assert _bisect(NO_TRIAL, curve_of(predicted), NO_TRIAL, 0.5) == 10
+    assert simulation.asked == asked
+
+
+def test_runs_go_where_a_run_says_that_predictions_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    # predicted 1, 0.99, ... 0.01; runs err twice as much: of a budget of 0.5, what is predicted as 0.25 holds
+    predicted = [1 - i / 100 for i in range(100)]
+    simulation = Simulation([2 * error for error in predicted])
+    monkeypatch.setattr(choose, "simulated_error", simulation)
+    curve = [replace(point, price=point.price + 1) for point in curve_of(predicted)]
+    first = _bisect(NO_TRIAL, curve, NO_TRIAL, 0.5)
+    assert simulation.errors[first] <= 0.5
+    assert curve[first].price <= 1.01 * curve[75].price
+    assert len(simulation.asked) <= 3
+    told = Runs()
+    told.learn(curve[0], 2.0)
+    simulation.asked.clear()
+    _bisect(NO_TRIAL, curve, NO_TRIAL, 0.5, told)
+    assert len(simulation.asked) <= 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

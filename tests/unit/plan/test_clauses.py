@@ -37,7 +37,7 @@ def test_room_for_other_inputs() -> None:
     assert "made to use 0.008" in words
     assert close(0.001, 0.001, 0.01, 0.0008, True).startswith("lowering it leaves the error at 0.001, within")
     assert close(0.001, 0.002, 0.01, 0.008, True) == (
-        "lowering it alone takes the error from 0.001 to 0.002; low together with what else could be, the plan was no better"
+        "lowering it alone takes the error from 0.001 to 0.002; low together with what else could be, the plan was better by less than 1%, if at all"
     )
 
 

@@ -150,7 +150,7 @@ class Solver:
             plans_module, "verify", lambda bench, plans, tick: {n: self.run(p, errors) for n, p in plans.items()}
         )
 
-    def make(self, problem: Any, trial: Any, budget: float) -> Plan:
+    def make(self, problem: Any, trial: Any, budget: float, all_low: float | None = None) -> Plan:
         self.budgets.append(budget)
         return replace(BASE, scopes=ISLAND)
 
