@@ -11,7 +11,7 @@ import torch
 from ..criteria.forms import Form
 from ..formats.entries import dense, entries, is_number, is_plain
 from ..formats.table import FORMATS, format_of
-from ..ops.nodes import target_of, tensors_of, viewed
+from ..ops.nodes import operation_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
@@ -24,6 +24,9 @@ from .sums import Sums, by_level
 MAX_PROBES = 8
 LIGHT = 1 << 24
 """Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made."""
+
+STEPS = 256
+"""Steps of recurrent layers, all together, from which a pass back through them takes long however few elements there are."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
 """{samples in the batch: passes of larger models at most}; 2 with more samples."""
@@ -98,7 +101,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     outputs = [entries(x) for x in outputs]
     norm = math.sqrt(sum(float(finite(x.detach()).double().square().sum()) for x in outputs)) if target is None else 1.0
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
-    light = elements < LIGHT
+    light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
     estimates = Estimates(measurement, norm)
     views = lone_views(measurement)
@@ -235,6 +238,16 @@ class _Hook:
         squares, counts = by_level(inner)
         for kind in kinds:
             self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(squares, counts)
+
+
+def _steps(measurement: Measurement) -> int:
+    """Steps that recurrent layers take one after the other; the samples of a batch, where those are more."""
+    found = 0
+    for node in measurement.capture.graph_module.graph.nodes:
+        if node.op == "call_function" and operation_of(target_of(node)).recurrent:
+            read = tensors_of(measurement.values[node.all_input_nodes[0].name])
+            found += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
+    return found
 
 
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:

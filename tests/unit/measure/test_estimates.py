@@ -96,3 +96,11 @@ def test_no_gradient_is_left_behind(tokens: Tensor) -> None:
     estimate(measured, 0)
     leaves = [x for x in measured.flat_inputs if isinstance(x, Tensor)] + measured.anchors
     assert all(leaf.grad is None for leaf in leaves if leaf.is_leaf)
+
+
+@pytest.mark.parametrize(("steps", "passes"), [(20, 8), (300, 4)])
+def test_a_long_recurrence_has_few_passes_however_small_it_is(steps: int, passes: int) -> None:
+    measured = measurement_of(nn.GRU(4, 4), torch.randn(steps, 2, 4, generator=torch.Generator().manual_seed(0)))
+    found = estimate(measured, 0)
+    reached = len(found.passes[only(measured.capture, "gru").name])
+    assert reached == passes if passes == estimates.MAX_PROBES else reached <= passes
