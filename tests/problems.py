@@ -14,7 +14,8 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.strategies import deciders_of, plain
+from auditor.replay.nesting import deciders_of
+from auditor.replay.strategies import plain
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)

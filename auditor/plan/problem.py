@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..formats.table import FORMATS
 from ..records import Capture, Contribution, Node, Verdict
@@ -30,6 +30,15 @@ ISLAND_SHARE = 0.003
 
 TIE = 1e-3
 """What a second counts for where the objective is not time: of plans that are as good, the faster one."""
+
+
+class Term(NamedTuple):
+    """What one node adds to a choice: squared error, seconds, floating-point operations, and those of them that are low."""
+
+    square: float
+    seconds: float
+    flops: int
+    low_flops: int
 
 
 @dataclass(frozen=True)
@@ -181,9 +190,40 @@ class Problem:
         low = resolution.low(name) or (not self.capture.nodes[name].floating and resolution.touches_low(name))
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
 
+    def terms(self, resolution: Resolution) -> list[Term]:
+        """What each node adds, in the order of the graph."""
+        dtypes, kernels = resolution.dtypes, resolution.kernels
+        reads_low, conflicts, known = resolution.reads_low, resolution.conflicts, self._terms
+        found = []
+        for name in self.capture.nodes:
+            state = name, dtypes[name], kernels.get(name), name in reads_low, name in conflicts
+            if (term := known.get(state)) is None:
+                cost, dtype = self.costs[name], timed_in(resolution, name)
+                elapsed = seconds(cost, dtype, self.device)
+                low_flops = cost.flops if is_low(dtype) else 0
+                term = known[state] = Term(self.node_square(resolution, name), elapsed, cost.flops, low_flops)
+            found.append(term)
+        return found
+
+    @cached_property
+    def _terms(self) -> dict[tuple[str, str, str | None, bool, bool], Term]:
+        """What nodes add, by all that it depends on: choices differ in few of them."""
+        return {}
+
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
+        if not self.kept:
+            if name not in self._cast_squares:
+                self._cast_squares[name] = self._widest_off(name, {self.format})
+            return self._cast_squares[name]
         formats = {self.kept.get(reader, self.format) for reader in resolution.lowered.get(name, ())} or {self.format}
+        return self._widest_off(name, formats)
+
+    @cached_property
+    def _cast_squares(self) -> dict[str, float]:
+        return {}
+
+    def _widest_off(self, name: str, formats: set[str]) -> float:
         found = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in found), default=0.0), FORBIDDEN)
 

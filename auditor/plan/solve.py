@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..paths import nearest_above
-from ..replay.resolve import is_low
-from .costs import cast_seconds, seconds
+from .costs import cast_seconds
 from .energy import Energy
 from .problem import Problem
-from .terms import timed_in
 
 STEPS = 24
 """Points looked at between two neighbours of the curve."""
@@ -101,17 +99,13 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     resolution = problem.resolve(lambda owner: precision.get(owner, "fp32"))
-    squares, elapsed, low_flops, flops = 0.0, 0.0, 0, 0
-    for name in problem.capture.nodes:
-        squares += problem.node_square(resolution, name)
-        cost = problem.costs[name]
-        dtype = timed_in(resolution, name)
-        elapsed += seconds(cost, dtype, problem.device)
-        flops += cost.flops
-        low_flops += cost.flops if is_low(dtype) else 0
+    terms = problem.terms(resolution)
+    squares, elapsed = sum(term.square for term in terms), sum(term.seconds for term in terms)
+    flops, low_flops = sum(term.flops for term in terms), sum(term.low_flops for term in terms)
     squares += sum(problem.cast_square(resolution, name) for name in problem.rounded_values(resolution))
-    for name in resolution.cast & problem.capture.nodes.keys():  # autocast keeps the weights it has cast
-        elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
+    for name in problem.capture.nodes:
+        if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
+            elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
     cost_of_all = problem.whole_price(resolution, elapsed)
     price = cost_of_all + problem.island * _changes(precision)
     share = low_flops / flops if flops else 0.0

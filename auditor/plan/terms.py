@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..paths import nearest_above
 from ..records import Capture
-from ..replay.nesting import owners_of
+from ..replay.nesting import owners_of, readers_of
 from ..replay.resolve import Resolution
-from ..replay.strategies import plain, readers_of
+from ..replay.strategies import plain
 from .energy import FORBIDDEN, Energy
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ..formats.table import is_low
+from ..ops.nodes import dtype
 from ..paths import enclosing, nearest, nearest_above, within
 from ..records import Call, Capture
 from ..strategies import strategy_of
@@ -31,12 +33,15 @@ class Boundary:
 class Layout:
     """What all ways to run one capture under a strategy have in common.
 
-    owners: see `owners_of`; outermost: the same, those above others first. pairs: owners of a node and of one that reads it.
+    owners: see `owners_of`; outermost: the same, those above others first. left: {owner: what the values that its nodes
+    read have come out of}, itself and those above it not among them. deciding: see `deciders_of`. low: see `stored_low`.
     """
 
     owners: tuple[str, ...]
     outermost: tuple[str, ...]
-    pairs: frozenset[tuple[str, str]]
+    left: Mapping[str, frozenset[str]]
+    deciding: Mapping[str, tuple[str, ...]]
+    low: frozenset[str]
 
 
 def layout_of(capture: Capture, how: Strategy) -> Layout:
@@ -46,7 +51,16 @@ def layout_of(capture: Capture, how: Strategy) -> Layout:
     between = {
         (nodes[source].owner, node.owner) for node in nodes.values() for source in node.inputs if source in nodes
     }
-    return Layout(owners, tuple(outermost), frozenset(pair for pair in between if pair[0] != pair[1]))
+    left: dict[str, set[str]] = {}
+    for producer, reader in between:
+        left.setdefault(reader, set()).update(path for path in enclosing(producer) if not within(reader, path))
+    return Layout(
+        owners,
+        tuple(outermost),
+        {reader: frozenset(paths) for reader, paths in left.items()},
+        deciders_of(capture),
+        stored_low(capture),
+    )
 
 
 def boundaries(
@@ -100,12 +114,37 @@ def owners_of(capture: Capture, how: Strategy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("", *(node.owner for node in capture.nodes.values()), *tied)))
 
 
+def stored_low(capture: Capture) -> frozenset[str]:
+    """Parameters and buffers that were low when the model was recorded: the author's own, which no plan converts."""
+    state = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
+    nodes = [node for node in capture.graph_module.graph.nodes if node.op == "placeholder" and node.name in state]
+    return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
+
+
+def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{placeholder: owners of the nodes that read it}."""
+    names = {placeholder.name for placeholder in capture.placeholders}
+    readers: dict[str, dict[str, None]] = {}
+    for node in capture.nodes.values():
+        for source in node.inputs:
+            if source in names:
+                readers.setdefault(source, {})[node.owner] = None
+    return {name: tuple(owners) for name, owners in readers.items()}
+
+
+def deciders_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
+    held = {place.name: place.holders for place in capture.placeholders if place.tied}
+    readers = readers_of(capture)
+    return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers.items()}
+
+
 def _keeping(layout: Layout, precisions: Mapping[str, str], precision_of: Callable[[str], str]) -> set[str]:
     """FP32 scopes whose results are read by FP32 scopes alone, or are outputs of the model: they stay FP32."""
     handed_low: set[str] = set()
-    for producer, reader in layout.pairs if "fp32" in precisions.values() else ():
+    for reader, paths in layout.left.items() if "fp32" in precisions.values() else ():
         if precision_of(reader) != "fp32":
-            handed_low |= {path for path in enclosing(producer) if not within(reader, path)}
+            handed_low |= paths
     return {path for path, precision in precisions.items() if precision == "fp32" and path not in handed_low}
 
 

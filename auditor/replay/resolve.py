@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,26 +62,63 @@ def resolve(capture: Capture, how: Running) -> Resolution:
 
 
 class Resolver:
-    """`resolve` for many ways to run one capture: what they have in common is looked up once."""
+    """`resolve` for many ways to run one capture: what they have in common is looked up once.
+
+    Of two ways that differ in a few wrapped modules, only what those enclose, and what follows from that, is looked at again.
+    """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._seen = [_Seen.of(node) for node in capture.graph_module.graph.nodes]
+        self._place = {seen.name: place for place, seen in enumerate(self._seen)}
+        self._walk: _Walk | None = None
 
     def __call__(self, how: Running) -> Resolution:
         """Dtype of every node when the capture runs so."""
-        walk = _Walk(self._capture, how)
-        for seen in self._seen:
-            walk.visit(seen)
-        lowered = {name: frozenset(consumers) for name, consumers in walk.lowered.items()}
-        return Resolution(
-            walk.dtypes,
-            lowered,
-            frozenset(walk.cast),
-            frozenset(walk.reads_low),
-            frozenset(walk.conflicts),
-            walk.kernels,
-        )
+        before = self._walk
+        walk = _Walk(self._capture, how, before)
+        waiting = bytearray(b"\x01") * len(self._seen) if before is None else self._otherwise(before.how, how)
+        place = waiting.find(1)
+        while place >= 0:
+            if walk.visit(self._seen[place]):
+                for reader in self._readers[place]:
+                    waiting[reader] = 1
+            place = waiting.find(1, place + 1)
+        self._walk = walk
+        return walk.resolution(self._seen)
+
+    def _otherwise(self, before: Running, how: Running) -> bytearray:
+        """Which nodes are cast otherwise than before, a 1 for each; all where that cannot be told."""
+        then, now = before.wrapping, how.wrapping
+        if then is None or now is None or (then.strategy, then.format) != (now.strategy, now.format):
+            return bytearray(b"\x01") * len(self._seen)
+        waiting = bytearray(len(self._seen))
+        for path in then.wrapped.keys() | now.wrapped.keys():
+            if then.wrapped.get(path) != now.wrapped.get(path):
+                for place in self._around.get(path, ()):
+                    waiting[place] = 1
+        for name, precision in how.placeholder_precision.items():
+            if before.placeholder_precision.get(name) != precision:
+                waiting[self._place[name]] = 1
+        return waiting
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        """By place in the graph, the places of those that read it."""
+        found: list[list[int]] = [[] for _ in self._seen]
+        for place, seen in enumerate(self._seen):
+            for source in seen.sources:
+                found[self._place[source]].append(place)
+        return found
+
+    @cached_property
+    def _around(self) -> Mapping[str, set[int]]:
+        """{module: places of the nodes that run inside a call of it, and of those that read them}."""
+        found: dict[str, set[int]] = {}
+        for name, node in self._capture.nodes.items():
+            for path in {call.path for call in node.calls}:
+                found.setdefault(path, set()).update((self._place[name], *self._readers[self._place[name]]))
+        return found
 
 
 @dataclass(frozen=True)
@@ -115,29 +153,56 @@ class _Seen:
 
 
 class _Walk:
-    def __init__(self, capture: Capture, how: Running) -> None:
-        self.capture, self.how = capture, how
-        self.dtypes: dict[str, str] = {}
-        self.scalar: dict[str, bool] = {}
-        self.lowered: dict[str, set[str]] = {}
-        self.cast: set[str] = set()
-        self.reads_low: set[str] = set()
-        self.conflicts: set[str] = set()
-        self.kernels: dict[str, str] = {}
+    """What every node makes of what it reads, taken from another walk until it is visited."""
 
-    def visit(self, node: _Seen) -> None:
-        self.scalar[node.name] = node.scalar
+    def __init__(self, capture: Capture, how: Running, before: _Walk | None = None) -> None:
+        self.capture, self.how = capture, how
+        self.dtypes: dict[str, str] = dict(before.dtypes) if before else {}
+        self.scalar: dict[str, bool] = before.scalar if before else {}
+        self.casts: dict[str, list[tuple[str, bool]]] = dict(before.casts) if before else {}
+        self.reads_low: set[str] = set(before.reads_low) if before else set()
+        self.conflicts: set[str] = set(before.conflicts) if before else set()
+        self.kernels: dict[str, str] = dict(before.kernels) if before else {}
+
+    def visit(self, node: _Seen) -> bool:
+        """Whether the node's dtype is another than it was."""
+        name = node.name
+        known = self.dtypes.get(name)
+        self.scalar[name] = node.scalar
+        for marks in (self.reads_low, self.conflicts):
+            marks.discard(name)
+        for found in (self.casts, self.kernels):
+            found.pop(name, None)
         if node.kind == "call_function":
-            casts = self.how.casts(self.capture.nodes[node.name])
+            casts = self.how.casts(self.capture.nodes[name])
             called = self._call(node, casts)
-            self.dtypes[node.name] = called if casts.literals.result is None else _name(casts.literals.result)
-            if called != self.dtypes[node.name]:
-                self.kernels[node.name] = called
+            self.dtypes[name] = called if casts.literals.result is None else _name(casts.literals.result)
+            if called != self.dtypes[name]:
+                self.kernels[name] = called
         elif node.kind == "placeholder" and node.own:
-            self.dtypes[node.name] = self.how.placeholder_precision.get(node.name, node.own)
+            self.dtypes[name] = self.how.placeholder_precision.get(name, node.own)
         else:
             self._entering(node)
-            self.dtypes[node.name] = node.own
+            self.dtypes[name] = node.own
+        return self.dtypes[name] != known
+
+    def resolution(self, order: Iterable[_Seen]) -> Resolution:
+        """What was found of all of them."""
+        lowered: dict[str, list[str]] = {}
+        cast: dict[str, None] = {}
+        for seen in order:
+            for source, rounds in self.casts.get(seen.name, ()):
+                cast[source] = None
+                if rounds:
+                    lowered.setdefault(source, []).append(seen.name)
+        return Resolution(
+            self.dtypes,
+            {source: frozenset(readers) for source, readers in lowered.items()},
+            frozenset(cast),
+            frozenset(self.reads_low),
+            frozenset(self.conflicts),
+            self.kernels,
+        )
 
     def _call(self, node: _Seen, casts: Casts) -> str:
         inputs, own = self._entering(node), node.own
@@ -176,9 +241,9 @@ class _Walk:
                 self._cast(name, node.name, precision)
 
     def _cast(self, source: str, reader: str, precision: str) -> None:
-        self.cast.add(source)
-        if is_low(precision) and self.dtypes[source] == "fp32":  # what was low before is lowered again without loss
-            self.lowered.setdefault(source, set()).add(reader)
+        # What was low before is lowered again without loss.
+        rounds = is_low(precision) and self.dtypes[source] == "fp32"
+        self.casts.setdefault(reader, []).append((source, rounds))
 
     def _promoted(self, node: _Seen, inputs: Mapping[str, str]) -> str:
         floats = [(name, inputs[name]) for name in node.arguments if inputs.get(name)]

@@ -59,17 +59,32 @@ AS_WRITTEN = Literals()
 
 
 @dataclass(frozen=True)
+class Wrapping:
+    """Where a way to run comes from: a strategy and a format, and the modules that are wrapped, {path: its Boundary}.
+
+    Of two with the same strategy and format, an operation's casts and crossings differ only where one of the modules called
+    around it, or around what it reads, is wrapped otherwise.
+    """
+
+    strategy: str
+    format: str
+    wrapped: Mapping[str, object]
+
+
+@dataclass(frozen=True)
 class Running:
     """How a capture runs. setting: what each node's scope asks for; the author's own regions win over it.
 
     crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
     is not FP32. literals: what Python writes otherwise then, {node: Literals} of those where it looks at low tensors.
+    wrapping: where all this comes from, of a run that a plan asks for.
     """
 
     setting: Callable[[str], Setting]
     crossing: Crossing = straight
     placeholder_precision: Mapping[str, str] = field(default_factory=dict)
     literals: Mapping[str, Literals] = field(default_factory=dict)
+    wrapping: Wrapping | None = None
 
     def casts(self, node: Node) -> Casts:
         """The one account of a node's casts, for whoever runs it and for whoever foretells its dtype."""

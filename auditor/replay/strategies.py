@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..formats.table import is_low
-from ..ops.nodes import dtype
 from ..paths import nearest
 from ..records import Capture, Node, ScopeChoice
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
 from .nesting import Layout, Passage, Steps, agreed, boundaries, layout_of
-from .running import Running, Setting
+from .running import Running, Setting, Wrapping
 
 
 def running(
@@ -30,7 +28,7 @@ def running(
     precision_of = agreed(capture, layout.owners, precision_of)
     wrapped = boundaries(capture, strategy, precision_of, layout)
     passage = Passage(capture, wrapped)
-    stored = _stored(capture, how, precision_of, format) if how.stores else {}
+    stored = _stored(capture, how, layout, precision_of, format) if how.stores else {}
 
     def looks_at(node: Node) -> str:
         """Precision of the scope in which Python looks at a dtype: where it was handed on as an argument, the caller's."""
@@ -54,47 +52,25 @@ def running(
     def raised(source: str, reader: str) -> Steps:
         return ("fp32",) if source in stored else passage.steps(source, reader)
 
-    return Running(setting, raised if how.raises_weights else passage.steps, stored, literals)
+    crossing = raised if how.raises_weights else passage.steps
+    return Running(setting, crossing, stored, literals, Wrapping(strategy, format, wrapped))
 
 
-def _stored(capture: Capture, how: Strategy, precision_of: Callable[[str], str], format: str) -> dict[str, str]:
+def _stored(
+    capture: Capture, how: Strategy, layout: Layout, precision_of: Callable[[str], str], format: str
+) -> dict[str, str]:
     """Precision of every placeholder that the strategy stores: FP32 as soon as one of the scopes with a say is."""
-    deciding, found, kept = deciders_of(capture), {}, _kept(capture)
+    found = {}
     for placeholder in capture.placeholders:
-        if placeholder.kind not in how.stores or placeholder.name in kept:
+        if placeholder.kind not in how.stores or placeholder.name in layout.low:
             continue
         if placeholder.kind == "input":
             found[placeholder.name] = precision_of("")
         elif placeholder.kind in ("parameter", "buffer") or format in placeholder.made_in:
-            owners = deciding.get(placeholder.name, ())
+            owners = layout.deciding.get(placeholder.name, ())
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             found[placeholder.name] = format if low else "fp32"
     return found
-
-
-def _kept(capture: Capture) -> set[str]:
-    """Parameters and buffers that were low when the model was recorded: the author's own, which no plan converts."""
-    state = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
-    nodes = [node for node in capture.graph_module.graph.nodes if node.op == "placeholder" and node.name in state]
-    return {node.name for node in nodes if (held := dtype(node)) is not None and is_low(held)}
-
-
-def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{placeholder: owners of the nodes that read it}."""
-    names = {placeholder.name for placeholder in capture.placeholders}
-    readers: dict[str, dict[str, None]] = {}
-    for node in capture.nodes.values():
-        for source in node.inputs:
-            if source in names:
-                readers.setdefault(source, {})[node.owner] = None
-    return {name: tuple(owners) for name, owners in readers.items()}
-
-
-def deciders_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
-    held = {place.name: place.holders for place in capture.placeholders if place.tied}
-    readers = readers_of(capture)
-    return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers.items()}
 
 
 def plain(format: str) -> Callable[[str], str]:

@@ -15,7 +15,7 @@ from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
 from auditor.plan.solve import between, candidates, evaluate
 from auditor.records import Contribution, Verdict
-from auditor.replay.strategies import deciders_of
+from auditor.replay.nesting import deciders_of
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
 

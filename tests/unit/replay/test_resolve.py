@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from auditor.imitation import imitated
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture
 from auditor.replay.execute import PolicyInterpreter
-from auditor.replay.resolve import resolve
+from auditor.replay.resolve import Resolver, resolve
 from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import plain, running
 from tests.capturing import Function
@@ -263,3 +264,15 @@ def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to()
     assert (found.dtypes[name], found.lowered) == ("fp16", {capture.placeholders[0].name: {name}})
     plainly = capture_of(Function(lambda x: x.softmax(-1)), normal(4, 4))
     assert resolve(plainly, setting("bf16", True)).lowered == {}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, strategy: str) -> None:
+    capture, draw = captured(name), random.Random(name)
+    owners, choice, again = sorted(owners_of(capture)), dict[str, str](), Resolver(capture)
+    for fmt in ("fp16", "fp16", "fp16", "fp16", "bf16", "bf16"):
+        choice |= {owner: draw.choice([fmt, "fp32"]) for owner in draw.sample(owners, min(2, len(owners)))}
+        low = {owner: fmt for owner, precision in choice.items() if precision != "fp32"}
+        how = running(capture, strategy, lambda owner, low=low: low.get(owner, "fp32"), fmt)
+        assert again(how) == resolve(capture, how)
