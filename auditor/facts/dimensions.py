@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from ..ops.nodes import arguments_with_defaults, op_of, row_of, shape, source
+from ..ops.nodes import arguments_with_defaults, row_of, shape, source
 
 Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
@@ -92,7 +92,7 @@ def sequence_length(node: fx.Node) -> int | None:
             sizes = shape(args["input"])
             return sizes[1] if args["batch_first"] and len(sizes) == 3 else sizes[0]
         if row.cell:
-            return sum(op_of(user) == op_of(node) for user in source(args["w_ih"]).users)
+            return sum(user.target is node.target for user in source(args["w_ih"]).users)
     except _NOT_APPLICABLE:
         return None
     return None

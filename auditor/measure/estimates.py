@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -213,31 +214,32 @@ class _Hook:
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
                 value = tensors_of(self.estimates.measurement.values[self.source])[self.index]
-                for fmt in self.estimates.measurement.formats:
-                    self._add(fmt, gradient, value)
+                formats = self.estimates.measurement.formats
+                found = [part for fmt in formats for part in self._products(fmt, gradient, value)]
+                for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
+                    for kind in kinds:
+                        self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
-    def _add(self, fmt: str, gradient: torch.Tensor, value: torch.Tensor) -> None:
+    def _products(
+        self, fmt: str, gradient: torch.Tensor, value: torch.Tensor
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        """A format, the kinds of error that are alike, and the inner products with one of them."""
         trace = self.traces.get(fmt)
         isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
-            self._sum(fmt, ("cast",), self._by_rounding(gradient - returned, value, fmt))
+            yield fmt, ("cast",), self._by_rounding(gradient - returned, value, fmt)
         rounded = {"cast": returned is None, "isolated": isolated is None, "own": own is None}
         kinds = tuple(kind for kind, wanted in rounded.items() if wanted)
         if kinds:
-            self._sum(fmt, kinds, self._by_rounding(gradient, value, fmt))
+            yield fmt, kinds, self._by_rounding(gradient, value, fmt)
         for kind, gaps in (("isolated", isolated), ("own", own)):
             gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
             if gap is not None and gap.shape == gradient.shape:
-                self._sum(fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples))
+                yield fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples)
 
     def _by_rounding(self, gradient: torch.Tensor, value: torch.Tensor, fmt: str) -> torch.Tensor:
         return inner_products(gradient, value, self.samples, FORMATS[fmt])
-
-    def _sum(self, fmt: str, kinds: tuple[str, ...], inner: torch.Tensor) -> None:
-        squares, counts = by_level(inner)
-        for kind in kinds:
-            self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(squares, counts)
 
 
 def _steps(measurement: Measurement) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,16 +63,20 @@ class Sums:
         return statistics.stdev(self.finest) * math.sqrt(terms) / total / 2
 
 
-def by_level(inner: torch.Tensor) -> tuple[list[list[float]], list[int]]:
-    """Sums of squares by level and sample, and their numbers; inner: <gradient, error>, shape [samples, parts]."""
-    inner = inner.double()
+def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], list[int]]]:
+    """Of each, sums of squares by level and sample, and their numbers; <gradient, error>, shapes alike [samples, parts]."""
+    if not several:
+        return []
+    samples = several[0].shape[0]
+    inner = torch.cat([one.double() for one in several])
     sums, counts = [], []
     for parts in _LEVELS:
         inner = _merged(inner, parts)
         sums.append(torch.linalg.vecdot(inner, inner))
-        counts.append(inner.numel())
+        counts.append(inner.numel() // len(several))
     squares: list[list[float]] = torch.stack(sums).tolist()
-    return squares, counts
+    parted = range(0, samples * len(several), samples)
+    return [([level[start : start + samples] for level in squares], counts) for start in parted]
 
 
 def _merged(inner: torch.Tensor, parts: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ def test_whatchance_explains(count: int, low: float, high: float) -> None:
 
 def summed(inner: Tensor) -> Sums:
     sums = Sums()
-    sums.add(*by_level(inner))
+    sums.add(*by_level([inner])[0])
     return sums
 
 
