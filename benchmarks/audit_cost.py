@@ -45,6 +45,8 @@ COLUMNS = {
     "audit s": ".1f",
     "wall s": ".1f",
     "beyond imports s": ".1f",
+    "quick share": ".2f",
+    "quick share beyond imports": ".2f",
     "measure x": ".1f",
     "attribute x": ".1f",
     "both x": ".1f",
@@ -129,26 +131,43 @@ def whole(name: str) -> Row:
 
 
 def command(name: str) -> Row:
-    """`python -m auditor FILE` from start to finish, all its processes, and twice what importing torch takes."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    started = [spent()]
+    """`python -m auditor FILE` from start to finish, all its processes; beside it `--quick`, twice what importing torch takes,
+    and forwards before and after."""
+    model, args = build(name)
+    forwards = [forward_seconds(model, args)]
+    since = time.monotonic()
+    whole = _command(name)
+    wall = time.monotonic() - since
+    quick = _command(name, "--quick")
+    forwards.append(forward_seconds(model, args))
+    started = spent()
     for _ in range(2):
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    started.append(spent())
-    since = time.monotonic()
+    imports, forward = spent() - started, statistics.mean(forwards)
+    return {
+        "forward s": forward,
+        "audit s": whole,
+        "audit x": whole / forward,
+        "wall s": wall,
+        "beyond imports s": whole - imports,
+        "quick s": quick,
+        "quick share": quick / whole,
+        "quick share beyond imports": (quick - imports) / (whole - imports),
+    }
+
+
+def _command(name: str, *options: str) -> float:
+    """Processor seconds of an audit of a file."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    started = spent()
     with model_file(name) as file:
-        words = [sys.executable, "-m", "auditor", str(file), "--device", "cpu", "-q", "--fail-on", "never"]
+        words = [sys.executable, "-m", "auditor", str(file), "--device", "cpu", "-q", "--fail-on", "never", *options]
         done = subprocess.run(
             [*words, "--out", str(file.parent / "out")], env=environment, capture_output=True, text=True, check=False
         )
     if done.returncode:
         raise SystemExit(done.stderr[-4000:])
-    audit = spent() - started[1]
-    return {
-        "audit s": audit,
-        "wall s": time.monotonic() - since,
-        "beyond imports s": audit - (started[1] - started[0]),
-    }
+    return spent() - started
 
 
 def training(name: str) -> Row:
@@ -178,7 +197,6 @@ def combined(name: str) -> Row:
         **stages,
         **row,
         **called,
-        "audit x": called["audit s"] / forward,
         "measure x": row["measure s"] / forward,
         "attribute x": row["attribute s"] / forward,
         "both x": (row["measure s"] + row["attribute s"]) / forward,
