@@ -21,6 +21,7 @@ from ..replay.running import Running
 from ..replay.strategies import plain, scoped
 from ..resources import table
 from ..runs.outputs import tensor_outputs
+from .costs import heavy
 from .energy import FORBIDDEN
 from .islands import savings
 from .memory import memory_of
@@ -101,7 +102,7 @@ def make_plan(problem: Problem, trial: Trial, budget: float, all_low: float | No
     all_low: error of a run with everything low, where there was one.
     """
     curve = candidates(problem)
-    low, runs = _everything(problem, problem.format), Runs()
+    low, runs = _everything(problem, problem.format), Runs(dear=heavy(problem.costs))
     runs.learn(low, math.inf if all_low is None else all_low)
     chosen = _fastest_that_holds(problem, curve, trial, budget, runs)
     if chosen.precision != low.precision and _about_as_fast(low, chosen) and _allowed(low):
@@ -207,9 +208,13 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
 
 @dataclass
 class Runs:
-    """What runs said of predictions. off: how many times the predicted error the last one that was finite had."""
+    """What runs said of predictions. off: how many times the predicted error the last one that was finite had.
+
+    dear: whether a run costs more than what little it may gain.
+    """
 
     off: float = 1.0
+    dear: bool = True
 
     def learn(self, point: Candidate, error: float) -> None:
         """Take in the error of a run."""
@@ -233,7 +238,7 @@ def _fastest_that_holds(
         chosen = finer[_bisect(problem, finer, trial, budget, runs)]
     if not _worth_a_search(chosen, curve[0]):
         return chosen
-    allowed = max(budget / max(runs.off, 1.0), chosen.predicted_error)
+    allowed = max(budget / max(runs.off, 1.0) if runs.dear else budget, chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)
         if better.price >= chosen.price:
@@ -253,7 +258,8 @@ def _worth_a_search(chosen: Candidate, best: Candidate) -> bool:
 def _bisect(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs | None = None) -> int:
     """Index of the first point that holds; begun where the prediction puts it. The last one is known to hold.
 
-    What takes hardly less than one that holds, and what is expected to be over the budget by far beside one, is not run.
+    Where runs are dear, what takes hardly less than one that holds, and what is expected to be over the budget by far
+    beside one, is not run.
     """
     fails, holds, runs = -1, len(curve) - 1, runs or Runs()
     probe = min(_expected_to_hold(curve, fails, holds, budget, runs), holds - 1)
@@ -282,7 +288,7 @@ def _expected_to_hold(curve: Sequence[Candidate], fails: int, holds: int, budget
 
 def _worth_running(point: Candidate, holds: Candidate, budget: float, runs: Runs) -> bool:
     """Whether a point may hold too, and be better than one that does."""
-    return _worth_a_search(holds, point) and runs.expected(point) <= FAR * budget
+    return not runs.dear or (_worth_a_search(holds, point) and runs.expected(point) <= FAR * budget)
 
 
 def _allowed(point: Candidate) -> bool:

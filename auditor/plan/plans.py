@@ -36,6 +36,7 @@ from .choose import (
     ruled,
     simulated_error,
 )
+from .costs import heavy
 from .explained import affordable, as_candidate, explained, with_low
 from .problem import Problem
 from .recommend import gains, has_fp32
@@ -117,7 +118,8 @@ def _with_reasons(
         if bench.quick or not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
             break
         better = with_low(problem, plan, left)
-        if not as_candidate(problem, better).cost < (1 - LITTLE) * as_candidate(problem, plan).cost:
+        little = LITTLE if heavy(bench.costs) else 0.0
+        if not as_candidate(problem, better).cost < (1 - little) * as_candidate(problem, plan).cost:
             break
         tried = verify(bench, {plan.name: better}, tick)[plan.name]
         if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):
