@@ -49,6 +49,7 @@ def audit(
     max_drop: float | None = None,
     better: str | None = None,
     quick: bool = False,
+    measure_time: bool | None = None,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
@@ -59,7 +60,8 @@ def audit(
     the device that times and speed-ups are predicted for, a row of `plan/devices.toml`. rules: a directory of rules of your own,
     beside those that ship. objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the
     recommended plan is for, "inference" or "training"; the mode unless given. quick: the first format and strategy alone, and no
-    search. mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
+    search. measure_time: whether time and memory of one forward in FP32 and under each plan are measured; on a GPU they are
+    unless it is False, and the recommendation goes by them; on a CPU, where True asks for them, they are the CPU's own. mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
     every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns. evaluate:
     evaluate(model) -> your own score, a number or an iterable of numbers, one a sample or batch; it is called with the model in
     FP32 and under every verified plan. max_drop: how much worse a plan's may be. better: "higher" or "lower". progress: called as
@@ -83,6 +85,7 @@ def audit(
             seed=seed,
             scoring=_scoring(evaluate, max_drop, better),
             quick=quick,
+            measure_time=measure_time,
             progress=told,
         )
         return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)

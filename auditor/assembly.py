@@ -27,6 +27,7 @@ from .replay.depth import UnderPlan
 from .report.words import plan_title
 from .runs.outputs import NamedTensors
 from .sparing import now
+from .state.flags import Flags, libraries
 from .state.members import named_modules, size_of
 
 STEADY = 0.1
@@ -55,7 +56,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options, seconds),
+        environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
         max_error=bench.max_error,
         use=options.use,
@@ -108,11 +109,18 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, seconds: Mapping[str, float]) -> Environment:
-    execution = "native" if options.native else "emulated"
-    took = {stage: round(spent, 2) for stage, spent in seconds.items()}
-    where, spared = name_of(options.where), now().taken
-    return Environment(__version__, torch.__version__, where, execution, options.seed, took, spared)
+def _environment(options: Options, flags: Flags, seconds: Mapping[str, float]) -> Environment:
+    return Environment(
+        auditor=__version__,
+        torch=torch.__version__,
+        device=name_of(options.where),
+        execution="native" if options.native else "emulated",
+        seed=options.seed,
+        libraries=libraries(options.where),
+        flags=flags,
+        seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
+        memory=now().taken,
+    )
 
 
 def _inputs(subject: Subject) -> tuple[str, ...]:

@@ -65,6 +65,11 @@ def name_of(device: str) -> str:
     return str(_module(type_of(device)).get_device_name(device)) if is_native(device) else device
 
 
+def has_clock(device: str) -> bool:
+    """Whether what `chosen` chose is a GPU that times what it runs by itself."""
+    return is_native(device) and hasattr(_module(type_of(device)), "Event")
+
+
 def let_go(device: str) -> None:
     """Memory that torch keeps for later goes back to what `chosen` chose."""
     if is_native(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,20 +22,22 @@ from .loading.stored import raised
 from .measure.calibrate import calibrate
 from .measure.regions import run_regions
 from .options import Options
-from .plan.baselines import baselines_of
+from .plan.baselines import baselines_of, today_of
 from .plan.costs import costs_of
 from .plan.everything import everything_low
 from .plan.plans import as_run, plans_of
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
+from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
-from .records import Audit, Baseline, Capture, Finding, Plan, Subject
+from .records import Audit, Baseline, Capture, Finding, Plan, Subject, Timing, Today
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
 from .stages import Stages
+from .state.flags import flags
 from .state.process import untouched
 from .tape import capture
 from .training.recommend import agreed
@@ -50,7 +53,7 @@ def run(subject: Subject, options: Options) -> Audit:
 
 
 def _once(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed = Stages(options.progress), options.formats, options.seed
+    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, flags()
     with (
         deep(),
         untouched(seed),
@@ -79,9 +82,10 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick)
+        bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick, as_set)
         with bench.held:
-            baselines, plans = _planned(bench, options, stages, score)
+            tried = _tried(bench, options, stages, score)
+        plans = tried.plans
         recommended, reason = recommend(plans, yardstick.budget, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
@@ -96,8 +100,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         judged,
         findings=findings,
         regions=regions,
-        baselines=baselines,
-        plans=plans,
+        **vars(tried),
         evaluation=score.evaluation if score else None,
         recommended=recommended,
         recommendation=reason,
@@ -107,18 +110,30 @@ def _once(subject: Subject, options: Options) -> Audit:
     )
 
 
-def _planned(
-    bench: Workbench, options: Options, stages: Stages, score: InFp32 | None
-) -> tuple[dict[str, Baseline], dict[str, Plan]]:
-    """What happens without a plan, and the plans with their scores."""
+@dataclass(frozen=True)
+class _Tried:
+    """What was run: the plans, and what there is without them. fp32_today, timing: see Audit."""
+
+    baselines: dict[str, Baseline]
+    plans: dict[str, Plan]
+    fp32_today: Today | None
+    timing: Timing | None
+
+
+def _tried(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> _Tried:
+    """What happens without a plan, and the plans with their scores, and their times where these are to be measured."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
         plain = everything_low(bench, options.strategies, options.formats, stages.tick)
         baselines = baselines_of(bench, options.strategies, options.formats, plain)
+        today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
         plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick, plain)
     with stages("scores", _scored_by(options), wanted=score is not None):
-        scored = score.under(plans, bench) if score else plans
-    return as_run(baselines, plans), scored
+        plans = score.under(plans, bench) if score else plans
+    with stages("times", "FP32 and every plan, over and over", wanted=options.times):
+        bench.held.close()  # the process that verified plans, which holds the model
+        plans, timing = timed_plans(bench, plans, stages.tick) if options.times else (plans, None)
+    return _Tried(as_run(baselines, plans), plans, today, timing)
 
 
 def _scored_by(options: Options) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
-from .devices import chosen, is_native
+from .devices import chosen, has_clock, is_native
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
@@ -36,6 +36,7 @@ class Options:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
     timeout: seconds that a plan may take to answer in the process that verifies it, and one score, half an hour unless given.
     scoring: the user's own function that scores the model.
+    measure_time: whether times are measured, on a GPU that times itself unless somebody said.
     quick: of several formats and strategies the first alone, and the plan that is predicted to hold, with no search.
     """
 
@@ -55,6 +56,7 @@ class Options:
     timeout: float | None = None
     scoring: Scoring | None = None
     quick: bool = False
+    measure_time: bool | None = None
     selection: Selection = EVERYTHING
     progress: Progress | None = None
 
@@ -86,6 +88,11 @@ class Options:
     def native(self) -> bool:
         """Whether a GPU runs the formats; a CPU imitates one otherwise."""
         return is_native(self.where)
+
+    @property
+    def times(self) -> bool:
+        """Whether time and memory of plans are measured."""
+        return has_clock(self.where) if self.measure_time is None else self.measure_time
 
     @property
     def use(self) -> str:

@@ -120,6 +120,12 @@ def _wanted(parser: argparse.ArgumentParser) -> None:
     add("--use", choices=MODES, help="what the recommended plan is for; default: the mode")
     add("--objective", choices=OBJECTIVES, default="time", help="what plans save in the budget, default %(default)s")
     add("--quick", action="store_true", help="one format, one strategy (the first of each), and no search for plans")
+    add(
+        "--measure-time",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="time and memory of FP32 and every plan, default on a GPU; on a CPU the CPU's own",
+    )
 
 
 def _scored(parser: argparse.ArgumentParser) -> None:

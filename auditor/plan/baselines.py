@@ -10,10 +10,12 @@ from dataclasses import replace
 import torch
 
 from ..criteria.measure import Criteria
+from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
-from ..records import Baseline, Batch, Plan, RulesOnly
+from ..records import Baseline, Batch, Plan, RulesOnly, Today
 from ..runs.answer import answer, as_on
+from ..state.flags import loose, under
 from ..verify import failure_of
 from .choose import Trial, ruled, simulated_error
 from .plans import NONE, as_run, worst_of
@@ -45,6 +47,23 @@ def baselines_of(
             alone = _measured(simulated_error(problem, kept, trial))
         found[name] = replace(found[name], rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
     return found
+
+
+def today_of(bench: Workbench) -> Today | None:
+    """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
+    in IEEE arithmetic, as far as that is from itself."""
+    allowed = loose(bench.flags, bench.device)
+    if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
+        return None
+    try:
+        with under(bench.flags):
+            ran = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+        errors = [bench.distance(bench.reference(batch), out) for batch, out in zip(bench.checks, ran, strict=True)]
+    except Exception as error:
+        let_through(error)
+        return Today(allowed, None, False, failure_of(error))
+    worst = worst_of(errors)
+    return None if worst <= FLOOR * bench.noise else Today(allowed, *_measured(worst))
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:

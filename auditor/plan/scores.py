@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch.utils import _pytree as pytree
-
 from ..errors import MeasureError
-from ..folder import own
 from ..formats.table import DEFAULT, runs
 from ..options import Options
 from ..patch.emit import emit
@@ -22,7 +17,7 @@ from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
 from ..state.members import size_of
 from ..strategies import SHIPPED
-from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here, unwound
+from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here
 from .workbench import Workbench
 
 
@@ -76,16 +71,12 @@ class Scorer:
 
     def of_fp32(self) -> Given | str:
         """What the function gives of the FP32 model, in a process of its own where it can be made there."""
-        raised = {FP32: _raising(self.subject)} if self.subject.raised != "none" else {}
+        raised = {FP32: raising(self.subject)} if self.subject.raised != "none" else {}
         with ExitStack() as held:
 
             def begun() -> tuple[Verifier, Path]:
-                held.enter_context(unwound())
-                folder = tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True)
-                scratch = Path(held.enter_context(folder))
-                batch = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, self.subject.batches[0])
-                verifier = Verifier([batch], scratch, seed=self.seed, device=self.device, timeout=self.timeout)
-                return held.enter_context(verifier), scratch
+                where = {"seed": self.seed, "device": self.device, "timeout": self.timeout}
+                return held.enter_context(Verifier.begun(self.subject.batches[:1], **where))
 
             return self.given((FP32,), raised, None, begun)[FP32]
 
@@ -127,7 +118,7 @@ def _tell(words: str, most: int | None) -> None:
     beat(f"{words} of {most:,}" if words and most and most > 1 else words)
 
 
-def _raising(subject: Subject) -> Plan:
+def raising(subject: Subject) -> Plan:
     """All FP32, for a model that comes with something stored low."""
     return Plan(
         name=FP32,

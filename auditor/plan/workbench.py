@@ -23,6 +23,7 @@ from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
 from ..runs.answer import answer, operations_of
 from ..runs.outputs import NamedTensors
+from ..state.flags import Flags
 from ..tape.paths import usable
 from ..verify import Verifier, unwound
 from .choose import Trial
@@ -39,7 +40,7 @@ class Workbench:
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
     are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
-    Options.
+    Options. flags: how the caller had set torch to compute FP32.
     """
 
     subject: Subject
@@ -56,6 +57,7 @@ class Workbench:
     timeout: float | None = None
     objective: str = "time"
     quick: bool = False
+    flags: Flags = field(default_factory=dict)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
@@ -178,6 +180,7 @@ def workbench(
     findings: Sequence[Finding],
     options: Options,
     yardstick: Yardstick,
+    flags: Flags,
 ) -> Workbench:
     """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
     contributions, verdicts = measured.contributions, judged.verdicts
@@ -196,6 +199,7 @@ def workbench(
         timeout=options.timeout,
         objective=options.objective,
         quick=options.quick,
+        flags=flags,
     )
 
 

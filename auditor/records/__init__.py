@@ -19,6 +19,7 @@ from .graph import (
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 from .proposal import Proposal
+from .run import Timed, Times, Timing, Today
 from .score import Evaluation, Score
 
 __all__ = [
@@ -55,6 +56,10 @@ __all__ = [
     "ScopeChoice",
     "Score",
     "Subject",
+    "Timed",
+    "Times",
+    "Timing",
+    "Today",
     "Verdict",
     "Verification",
     "Weight",

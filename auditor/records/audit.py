@@ -13,6 +13,7 @@ from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, Dtypes, Plan
 from .proposal import Proposal
+from .run import Timing, Today
 from .score import Evaluation
 from .training import Training
 from .written import ByFormat, Inlined, Written
@@ -42,6 +43,17 @@ class Environment:
         Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated")),
     ]
     seed: Annotated[int, Written("of every random choice")]
+    libraries: Annotated[
+        Mapping[str, str], Written("versions of what computes there: CUDA, cuDNN and the driver, or oneDNN", later=True)
+    ] = field(default_factory=dict)
+    flags: Annotated[
+        Mapping[str, Any],
+        Written(
+            "how the caller had set torch to compute, by its names below `torch.backends`, and environment variables that "
+            "overrule it; the audit's own FP32 is IEEE whatever they say",
+            later=True,
+        ),
+    ] = field(default_factory=dict)
     seconds: Annotated[
         Mapping[str, float],
         Written(
@@ -141,6 +153,19 @@ class Audit:
         Mapping[str, Baseline],
         Written("what happens without a plan, under the same names", schema={"propertyNames": {"pattern": PLAN_NAME}}),
     ]
+    fp32_today: Annotated[
+        Today | None,
+        Written(
+            "the model in FP32 under the caller's own flags, such as TF32; only where that differs from FP32 in IEEE "
+            "arithmetic",
+            later=True,
+            left_out=True,
+        ),
+    ] = None
+    timing: Annotated[
+        Timing | None,
+        Written("what time and memory were measured on; only where they were", later=True, left_out=True),
+    ] = None
     nodes: Annotated[
         tuple[NodeReport, ...],
         Written("every operation of the captured graph, in the order it runs", measured=True),

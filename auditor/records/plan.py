@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from .run import Timed
 from .score import Score
 from .written import Inlined, Written
 
@@ -309,6 +310,15 @@ class Plan:
         Score | None,
         Written(
             "what the user's own function (`evaluation`) says of the model under the plan; only of verified plans",
+            before="pareto",
+            left_out=True,
+        ),
+    ] = None
+
+    timed: Annotated[
+        Timed | None,
+        Written(
+            "time and memory of one forward of the patched model, measured where `timing` says",
             before="pareto",
             left_out=True,
         ),

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+GENERAL = ("generic", "cuda", "mkldnn")
+"""What has a precision for all of its operations; the first for all of the others."""
+
 
 @contextmanager
 def ieee() -> Iterator[None]:
@@ -16,8 +19,8 @@ def ieee() -> Iterator[None]:
     cuDNN does not try out convolutions in it either, since which one it takes would differ from run to run.
     """
     cudnn = torch.backends.cudnn
-    matmul, convolutions = _read(torch.get_float32_matmul_precision), _read(lambda: cudnn.allow_tf32)
-    kept, benchmark = [(part, part.fp32_precision) for part in _parts()], cudnn.benchmark
+    matmul, convolutions = matmul_precision(), _read(lambda: cudnn.allow_tf32)
+    kept, benchmark = _own(_parts()), cudnn.benchmark
     try:
         _set("highest" if matmul else None, False if convolutions is not None else None)
         for part, _ in kept:
@@ -40,6 +43,28 @@ def _parts() -> list[Any]:
     return [part for part in parts if hasattr(part, "fp32_precision")]
 
 
+def _own(parts: list[Any]) -> list[tuple[Any, str]]:
+    """What each of these is set to itself, `none` where it follows the settings for all, which are lifted to see it."""
+    kept = []
+    for name in GENERAL if parts else ():
+        kept.append((name, general(name)))
+        set_general(name, "none")
+    found = [(part, part.fp32_precision) for part in parts]
+    for name, precision in kept:
+        set_general(name, precision)
+    return found
+
+
+def general(backend: str) -> str:
+    """The precision of all operations of a backend that have none of their own; of `generic`, of all backends."""
+    return str(torch._C._get_fp32_precision_getter(backend, "all"))
+
+
+def set_general(backend: str, precision: str) -> None:
+    """Sets that; `torch.backends.mkldnn.fp32_precision = ...` sets it for all backends in torch 2.13."""
+    torch._C._set_fp32_precision_setter(backend, "all", precision)
+
+
 def _read(flag: Callable[[], Any]) -> Any:
     """The flag; None where torch has none, or refuses to name it because somebody set the finer ones."""
     try:
@@ -52,5 +77,16 @@ def _set(matmul: str | None, convolutions: bool | None) -> None:
     """The older flags, which the finer ones follow: these are set first."""
     if convolutions is not None:
         torch.backends.cudnn.allow_tf32 = convolutions
-    if matmul is not None:
-        torch.set_float32_matmul_precision(matmul)
+    set_matmul_precision(matmul)
+
+
+def matmul_precision() -> str | None:
+    """`torch.get_float32_matmul_precision()`, None where torch refuses to name it."""
+    found: str | None = _read(torch.get_float32_matmul_precision)
+    return found
+
+
+def set_matmul_precision(precision: str | None) -> None:
+    """Sets it, unless it is None."""
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)

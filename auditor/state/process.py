@@ -15,7 +15,7 @@ import torch
 
 from ..devices import generators
 from .draws import reseed
-from .ieee import ieee
+from .ieee import ieee, matmul_precision, set_matmul_precision
 
 
 @contextmanager
@@ -108,7 +108,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (matmul_precision, set_matmul_precision),
     (_deterministic, _set_deterministic),
     (_autocast, _set_autocast),
     (_attention, _set_attention),

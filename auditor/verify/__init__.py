@@ -4,10 +4,12 @@ from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
 from .running import Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
 from .scores import FP32, score_here
+from .timing import TODAY, timed
 
 __all__ = [
     "FP32",
     "TIMEOUT",
+    "TODAY",
     "Answers",
     "NotHandedOver",
     "Outputs",
@@ -17,5 +19,6 @@ __all__ = [
     "run_patched",
     "said_no_memory",
     "score_here",
+    "timed",
     "unwound",
 ]

@@ -8,20 +8,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..records import Batch
+from ..folder import own
+from ..records import Batch, Timed
 from ..score import Given, Scoring
-from .lifetime import end, ended, hand
+from ..state.flags import Flags
+from .lifetime import end, ended, hand, unwound
 from .running import Answers
 from .scores import COUNTED, Told
+from .timing import timed_of
 
 T = TypeVar("T")
 
@@ -99,6 +105,16 @@ class Verifier:
         except Exception as error:
             raise NotHandedOver(str(error)) from error
 
+    @classmethod
+    @contextmanager
+    def begun(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
+        """One with a folder of its own, and that folder, for the body. settings: as to make one. Raises: NotHandedOver."""
+        with ExitStack() as held:
+            held.enter_context(unwound())
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
+            there = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
+            yield held.enter_context(cls(there, Path(folder), **settings)), Path(folder)
+
     def __enter__(self) -> Verifier:
         return self
 
@@ -138,6 +154,20 @@ class Verifier:
         file.unlink(missing_ok=True)
         task = _Task(patched_file, {"score": asked}, Given, self._timeout + LATER, waiting)
         return self._done(task, plans)
+
+    def times(
+        self,
+        patched_file: Path,
+        plans: Sequence[str],
+        flags: Flags,
+        told: Told = lambda words: None,
+    ) -> dict[str, Timed | str]:
+        """What one forward on the first batch takes under each plan, or the one-line reason why nothing was measured.
+
+        plans: FP32 and TODAY among them are the model itself, the latter under `flags`. told: called every second. Raises: NotHandedOver.
+        """
+        asked = {"time": {"flags": dict(flags), "threads": torch.get_num_threads()}}
+        return self._done(_Task(patched_file, asked, timed_of, self._timeout, lambda: told("")), plans)
 
     def _done(self, task: _Task[T], plans: Sequence[str]) -> dict[str, T | str]:
         found: dict[str, T | str] = {}

@@ -8,6 +8,7 @@ import json
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,16 +19,19 @@ from torch.utils import _pytree as pytree
 
 from ..devices import is_native
 from ..loading.state import materialise, switch
-from ..records import Batch
+from ..records import Batch, Timed
 from ..recursion import deep
 from ..score import Given
 from ..state.draws import reseed
+from ..state.flags import under
 from ..state.ieee import ieee
 from ..state.restored import restored
 from .artefact import READY, UNREAD
 from .lifetime import end_with_parent
 from .running import Answers, answers_of, failure_of
 from .scorer import score_plan
+from .scores import FP32
+from .timing import TODAY, timed
 
 
 def main(folder: Path) -> None:
@@ -44,7 +48,9 @@ def main(folder: Path) -> None:
         asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
         patched = import_file(asked["file"])
         for index, plan in enumerate(asked["plans"]):
-            if "score" in asked:
+            if "time" in asked:
+                write(job, index, time_plan(patched, model, plan, batches[0], settings, asked["time"]))
+            elif "score" in asked:
                 write(job, index, score_plan(patched, model, plan, asked["score"], settings))
             else:
                 write(job, index, run_plan(patched, model, plan, batches, settings))
@@ -92,12 +98,38 @@ def run_plan(
         return answers_of(model, batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
 
 
-def write(folder: Path, index: int, answer: Answers | Given | str) -> None:
+def time_plan(
+    patched: ModuleType,
+    model: nn.Module,
+    plan: str,
+    batch: Batch,
+    settings: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> Timed | str:
+    """What one forward takes under one plan, or in FP32, which as TODAY is that of the caller's flags; see `run_plan`."""
+    torch.set_num_threads(asked["threads"])
+    flags = under(asked["flags"]) if plan == TODAY else ieee()
+    with deep(), flags, restored(model):
+        try:
+            applied = FP32 if plan == TODAY else plan
+            if applied in patched.PLANS:
+                patched.apply(model, applied)
+        except Exception as error:
+            return failure_of(error)
+        return timed(model, batch, settings["device"], seed=settings["seed"])
+
+
+def write(folder: Path, index: int, answer: Answers | Given | Timed | str) -> None:
     """What one plan answers, in a file that is there as a whole or not at all."""
-    content = {"failure": answer} if isinstance(answer, str) else vars(answer)
+    content = {"failure": answer} if isinstance(answer, str) else as_plain(answer)
     unfinished = folder / "unfinished"
     torch.save(content, unfinished)
     unfinished.replace(folder / f"{index}.pt")
+
+
+def as_plain(answer: Answers | Given | Timed) -> dict[str, Any]:
+    """What is needed to make it again."""
+    return asdict(answer) if isinstance(answer, Timed) else vars(answer)
 
 
 def import_file(path: str) -> ModuleType:

@@ -63,3 +63,14 @@ def test_fp32_is_ieee_in_the_body_and_flags_come_back(allow: Callable[[], None])
             if "." in name:
                 library, part = name.split(".")
                 getattr(getattr(torch.backends, library), part).fp32_precision = value
+
+
+def test_what_follows_the_general_setting_follows_it_afterwards() -> None:
+    torch.backends.fp32_precision = "tf32"
+    try:
+        with ieee():
+            pass
+        torch.backends.fp32_precision = "none"
+        assert torch.backends.mkldnn.matmul.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "none"
+    finally:
+        torch.backends.fp32_precision = "none"

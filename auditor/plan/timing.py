@@ -1,0 +1,116 @@
+"""Time and memory of FP32 and of every plan, measured on the emitted artefact where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..devices import emptied, name_of
+from ..formats.table import runs
+from ..patch.emit import emit
+from ..patch.table import plan_table
+from ..patch.temporary import patched
+from ..raised import let_through
+from ..records import Plan, Timed, Times, Timing
+from ..recursion import deep
+from ..state.flags import loose, under
+from ..state.members import size_of
+from ..trees import tensors_in
+from ..verify import FP32, TODAY, NotHandedOver, Verifier, failure_of, timed
+from .scores import raising
+from .workbench import Workbench
+
+WAYS = ("eager", "compiled", "cuda_graph")
+"""How a model is run to be timed, by the names of Timed."""
+
+
+def timed_plans(
+    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[str], None]
+) -> tuple[dict[str, Plan], Timing]:
+    """The plans with what one forward takes under each, and what that is held against.
+
+    On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which imitates nothing, and the
+    times say nothing of a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
+    """
+    today = bool(loose(bench.flags, bench.device))
+    run = {name: plan for name, plan in plans.items() if runs(plan.format)}
+    names = [FP32, *([TODAY] if today else []), *run]
+    found = {
+        name: one if isinstance(one, Timed) else _lost(one) for name, one in _times(bench, run, names, tick).items()
+    }
+    whole = against(found[FP32], found[FP32])
+    timing = Timing(
+        device=name_of(bench.device),
+        decides=bench.native,
+        batch=_entries(bench),
+        threads=torch.get_num_threads(),
+        fp32=whole,
+        fp32_today=against(found[TODAY], whole) if today else None,
+    )
+    return {
+        name: replace(plan, timed=against(found[name], whole)) if name in run else plan for name, plan in plans.items()
+    }, timing
+
+
+def against(found: Timed, whole: Timed) -> Timed:
+    """With how many times as fast as FP32 it is, run in the same way."""
+
+    def held(times: Times | None, fp32: Times | None) -> Times | None:
+        if times is None or fp32 is None:
+            return times
+        return replace(
+            times,
+            speedup=fp32.median / times.median,
+            speedup_low=fp32.low / times.high,
+            speedup_high=fp32.high / times.low,
+        )
+
+    return replace(found, **{way: held(getattr(found, way), getattr(whole, way)) for way in WAYS})
+
+
+def _times(
+    bench: Workbench, plans: Mapping[str, Plan], names: Sequence[str], tick: Callable[[str], None]
+) -> dict[str, Timed | str]:
+    """In a process of its own, for a model that can be made there; this one keeps no memory of a GPU that it does not use."""
+    subject = bench.subject
+    if subject.origin is not None:
+        emptied(bench.device)
+        raised = {FP32: raising(subject)} if subject.raised != "none" else {}
+        where = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout}
+        try:
+            with Verifier.begun(bench.checks[:1], **where) as (verifier, folder):
+                file = Path(folder, "patched_model.py")
+                file.write_text(
+                    emit(subject.origin, size_of(subject.model), {**plans, **raised}, None, folder), "utf-8"
+                )
+                return verifier.times(file, names, bench.flags, lambda words: tick("timing"))
+        except NotHandedOver:
+            pass
+    return {name: _here(bench, plans.get(name), name) for name in names}
+
+
+def _here(bench: Workbench, plan: Plan | None, name: str) -> Timed | str:
+    model = bench.subject.model
+    try:
+        with (
+            deep(),
+            under(bench.flags) if name == TODAY else nullcontext(),
+            patched(model, plan_table(plan)) if plan is not None else nullcontext(model) as followed,
+        ):
+            return timed(followed, bench.checks[0], bench.device, seed=bench.seed, apart=False)
+    except Exception as error:
+        let_through(error, memory=False)
+        return failure_of(error)
+
+
+def _lost(why: str) -> Timed:
+    return Timed(missing=dict.fromkeys((*WAYS[:2], "memory"), why))
+
+
+def _entries(bench: Workbench) -> int | None:
+    """Entries along the first axis of the first tensor that has one."""
+    return next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None)

@@ -1,0 +1,151 @@
+"""Time and peak memory of a model as its user runs it: nothing is imitated, and nothing is intercepted while it is timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..pulse import beat
+from ..raised import let_through
+from ..records import Batch, Timed, Times
+from ..runs.answer import copied
+from ..state import unchanged
+from ..state.draws import reseed
+from ..state.members import modules_of
+from ..state.storages import memory
+from ..trees import tensors_in
+from . import instruments
+from .running import failure_of
+
+WARM_UP = 3
+"""Forwards before those that are timed: kernels are looked up, memory is reserved, what is built on first use is built."""
+
+FEWEST, MOST = 7, 50
+"""Forwards that are timed; how many of them, `SECONDS` says."""
+
+SECONDS = 2.0
+"""What the timed forwards take together, where the fewest do not take longer."""
+
+PATIENCE = 30.0
+"""Seconds of warm-up, building apart, after which a model that slow is warm."""
+
+TODAY = "fp32_today"
+"""What FP32 under the caller's own flags is called among the plans."""
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of a model on a batch, from the same state and random numbers every time."""
+
+    model: nn.Module
+    batch: Batch
+    device: str
+    seed: int
+
+    def seconds(self, call: Call) -> float:
+        """What it takes with `call` in the model's place."""
+        beat()
+        with unchanged(self.model, self.batch, watched=False):
+            args, kwargs = copied(self.batch)
+            reseed(self.seed)
+            with _disable_current_modes(), torch.no_grad(), instruments.clock(self.device) as elapsed:
+                call(*args, **kwargs)
+            return elapsed()
+
+    def times(self, call: Call) -> Times:
+        """Median and quartiles over repeats, after those that warm up."""
+        begun = time.monotonic()
+        for _ in range(WARM_UP):
+            last = self.seconds(call)
+            if time.monotonic() - begun > PATIENCE:
+                break
+        wanted = min(MOST, max(FEWEST, round(SECONDS / max(last, 1e-9))))
+        found = [self.seconds(call) for _ in range(wanted)]
+        low, median, high = statistics.quantiles(found, n=4, method="inclusive")
+        return Times(median, low, high, wanted)
+
+    def memory(self) -> int:
+        """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
+        with unchanged(self.model, self.batch, watched=False):
+            args, kwargs = copied(self.batch)
+            reseed(self.seed)
+            with _disable_current_modes(), torch.no_grad(), instruments.memory(self.device) as most:
+                self.model(*args, **kwargs)
+            held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
+            held += tensors_in((args, kwargs))
+            storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
+            return most() + sum(storages.values())
+
+
+def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
+    """What one forward takes, run as it is, compiled, and on CUDA as a graph; what cannot be run so is missing, with why.
+
+    apart: whether this process is for that alone: compiling leaves traces in it, so elsewhere the model is only run as it
+    is. The model comes back as it was.
+    """
+    forward = Forward(model, batch, device, seed)
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+
+    def take(name: str, measure: Callable[[], Any]) -> None:
+        try:
+            found[name] = measure()
+        except Exception as error:
+            let_through(error, memory=False)
+            missing[name] = failure_of(error)
+
+    with unchanged(model, batch):
+        take("first", lambda: _first(forward))  # whose writes are seen, and undone
+        if "first" in missing:
+            return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
+        take("eager", lambda: forward.times(model))
+        take("memory", forward.memory)
+        if not apart:
+            missing["compiled"] = (
+                "the model was handed over as an object: compiling it would leave traces in its process"
+            )
+        else:
+            take("compiled", lambda: _compiled(forward))
+            if device.startswith("cuda"):
+                take("cuda_graph", lambda: _graphed(forward))
+    found.pop("first", None)
+    return Timed(**found, missing=missing)
+
+
+def _first(forward: Forward) -> None:
+    args, kwargs = copied(forward.batch)
+    reseed(forward.seed)
+    with torch.no_grad():
+        forward.model(*args, **kwargs)
+
+
+def _compiled(forward: Forward) -> Times:
+    try:
+        return forward.times(torch.compile(forward.model, dynamic=False))
+    finally:
+        torch.compiler.reset()
+
+
+def _graphed(forward: Forward) -> Times:
+    """A CUDA graph of the forward, replayed; the inputs that it reads stay where they are."""
+    graph = torch.cuda.CUDAGraph()
+    args, kwargs = copied(forward.batch)
+    reseed(forward.seed)
+    with torch.no_grad(), torch.cuda.graph(graph):
+        forward.model(*args, **kwargs)
+    return forward.times(lambda *args, **kwargs: graph.replay())
+
+
+def timed_of(**plain: Any) -> Timed:
+    """One made again from plain data."""
+    times = {name: Times(**found) for name, found in plain.items() if isinstance(found, dict) and name != "missing"}
+    return Timed(**{**plain, **times})
