@@ -53,7 +53,7 @@ def run(subject: Subject, options: Options) -> Audit:
 
 
 def _once(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, flags()
+    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with (
         deep(),
         untouched(seed),

@@ -42,7 +42,7 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
     findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
     return workbench(
-        subject, captured, costs_of(captured), measured, judged, findings, options, Yardstick(options.max_error)
+        subject, captured, costs_of(captured), measured, judged, findings, options, Yardstick(options.max_error), {}
     )
 
 

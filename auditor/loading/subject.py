@@ -22,6 +22,7 @@ from ..records import Batch, Origin, Subject
 from ..recursion import deep
 from ..runs.answer import answer
 from ..state.draws import reseed
+from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .sandbox import blame, user_code
@@ -56,8 +57,11 @@ def load(
     script = str(parsed.path or parsed.module)
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
+    as_set = flags()
     with user_code(parsed.folders, seed, script):
-        return settled(_load(parsed, inputs, weights, seed, objective), check)
+        with under(as_set):
+            found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
+        return settled(found, check)
 
 
 def from_object(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 
 from ..formats.table import label, runs
-from ..records import CriterionValue, Plan
+from ..records import CriterionValue, Plan, Times
 from ..strategies import strategy_of
 from .clauses import GAINS, count
 
@@ -20,9 +20,36 @@ USES = ("inference", "training")
 
 def gains(plan: Plan) -> bool:
     """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32: a
-    mixture that is slower than it is not."""
-    slower = plan.objective == "time" and has_fp32(plan) and plan.predicted_speedup < 1
-    return plan.holds and strategy_of(plan.strategy).gains(plan) and not slower
+    mixture that is predicted to be slower than it is not, nor is a plan that was measured to be."""
+    times = measured_times(plan)
+    slower = has_fp32(plan) and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
+    return plan.holds and strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
+
+
+def measured_times(plan: Plan) -> Times | None:
+    """The times that a plan is judged by instead of its prediction: those of a GPU, run as it is."""
+    times = plan.timed.eager if plan.timed and plan.timed.decides else None
+    return times if times and times.speedup else None
+
+
+def memory_share(plan: Plan) -> float | None:
+    """What it needs of FP32's memory: as it was measured where that counts, else as it is predicted, where it is."""
+    if plan.timed and _weighed(plan):
+        return plan.timed.memory_share
+    if plan.memory is None or plan.fp32_memory is None:
+        return None
+    return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
+
+
+def _weighed(plan: Plan) -> bool:
+    """Whether its memory was measured on a GPU."""
+    return plan.timed is not None and plan.timed.decides and plan.timed.memory_share is not None
+
+
+def speedup(plan: Plan) -> float:
+    """Over FP32: as it was measured where that counts, else as it is predicted."""
+    times = measured_times(plan)
+    return times.speedup if times and times.speedup else plan.predicted_speedup
 
 
 def has_fp32(plan: Plan) -> bool:
@@ -39,10 +66,9 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
     if use == "training":
         good = [plan for plan in good if stepped is None or plan.name in stepped]
     for figure in (_taken, _elapsed):
-        least = min(map(figure, good), default=0.0)
-        good = [
-            plan for plan in good if figure(plan) <= _as_good_as(least, figure is _taken and plan.objective == "flops")
-        ]
+        least = min(good, key=figure, default=None)
+        most = math.inf if least is None else _as_good_as(least, figure)
+        good = [plan for plan in good if min(figure(plan), _at_best(plan, figure)) <= most]
     return min(good, key=_preference, default=None)
 
 
@@ -215,24 +241,21 @@ def _without(plans: Mapping[str, Plan], use: str) -> str:
 
 def _worth(plan: Plan) -> str:
     """A plan's figure by its objective."""
-    if plan.objective == "memory" and plan.memory and plan.fp32_memory:
-        share = (plan.memory.weights + plan.memory.activations) / (
-            plan.fp32_memory.weights + plan.fp32_memory.activations
-        )
-        return f"{share:.0%} of the memory"
+    if plan.objective == "memory" and (share := memory_share(plan)) is not None:
+        return f"{share:.0%} of the memory{' measured' if _weighed(plan) else ''}"
     if plan.objective == "flops":
         return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    return f"{plan.predicted_speedup:.2f}x"
+    return f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
 
 
 def _idly(plan: Plan) -> str:
     """That a plan holds and yet takes no less than FP32 by its objective, where that is so."""
-    taken, whole = 1 / plan.predicted_speedup, 1.0
-    if plan.objective == "memory" and plan.memory and plan.fp32_memory:
-        taken, whole = sum(astuple(plan.memory)), sum(astuple(plan.fp32_memory))
-    if plan.objective == "flops" or taken < whole:
+    share = memory_share(plan) if plan.objective == "memory" else None
+    taken = _elapsed(plan) if share is None else share
+    if plan.objective == "flops" or taken < 1:
         return ""
-    return f", predicted to save no {GAINS[plan.objective]}"
+    seen = "measured" if (_weighed(plan) if share is not None else measured_times(plan)) else "predicted"
+    return f", {seen} to save no {GAINS[plan.objective]}"
 
 
 def _share(plan: Plan) -> str:
@@ -244,18 +267,33 @@ def _share(plan: Plan) -> str:
 
 def _taken(plan: Plan) -> float:
     """What a plan needs by its objective."""
-    if plan.objective == "memory" and plan.memory:
-        return float(plan.memory.weights + plan.memory.activations)
+    if plan.objective == "memory" and (share := memory_share(plan)) is not None:
+        return share
     return 1 - plan.low_precision_flops if plan.objective == "flops" else _elapsed(plan)
 
 
 def _elapsed(plan: Plan) -> float:
-    return 1 / plan.predicted_speedup
+    return 1 / speedup(plan)
 
 
-def _as_good_as(least: float, share: bool) -> float:
-    """The most that is as good; share: of FLOPs, which are counted and not predicted, a hundredth of all counts as none."""
-    return least + 0.01 if share else least * (1 + NOISE)
+def _timely(plan: Plan, figure: Callable[[Plan], float]) -> Times | None:
+    """Its measured times, where the figure goes by them."""
+    return measured_times(plan) if figure is _elapsed or plan.objective == "time" else None
+
+
+def _at_best(plan: Plan, figure: Callable[[Plan], float]) -> float:
+    """What it may need as well, as far as its repeats were apart."""
+    times = _timely(plan, figure)
+    return figure(plan) if times is None else figure(plan) * times.low / times.median
+
+
+def _as_good_as(least: Plan, figure: Callable[[Plan], float]) -> float:
+    """The most that is as good as what the least needs: what its slower repeats took where it was measured, else a little
+    more than is predicted; of FLOPs, which are counted and not predicted, a hundredth of all counts as none."""
+    if figure is _taken and least.objective == "flops":
+        return figure(least) + 0.01
+    times = _timely(least, figure)
+    return figure(least) * (1 + NOISE if times is None else times.high / times.median)
 
 
 def _preference(plan: Plan) -> tuple[int, float, float]:

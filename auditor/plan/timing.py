@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,22 +43,20 @@ def timed_plans(
     found = {
         name: one if isinstance(one, Timed) else _lost(one) for name, one in _times(bench, run, names, tick).items()
     }
-    whole = against(found[FP32], found[FP32])
+    whole = found[FP32]
     timing = Timing(
         device=name_of(bench.device),
-        decides=bench.native,
         batch=_entries(bench),
         threads=torch.get_num_threads(),
         fp32=whole,
         fp32_today=against(found[TODAY], whole) if today else None,
     )
-    return {
-        name: replace(plan, timed=against(found[name], whole)) if name in run else plan for name, plan in plans.items()
-    }, timing
+    told = {name: replace(against(found[name], whole), decides=bench.native) for name in run}
+    return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
 
 
 def against(found: Timed, whole: Timed) -> Timed:
-    """With how many times as fast as FP32 it is, run in the same way."""
+    """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
 
     def held(times: Times | None, fp32: Times | None) -> Times | None:
         if times is None or fp32 is None:
@@ -69,7 +68,10 @@ def against(found: Timed, whole: Timed) -> Timed:
             speedup_high=fp32.high / times.low,
         )
 
-    return replace(found, **{way: held(getattr(found, way), getattr(whole, way)) for way in WAYS})
+    changed: dict[str, Any] = {way: held(getattr(found, way), getattr(whole, way)) for way in WAYS}
+    if found.memory is not None and whole.memory:
+        changed["memory_share"] = found.memory / whole.memory
+    return replace(found, **changed)
 
 
 def _times(

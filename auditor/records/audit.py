@@ -43,6 +43,12 @@ class Environment:
         Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated")),
     ]
     seed: Annotated[int, Written("of every random choice")]
+    seconds: Annotated[
+        Mapping[str, float],
+        Written(
+            "what each stage took, by name, in seconds; other from run to run, where all else is the same", later=True
+        ),
+    ] = field(default_factory=dict)
     libraries: Annotated[
         Mapping[str, str], Written("versions of what computes there: CUDA, cuDNN and the driver, or oneDNN", later=True)
     ] = field(default_factory=dict)
@@ -52,12 +58,6 @@ class Environment:
             "how the caller had set torch to compute, by its names below `torch.backends`, and environment variables that "
             "overrule it; the audit's own FP32 is IEEE whatever they say",
             later=True,
-        ),
-    ] = field(default_factory=dict)
-    seconds: Annotated[
-        Mapping[str, float],
-        Written(
-            "what each stage took, by name, in seconds; other from run to run, where all else is the same", later=True
         ),
     ] = field(default_factory=dict)
     memory: Annotated[

@@ -55,8 +55,9 @@ class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
     raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
-    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. present: whether
-    model and batches are there; they are not where an audit was loaded from its files.
+    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
+    torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
+    are not where an audit was loaded from its files.
     """
 
     model: nn.Module
@@ -73,6 +74,7 @@ class Subject:
     objective: Objective | None = None
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
     present: bool = True
 
 

@@ -61,6 +61,15 @@ class Timed:
             least=0,
         ),
     ] = None
+    memory_share: Annotated[
+        float | None, Written("`memory` over that of FP32 in IEEE arithmetic; `null` of that itself", least=0)
+    ] = None
+    decides: Annotated[
+        bool,
+        Written(
+            "whether the recommendation goes by `eager` and `memory`: on a GPU; those of a CPU say nothing of the GPU in `target`"
+        ),
+    ] = False
     missing: Annotated[
         Mapping[str, str], Written("why there is none of `eager`, `compiled`, `cuda_graph` or `memory`, by its name")
     ] = field(default_factory=dict)
@@ -71,12 +80,6 @@ class Timing:
     """What times were taken on, and those of FP32."""
 
     device: Annotated[str, Written("what ran: the GPU's name, or `cpu`")]
-    decides: Annotated[
-        bool,
-        Written(
-            "whether the recommendation goes by these times: on a GPU; those of a CPU say nothing of the GPU in `target`"
-        ),
-    ]
     batch: Annotated[int | None, Written("entries along the first axis of the first tensor that the model was given")]
     threads: Annotated[int, Written("how many threads torch had on the CPU", least=1)]
     fp32: Annotated[Timed, Written("the model in FP32, in IEEE arithmetic")]

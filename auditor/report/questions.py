@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..formats.table import FORMATS, runs
-from ..plan.recommend import best_for
+from ..plan.recommend import best_for, measured_times, speedup
 from ..records import NodeReport
 from ..records.audit import Audit
 from .exponents import narrowest
@@ -169,7 +169,9 @@ def _speed(audit: Audit, seen: View) -> Answer:
     slow = [f for f in audit.findings if f.rule.startswith("HWR")]
     hint = f" {count(len(slow), 'operation has', 'operations have')} a shape or setting that slows it." if slow else ""
     return Answer(
-        question, f"Predicted {plan.predicted_speedup:.2f}x, with {share} of the FLOPs in low precision.{hint}", "plans"
+        question,
+        f"{'Measured' if measured_times(plan) else 'Predicted'} {speedup(plan):.2f}x, with {share} of the FLOPs in low precision.{hint}",
+        "plans",
     )
 
 

@@ -20,6 +20,7 @@ from .criteria import SHARES, criteria_lines, missed, proposal_words
 from .kept import Island, islands
 from .prose import sentence
 from .score import ScoreView, advice, score_view
+from .timing import TimingView, timing_view, today_error, today_title
 from .training import training_headline
 from .words import VERDICTS, count, label, plan_title, ratio, scope
 
@@ -86,7 +87,7 @@ class PlanView:
 
 @dataclass(frozen=True)
 class View:
-    """What every reporter opens with."""
+    """What every reporter opens with. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
 
     headline: str
     proof: str
@@ -99,6 +100,8 @@ class View:
     score: str = ""
     criteria: str = ""
     proposals: tuple[str, ...] = ()
+    timing: TimingView | None = None
+    today: tuple[str, str] | None = None
 
 
 def view(audit: Audit) -> View:
@@ -124,6 +127,8 @@ def view(audit: Audit) -> View:
         scored.headline if scored else "",
         SHARES if audit.criteria else "",
         tuple(map(proposal_words, audit.proposals)),
+        timing_view(audit),
+        (today_title(audit), today_error(audit.fp32_today)) if audit.fp32_today else None,
     )
 
 

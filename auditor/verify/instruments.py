@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -59,7 +60,8 @@ def _of_the_cpu() -> Iterator[Callable[[], int]]:
         profiler = torch.autograd.profiler.profile(use_kineto=False, profile_memory=True)
         with profiler:
             yield lambda: max(accumulate(changes), default=0)
-    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    results: Any = profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 

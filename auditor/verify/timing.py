@@ -122,10 +122,11 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
 
 
 def _first(forward: Forward) -> None:
-    args, kwargs = copied(forward.batch)
-    reseed(forward.seed)
-    with torch.no_grad():
-        forward.model(*args, **kwargs)
+    with unchanged(forward.model, forward.batch, watched=False):
+        args, kwargs = copied(forward.batch)
+        reseed(forward.seed)
+        with torch.no_grad():
+            forward.model(*args, **kwargs)
 
 
 def _compiled(forward: Forward) -> Times:

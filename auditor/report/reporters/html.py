@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...formats.table import FORMATS
+from ...plan.recommend import measured_times, speedup
 from ...records.audit import Audit
 from ..charts import FRAME, depth_chart, tradeoff
 from ..exponents import bars, exponent_map, narrowest, weight_map
@@ -49,5 +50,7 @@ def render(audit: Audit) -> str:
             tools=tools(audit),
             training=training_view(audit),
             frame=FRAME,
+            speedup=speedup,
+            measured_times=measured_times,
         )
     )

@@ -26,7 +26,8 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"## Precision audit of {code(audit.subject.name)}\n"
     yield f"**{escape(seen.headline)}**\n"
     yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
-    yield from _plans(seen.plans)
+    yield from _plans(seen)
+    yield from _times(seen)
     yield from _criteria(seen)
     yield from _score(seen)
     yield from (f"{escape(proposal)}\n" for proposal in seen.proposals)
@@ -61,7 +62,8 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
+def _plans(seen: View) -> Iterator[str]:
+    plans: tuple[PlanView, ...] = seen.plans
     if not plans:
         return
     yield _row(("Plan", "Without it", "Predicted error", "Measured error", "Low-precision FLOPs", "Predicted speed-up"))
@@ -72,6 +74,16 @@ def _plans(plans: tuple[PlanView, ...]) -> Iterator[str]:
         measured = f"{ratio(plan.measured_error)}, {p.verdict}" if plan.measured_error is not None else p.verdict
         share, speed = percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}x"
         yield _row((title, escape(p.before), ratio(plan.predicted_error), measured, escape(share), speed))
+    if seen.today:
+        yield _row((escape(seen.today[0]), "", "", seen.today[1], "", ""))
+    yield ""
+
+
+def _times(seen: View) -> Iterator[str]:
+    if seen.timing is None:
+        return
+    yield f"{escape(seen.timing.about)}\n"
+    yield from (f"- {escape(row.line)}" for row in seen.timing.rows)
     yield ""
 
 

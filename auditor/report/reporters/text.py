@@ -33,6 +33,7 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _title(page, audit)
     _verdict(page, seen)
     _plans(page, seen)
+    _times(page, seen)
     _criteria(page, seen)
     _score(page, seen)
     _proposals(page, seen)
@@ -71,11 +72,14 @@ def _plans(page: Page, seen: View) -> None:
         return
     heads = ("", "Plan", "Without it", "Predicted", "Measured", "Speed-up")
     rows = [_plan_cells(p) for p in seen.plans]
-    widths = [max(cell_len(printable(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
+    today = [("", seen.today[0], "", "", seen.today[1], "")] if seen.today else []
+    widths = [max(cell_len(printable(row[i])) for row in (heads, *rows, *today)) for i in range(len(heads))]
     widths[1] = max(min(widths[1] + 2, page.width - sum(widths) + widths[1] - 2 * (len(widths) - 1)), 8)
     page.line(columns(list(zip(heads, widths, strict=True))), "muted")
     for p, row in zip(seen.plans, rows, strict=True):
         page.line(columns(list(zip(row, widths, strict=True))), "bold" if p.recommended else "")
+    for row in today:
+        page.line(columns(list(zip(row, widths, strict=True))))
     page.line()
     if seen.chosen:
         plan = seen.chosen.plan
@@ -85,6 +89,15 @@ def _plans(page: Page, seen: View) -> None:
             page.line(f"    predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}")
         _islands(page, seen.chosen.islands)
         page.line()
+
+
+def _times(page: Page, seen: View) -> None:
+    if seen.timing is None:
+        return
+    page.labelled("Times", seen.timing.about)
+    for row in seen.timing.rows:
+        page.labelled("", row.line)
+    page.line()
 
 
 def _criteria(page: Page, seen: View) -> None:

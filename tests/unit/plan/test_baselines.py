@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from auditor.formats.metrics import output_error
 from auditor.plan import baselines as module
-from auditor.plan.baselines import baselines_of
+from auditor.plan.baselines import baselines_of, today_of
 from auditor.plan.costs import costs_of
 from auditor.plan.plans import verify
 from auditor.plan.workbench import REPEATED, Workbench
 from auditor.records import Plan, ScopeChoice, Verdict
+from auditor.state.flags import flags
+from auditor.state.ieee import ieee
 from auditor.tape import capture
 from tests.problems import NOTHING
 from tests.subjects import FORMATS, normal, seeded, subject_of
@@ -127,3 +129,46 @@ def test_want_of_memory_is_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "answer", full)
     with pytest.raises(torch.OutOfMemoryError):
         baselines_of(bench, ("cast",), ("fp16",))
+
+
+class Rounds(nn.Module):
+    """What a GPU does with TF32, as far as flags go: it loses bits where they allow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 2.0**-11 * (torch.backends.mkldnn.matmul.fp32_precision == "tf32"))
+
+
+ALLOWED = {"mkldnn.matmul.fp32_precision": "tf32"}
+
+
+def test_fp32_as_the_caller_has_it_set_is_a_row_where_it_differs() -> None:
+    before = flags()
+    with ieee():
+        found = today_of(replace(bench_of(Rounds()), flags=ALLOWED))
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+    assert flags() == before
+    assert found is not None and (found.computed_in, found.finite, found.failure) == (("tf32",), True, None)
+    assert found.measured_error == pytest.approx(2.0**-11, rel=1e-3)
+
+
+def test_fp32_as_it_is_set_is_no_row_where_it_is_the_same() -> None:
+    bench = replace(bench_of(seeded(Noting)), flags=before_any())
+    SEEN.clear()
+    assert today_of(bench) is None and not SEEN  # nothing else is allowed, so nothing is run
+    assert today_of(replace(bench, flags=ALLOWED)) is None and SEEN
+
+
+def before_any() -> dict[str, Any]:
+    return {**flags(), "mkldnn.matmul.fp32_precision": "ieee"}
+
+
+def test_fp32_that_fails_as_it_is_set_says_so() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.backends.mkldnn.matmul.fp32_precision == "tf32":
+                raise RuntimeError("no such arithmetic")
+            return x + 1
+
+    with ieee():
+        found = today_of(replace(bench_of(Fails()), flags=ALLOWED))
+    assert found is not None and (found.measured_error, found.failure) == (None, "RuntimeError: no such arithmetic")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.plan.recommend import best_for, lowers_nothing, recommend, saves_nothing
-from auditor.records import Memory, Plan, Reason, ScopeChoice
+from auditor.records import Memory, Plan, Reason, ScopeChoice, Timed, Times
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
@@ -212,3 +212,44 @@ def test_the_sentence_holds_the_evidence() -> None:
 def test_what_stays_fp32_is_counted(islands: tuple[str, ...], words: str) -> None:
     kept = replace(BASE, scopes={**ROOT, **{path: ScopeChoice("fp32") for path in islands}})
     assert f"{words}. For" in recommend(plans(kept), 0.01)[1]
+
+
+def on_a_gpu(low: float, median: float, high: float, share: float = 0.6, decides: bool = True) -> Timed:
+    """Times of a plan beside an FP32 that takes 1 s, give or take 0.1."""
+    times = Times(median, low, high, 20, 1 / median, 0.9 / high, 1.1 / low)
+    return Timed(eager=times, memory=60, memory_share=share, decides=decides)
+
+
+def test_measured_times_decide_where_they_are_a_gpus() -> None:
+    predicted = named("cast_fp16", predicted_speedup=4.0, timed=on_a_gpu(0.78, 0.8, 0.82))
+    measured = replace(BASE, timed=on_a_gpu(0.58, 0.6, 0.62))
+    name, reason = recommend(plans(predicted, measured), 0.01)
+    assert name == "autocast_fp16"
+    assert "for training: FP16 under autocast (`autocast_fp16`), 1.67x measured." in reason
+    on_a_cpu = [replace(plan, timed=replace(plan.timed, decides=False)) for plan in (predicted, measured) if plan.timed]
+    assert recommend(plans(*on_a_cpu), 0.01)[0] == "cast_fp16"
+
+
+def test_what_repeats_do_not_tell_apart_is_as_fast() -> None:
+    closer = replace(BASE, measured_error=0.001, timed=on_a_gpu(0.57, 0.64, 0.7))
+    faster = named("autocast_bf16", measured_error=0.002, timed=on_a_gpu(0.55, 0.58, 0.6))
+    assert recommend(plans(closer, faster), 0.01)[0] == "autocast_fp16"
+    apart = replace(closer, timed=on_a_gpu(0.61, 0.64, 0.7))
+    assert recommend(plans(apart, faster), 0.01)[0] == "autocast_bf16"
+
+
+def test_a_plan_that_was_measured_to_be_slower_than_fp32_gains_nothing() -> None:
+    slower = replace(BASE, timed=on_a_gpu(1.15, 1.2, 1.3))
+    assert recommend(plans(slower), 0.01)[0] is None
+    assert saves_nothing(plans(slower))
+    untold = replace(BASE, timed=on_a_gpu(1.05, 1.2, 1.3))  # within the spread of both
+    name, reason = recommend(plans(untold), 0.01)
+    assert name == "autocast_fp16" and ", measured to save no time" in reason
+
+
+def test_measured_memory_decides_where_memory_is_to_be_saved() -> None:
+    asked = {"objective": "memory", "memory": Memory(50, 50), "fp32_memory": FP32}
+    less = replace(BASE, **asked, timed=on_a_gpu(0.9, 0.9, 0.9, share=0.5))
+    more = named("cast_fp16", **asked, timed=on_a_gpu(0.5, 0.5, 0.5, share=0.7))
+    name, reason = recommend(plans(less, more), 0.01)
+    assert name == "autocast_fp16" and "50% of the memory measured" in reason

@@ -1,0 +1,72 @@
+"""FP32 as it is set, and times, in words: numbers with their unit and spread, and what they say nothing of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Audit, Timed, Times, Timing, Today
+from auditor.report.reporters import md, text
+from auditor.report.reporters.html import render
+from auditor.report.timing import times_in_words, timing_view, today_error, today_title
+from tests.unit.report.factory import make_audit
+
+FAST = Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2)
+WHOLE = Timed(eager=Times(0.0024, 0.0023, 0.0026, 20), memory=4_000_000, missing={"compiled": "no compiler"})
+
+
+def timed_audit(decides: bool) -> Audit:
+    audit = make_audit()
+    plans = {
+        name: replace(p, timed=Timed(eager=FAST, memory=2_000_000, decides=decides)) for name, p in audit.plans.items()
+    }
+    timing = Timing("NVIDIA H100" if decides else "cpu", 8, 2, WHOLE, replace(WHOLE, missing={}))
+    today = Today(("tf32",), 4.2e-4, True)
+    return replace(audit, plans=plans, timing=timing, fp32_today=today)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (FAST, "1.2 ms (1.1 to 1.3), 2.00x"),
+        (Times(2.5, 2.25, 3.0, 7), "2.5 s (2.25 to 3)"),
+        (Times(0.00002, 0.00001, 0.00004, 7, 1.1, 0.9, 1.3), "20 µs (10 to 40), 1.10x, not to be told from FP32"),
+    ],
+)
+def test_times_have_a_unit_and_a_spread(times: Times, words: str) -> None:
+    assert times_in_words(times) == words
+
+
+def test_what_the_times_are_for_is_said() -> None:
+    on_a_cpu, on_a_gpu = timing_view(timed_audit(False)), timing_view(timed_audit(True))
+    assert on_a_cpu is not None and on_a_gpu is not None
+    assert on_a_cpu.about == (
+        "One forward on this CPU, on 2 threads, 8 entries in the batch: median (quartiles), speed-up over FP32; they are the "
+        "CPU's own, which says nothing of a GPU: the recommendation goes by predictions."
+    )
+    assert "on NVIDIA H100, 8 entries in the batch" in on_a_gpu.about
+    assert "the recommendation goes by the first of them" in on_a_gpu.about
+    first, second = on_a_cpu.fp32
+    assert first.line == "FP32: 2.4 ms (2.3 to 2.6); at most 4MB; not compiled: no compiler"
+    assert second.title == "FP32 as you have it set (TF32)"
+    assert timing_view(make_audit()) is None
+
+
+def test_every_reporter_has_the_rows() -> None:
+    audit = timed_audit(False)
+    for said in (text.render(audit, width=100, color=False), md.render(audit), render(audit)):
+        assert today_title(audit) in said.replace("\\", "") and "4.2e-4" in said
+        assert "1.2 ms (1.1 to 1.3), 2.00x" in said.replace("\n          ", " ").replace("\\", "")
+    for said in (text.render(make_audit(), color=False), md.render(make_audit()), render(make_audit())):
+        assert "as you have it set" not in said and "One forward" not in said
+
+
+def test_fp32_that_failed_is_no_number() -> None:
+    assert today_error(Today((), None, False, "RuntimeError: no")) == "fails to run"
+    assert today_error(Today((), None, False)) == "non-finite"
+
+
+def test_on_a_gpu_the_measured_speed_up_is_the_figure() -> None:
+    assert '2.00×</p>\n      <p class="muted">measured, against FP32' in render(timed_audit(True))
+    assert "predicted, against FP32" in render(timed_audit(False))
