@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from . import __version__
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
+from .criteria.noise import FLOOR
 from .devices import name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
@@ -24,7 +25,7 @@ from .paths import enclosing
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
 from .replay.depth import UnderPlan
-from .report.words import plan_title
+from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
 from .sparing import now
 from .state.flags import Flags, libraries
@@ -32,6 +33,9 @@ from .state.members import named_modules, size_of
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
+
+NAMED = 4
+"""How many operations that are not deterministic are named in a warning; the report has all of them."""
 
 
 def assembled(
@@ -58,7 +62,7 @@ def assembled(
         shared_modules=shared_modules(subject.model),
         environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
-        max_error=bench.max_error,
+        max_error=bench.budget,
         use=options.use,
         metric=_metric(options, bench),
         criteria=tuple(map(str, bench.distance.all)) if isinstance(bench.distance, Criteria) else (),
@@ -66,8 +70,9 @@ def assembled(
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        warnings=(*captured.warnings, *_unsteady(bench, found["plans"]), *_unheld(subject), *_spared(options.native)),
+        warnings=(*captured.warnings, *_unsteady(bench), *_unheld(subject), *_spared(options.native)),
         command=options.command,
+        noise=bench.floor,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
@@ -147,19 +152,30 @@ def _spared(native: bool) -> tuple[str, ...]:
     return (f"{short} as it is: it was run with {', '.join(taken)}.{of}",)
 
 
-def _unsteady(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[str, ...]:
+def _unsteady(bench: Workbench) -> tuple[str, ...]:
     """Said where runs in FP32 differ by so much that a plan is judged by that too."""
-    ran = [plan.verification for plan in plans.values() if plan.verification]
-    noise = max((verification.noise or 0.0 for verification in ran), default=0.0)
-    if ran and not any(plan.verified for plan in plans.values()):
-        noise = bench.noise
-    if not noise > STEADY * bench.max_error:
+    noise = bench.floor
+    if not noise.error > STEADY * bench.budget:
         return ()
-    return (
-        f"The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
-        f"{noise:.2g}. It keeps state that the audit cannot put back (in a generator, in C++, in another process), or "
-        "computes in an order that varies; no plan can be nearer to it than it is itself.",
-    )
+    said = f"The model differs from itself: run again in FP32, from the same state and random numbers, it is off by {noise.error:.2g}. "
+    if noise.operations:
+        said += f"That begins where the same inputs give other results: {_named(bench)}. "
+    else:
+        said += (
+            "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "
+            "order that varies. "
+        )
+    if not noise.floor:
+        return (f"{said}No plan can be nearer to it than it is itself.",)
+    return (f"{said}Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors.",)
+
+
+def _named(bench: Workbench) -> str:
+    """The operations that are not deterministic, in the modules that run them."""
+    nodes = [bench.capture.nodes[name] for name in bench.floor.operations]
+    listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return ", ".join(listed[:NAMED]) + more
 
 
 def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:

@@ -20,10 +20,11 @@ from .loading import in_eval
 from .loading.placement import placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate
+from .measure.noise import noise_of
 from .measure.regions import run_regions
 from .options import Options
 from .plan.baselines import baselines_of, today_of
-from .plan.costs import costs_of
+from .plan.costs import costs_of, heavy
 from .plan.everything import everything_low
 from .plan.plans import as_run, plans_of
 from .plan.recommend import recommend
@@ -33,6 +34,7 @@ from .plan.units import in_unit, yardstick_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
 from .records import Audit, Baseline, Capture, Finding, Plan, Subject, Timing, Today
+from .records.training import Training
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
@@ -41,7 +43,7 @@ from .state.flags import flags
 from .state.process import untouched
 from .tape import capture
 from .training.recommend import agreed
-from .training.stage import conclude, prepare
+from .training.stage import Prepared, conclude, prepare
 
 
 def run(subject: Subject, options: Options) -> Audit:
@@ -71,8 +73,9 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
             relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick)
+            noise = noise_of(captured, subject, yardstick, seed, dear=heavy(costs_of(captured)), native=options.native)
         measured = in_unit(relative, yardstick.unit)
-        judged = judge(captured, measured, formats, yardstick.budget)
+        judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):
             first = subject.model, subject.batches[0]
             regions = run_regions(captured, *first, relative, judged.verdicts, formats, yardstick.measured)
@@ -82,14 +85,11 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick, as_set)
+        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
         with bench.held:
             tried = _tried(bench, options, stages, score)
         plans = tried.plans
-        recommended, reason = recommend(plans, yardstick.budget, options.use)
-        with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
-            training = conclude(step, plans, recommended, stages.tick) if step else None
-            recommended, reason = agreed(training, plans, recommended, reason, yardstick.budget, options.use)
+        training, recommended, reason = _concluded(step, plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
             followed = under_plan(captured, *first, plans.get(recommended or ""))
@@ -134,6 +134,16 @@ def _tried(bench: Workbench, options: Options, stages: Stages, score: InFp32 | N
         bench.held.close()  # the process that verified plans, which holds the model
         plans, timing = timed_plans(bench, plans, stages.tick) if options.times else (plans, None)
     return _Tried(as_run(baselines, plans), plans, today, timing)
+
+
+def _concluded(
+    step: Prepared | None, plans: dict[str, Plan], budget: float, options: Options, stages: Stages
+) -> tuple[Training | None, str | None, str]:
+    """What training in low precision comes to, where it is audited, and the plan to use, with why."""
+    recommended, reason = recommend(plans, budget, options.use)
+    with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
+        training = conclude(step, plans, recommended, stages.tick) if step else None
+        return training, *agreed(training, plans, recommended, reason, budget, options.use)
 
 
 def _scored_by(options: Options) -> str:

@@ -15,11 +15,11 @@ from auditor.judge.classify import classify
 from auditor.judge.findings import confronted
 from auditor.judge.verdicts import judge
 from auditor.measure.calibrate import calibrate
+from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
 from auditor.options import Options
 from auditor.paths import enclosing, within
 from auditor.plan.choose import scopes_of
-from auditor.plan.costs import costs_of
 from auditor.plan.explained import as_candidate
 from auditor.plan.plans import verify
 from auditor.plan.problem import Problem
@@ -41,9 +41,8 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
     findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
-    return workbench(
-        subject, captured, costs_of(captured), measured, judged, findings, options, Yardstick(options.max_error), {}
-    )
+    yardstick = Yardstick(options.max_error)
+    return workbench(subject, captured, measured, judged, findings, options, yardstick, {}, Heard())
 
 
 def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:

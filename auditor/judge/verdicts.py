@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..criteria.criterion import strict
+from ..criteria.noise import FLOOR
 from ..formats.table import FORMATS, label
 from ..measure.calibrate import Calibration
 from ..measure.rerun import SENSITIVE_SHARE
-from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
+from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Noise, Verdict
 from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
+
+QUIET = Noise()
+"""FP32 that is always the same."""
 
 
 def verdict_of(
@@ -25,10 +29,12 @@ def verdict_of(
     exposed: tuple[str, ...],
     fmt: str,
     max_error: float,
+    noise: Noise = QUIET,
 ) -> Verdict:
     """unsafe: alone it breaks the budget, turns finite outputs non-finite, flips discrete results, or cannot run.
 
-    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold.
+    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold. What is within
+    the noise of FP32 itself is no error.
     """
     if error is None or contribution is None:
         return Verdict("untested", "it was not reached while measuring")
@@ -44,11 +50,18 @@ def verdict_of(
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if contribution.decided_by == "not-run":
         return Verdict("untested", _untested_reason(error))
+    if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
+        return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
         return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
     if not contribution.isolated <= SENSITIVE_SHARE * max_error:
         return Verdict("sensitive", _taken(contribution, max_error), _limit(error))
     return Verdict("safe", _safe_reason(error, contribution))
+
+
+def within(noise: Noise) -> str:
+    """That something is no more than what FP32 does by itself."""
+    return f"no more than {FLOOR:g} times what runs in FP32 differ by ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
@@ -150,6 +163,7 @@ def judge(
     found: Calibration,
     formats: Sequence[str],
     max_error: float,
+    noise: Noise = QUIET,
 ) -> Judgement:
     """The verdict of every node in every format."""
     verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
@@ -171,6 +185,7 @@ def judge(
                 strategies,
                 fmt,
                 max_error,
+                noise,
             )
     return Judgement(verdicts, exposed)
 

@@ -63,7 +63,7 @@ def today_of(bench: Workbench) -> Today | None:
         let_through(error)
         return Today(allowed, None, False, failure_of(error))
     worst = worst_of(errors)
-    return None if worst <= FLOOR * bench.noise else Today(allowed, *_measured(worst))
+    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:

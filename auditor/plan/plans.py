@@ -11,6 +11,7 @@ import torch
 
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
+from ..criteria.noise import FLOOR
 from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
@@ -153,10 +154,11 @@ def _allowed(plan: Plan, baseline: Baseline, max_error: float) -> float:
 
 
 def _outdone(plan: Plan, baseline: Baseline) -> bool:
-    """Whether the model is closer to FP32 without the plan. With everything low the two are one."""
+    """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
     if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
-    return plan.measured_error > baseline.measured_error
+    noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
+    return plan.measured_error > baseline.measured_error + noise
 
 
 def _undone(
@@ -318,7 +320,7 @@ def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | s
         enabled = bench.distance(*graded) if graded else None
     except MeasureError as error:
         return _failed(bench, plan, str(error))
-    if graded and (otherwise := _mode_matters(plan, pairs[0], graded)):
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.floor.joint)):
         return _failed(bench, plan, otherwise)
     finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
     named = _criteria(bench, pairs, graded)
@@ -331,7 +333,8 @@ def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | s
         finite=finite,
         worst_output=worst if finite and math.isfinite(worst) else None,
         with_gradients=enabled if finite else None,
-        noise=bench.noise,
+        noise=bench.floor.error,
+        floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
         ungraded=bench.ungraded,
     )
     verified = finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
@@ -373,13 +376,13 @@ def _on_cpu(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 
 
-def _mode_matters(plan: Plan, without: Pair, enabled: Pair) -> str | None:
-    """What to say of a patched model that is further off with gradients enabled than rounding explains.
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:
+    """What to say of a patched model that is further off with gradients enabled than rounding, and FP32's noise, explains.
 
     Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
     """
     before, after = output_error(*without), output_error(*enabled)
-    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon:
+    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise:
         return None
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 
+from ..criteria.noise import FLOOR
 from ..formats.table import label, runs
 from ..records import CriterionValue, Plan, Times
 from ..strategies import strategy_of
@@ -69,7 +71,8 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
         least = min(good, key=figure, default=None)
         most = math.inf if least is None else _as_good_as(least, figure)
         good = [plan for plan in good if min(figure(plan), _at_best(plan, figure)) <= most]
-    return min(good, key=_preference, default=None)
+    closest = min((plan.measured_error or 0.0 for plan in good), default=0.0)
+    return min(good, key=partial(_preference, closest), default=None)
 
 
 def recommend(
@@ -165,6 +168,11 @@ def _criteria(plan: Plan) -> tuple[CriterionValue, ...]:
 def _within(plan: Plan, max_error: float) -> str:
     """That a plan keeps to what was allowed, and how much of it that takes."""
     if not _criteria(plan):
+        if (plan.measured_error or 0.0) > max_error and plan.verification:
+            return (
+                f"measured error {plan.measured_error:.2g}, no more than {FLOOR:g} times what runs in FP32 differ by "
+                f"({plan.verification.noise:.2g})"
+            )
         return f"measured error {plan.measured_error:.2g} within the budget of {max_error:.2g}"
     most = max(_criteria(plan), key=lambda one: one.share or 0.0)
     if not most.share:
@@ -296,8 +304,11 @@ def _as_good_as(least: Plan, figure: Callable[[Plan], float]) -> float:
     return figure(least) * (1 + NOISE if times is None else times.high / times.median)
 
 
-def _preference(plan: Plan) -> tuple[int, float, float]:
-    return strategy_of(plan.strategy).rank, plan.measured_error or 0.0, _elapsed(plan)
+def _preference(closest: float, plan: Plan) -> tuple[int, float, float]:
+    """closest: the smallest error of any; what is no further from it than FP32's noise is as small."""
+    error, ran = plan.measured_error or 0.0, plan.verification
+    noise = FLOOR * (ran.noise or 0.0) if ran else 0.0
+    return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, _elapsed(plan)
 
 
 def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:

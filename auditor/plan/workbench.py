@@ -17,26 +17,24 @@ from ..errors import first_line
 from ..folder import own
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
+from ..measure.noise import Heard, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
 from ..raised import let_through
-from ..records import Batch, Capture, Contribution, Distance, Finding, Subject, Verdict
+from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
 from ..runs.answer import answer, operations_of
 from ..runs.outputs import NamedTensors
 from ..state.flags import Flags
 from ..tape.paths import usable
 from ..verify import Verifier, unwound
 from .choose import Trial
-from .costs import Cost, heavy
+from .costs import Cost, costs_of
 from .problem import Problem
-
-REPEATED = (37, 211, 101)
-"""Numbers that are allocated before the FP32 model is run once more, a run each, so that its memory lies elsewhere."""
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """What plans are made from. contributions, verdicts: {format: {node: ...}}. device: see devices.chosen.
+    """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
     are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
@@ -50,7 +48,7 @@ class Workbench:
     verdicts: Mapping[str, Mapping[str, Verdict]]
     findings: Sequence[Finding]
     distance: Distance
-    max_error: float
+    budget: float
     seed: int
     gpu: str
     device: str
@@ -58,6 +56,7 @@ class Workbench:
     objective: str = "time"
     quick: bool = False
     flags: Flags = field(default_factory=dict)
+    floor: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
@@ -105,22 +104,10 @@ class Workbench:
             let_through(error)
             return f"{type(error).__name__}: {first_line(error)}"
 
-    @cached_property
-    def noise(self) -> float:
-        """How far apart runs of the FP32 model are that differ only in where their memory lies; as far as it runs again.
-
-        One run of a model whose runs are dear.
-        """
-        batch, moved, found = self.checks[0], [], 0.0
-        for size in REPEATED[:1] if heavy(self.costs) else REPEATED:
-            moved.append(torch.empty(size))
-            try:
-                again = reference(self.subject, batch, self.seed)
-            except Exception as error:
-                let_through(error)
-                break
-            found = max(found, self.distance(self.reference(batch), again))
-        return found
+    @property
+    def max_error(self) -> float:
+        """The error that a plan may have: the budget, or what is no error where FP32 differs from itself by that much."""
+        return max(self.budget, self.floor.floor)
 
     @cached_property
     def scratch(self) -> str:
@@ -174,25 +161,25 @@ class Workbench:
 def workbench(
     subject: Subject,
     capture: Capture,
-    costs: Mapping[str, Cost],
     measured: Calibration,
     judged: Judgement,
     findings: Sequence[Finding],
     options: Options,
     yardstick: Yardstick,
     flags: Flags,
+    noise: Heard,
 ) -> Workbench:
     """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
-    contributions, verdicts = measured.contributions, judged.verdicts
+    contributions, verdicts = without_noise(measured.contributions, noise.found), judged.verdicts
     return Workbench(
         subject=subject,
         capture=capture,
-        costs=costs,
+        costs=costs_of(capture),
         contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in options.formats},
         verdicts={fmt: {name: v[fmt] for name, v in verdicts.items()} for fmt in options.formats},
         findings=findings,
         distance=yardstick.distance,
-        max_error=yardstick.budget,
+        budget=yardstick.budget,
         seed=options.seed,
         gpu=options.gpu,
         device=options.where,
@@ -200,6 +187,8 @@ def workbench(
         objective=options.objective,
         quick=options.quick,
         flags=flags,
+        floor=noise.found,
+        known=noise.known,
     )
 
 

@@ -16,7 +16,18 @@ from .graph import (
     Progress,
     Subject,
 )
-from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
+from .measure import (
+    Contribution,
+    Distance,
+    Finding,
+    FlaggedRegion,
+    Linearity,
+    Magnitudes,
+    NodeError,
+    Noise,
+    Verdict,
+    Weight,
+)
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 from .proposal import Proposal
 from .run import Timed, Times, Timing, Today
@@ -45,6 +56,7 @@ __all__ = [
     "Node",
     "NodeError",
     "NodeReport",
+    "Noise",
     "Objective",
     "Origin",
     "Placeholder",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ..folder import check_directory, write
 from .graph import Node, Subject
-from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
+from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Baseline, Dtypes, Plan
 from .proposal import Proposal
 from .run import Timing, Today
@@ -203,6 +203,9 @@ class Audit:
         tuple[Linearity, ...],
         Written("by format: predictions held against runs, where some come near the budget", measured=True, later=True),
     ] = ()
+    noise: Annotated[
+        Noise | None, Written("how far FP32 is from itself when it is run again", measured=True, later=True)
+    ] = None
     findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself", measured=True)]
     warnings: tuple[str, ...]
     training: Annotated[

@@ -120,6 +120,38 @@ class Linearity:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How far FP32 is from itself: runs from the same state, with the same random numbers, whose memory lies elsewhere."""
+
+    runs: Annotated[int, Written("how many times the model was run in FP32", least=1)] = 1
+    error: Annotated[
+        float, Written("the most that a run's outputs are from those of the first, by what the budget measures")
+    ] = 0.0
+    joint: Annotated[
+        float,
+        Written("the same as relative L2 of all outputs, or the share of an integer output's entries that differ"),
+    ] = 0.0
+    floor: Annotated[
+        float,
+        Written(
+            "up to this nothing is called an error: three times `error`; 0 where `joint` is a third or more, since nothing can "
+            "be told then"
+        ),
+    ] = 0.0
+    outputs: Annotated[
+        Mapping[str, float], Written("the most by output, relative L2 or share of entries; those that differ")
+    ] = field(default_factory=dict)
+    nodes: Annotated[
+        Mapping[str, float],
+        Written("by operation, of two runs of the recorded graph, in the same way; those that differ"),
+    ] = field(default_factory=dict)
+    operations: Annotated[
+        tuple[str, ...],
+        Written("operations that are not deterministic: of the same inputs they make other results the second time"),
+    ] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What is said of one node in one format, and why."""
 

@@ -194,6 +194,14 @@ class Verification:
             later=True,
         ),
     ] = None
+    floor: Annotated[
+        float,
+        Written(
+            "error up to which it holds all the same: three times `fp32_noise`, where that is over the budget",
+            key="noise_floor",
+            sparse=True,
+        ),
+    ] = 0.0
 
 
 @dataclass(frozen=True)

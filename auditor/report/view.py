@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from ..criteria.noise import FLOOR
 from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
@@ -18,6 +19,7 @@ from ..records.audit import Audit
 from ..strategies import names
 from .criteria import SHARES, criteria_lines, missed, proposal_words
 from .kept import Island, islands
+from .noise import noise_lines
 from .prose import sentence
 from .score import ScoreView, advice, score_view
 from .timing import TimingView, timing_view, today_error, today_title
@@ -207,13 +209,16 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if ran is not None and (broken := missed(ran.criteria)):
         return "over budget", broken
-    if not plan.measured_error <= budget:
+    allowed = max(budget, ran.floor) if ran is not None else budget
+    if not plan.measured_error <= allowed:
         return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
-    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= budget:
+    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
     if ran is not None and ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
+    if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
+        where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
 
 
@@ -286,7 +291,9 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
     inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
     what = "the largest share of what a criterion allows is" if audit.criteria else "error"
-    run = f"The patched model was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}."
+    ran = plan.verification
+    itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
+    run = f"The patched model was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
     return run if chosen.same else f"{run} Without the plan: {chosen.before}."
 
 
@@ -320,6 +327,7 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         ("Graph", {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")),
         ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
         ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
+        *noise_lines(audit),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
         ("Time", _times(audit.seconds)),
     )

@@ -15,7 +15,7 @@ from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
 from auditor.plan.plans import _allowed, _judged, _outdone, _tightened, as_run, plans_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Plan, RulesOnly, ScopeChoice, Subject
+from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject
 from auditor.verify import Answers
 
 ROOT = {"": ScopeChoice("fp16")}
@@ -33,7 +33,7 @@ def named(name: str, **changes: Any) -> Plan:
 
 def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
     subject = Subject(nn.Module(), (((), {}),), "toy", "toy.py", "toy", "toy")
-    bench = Workbench(
+    return Workbench(
         subject=subject,
         capture=None,  # type: ignore[arg-type]
         costs={},
@@ -41,13 +41,12 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
         verdicts={},
         findings=(),
         distance=distance,
-        max_error=0.01,
+        budget=0.01,
         seed=0,
         gpu="A100",
         device="cpu",
+        floor=Noise(error=2.0**-30, floor=3 * 2.0**-30),
     )
-    vars(bench)["noise"] = 2.0**-30  # there is no model to run
-    return bench
 
 
 @pytest.mark.parametrize(

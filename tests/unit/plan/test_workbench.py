@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from auditor.formats.metrics import output_error
 from auditor.plan.costs import Cost
 from auditor.plan.workbench import Workbench
-from auditor.records import Contribution, Verdict
+from auditor.records import Contribution, Noise, Verdict
 from tests.subjects import capture_of, subject_of
 
 
@@ -37,7 +36,7 @@ def bench(**changes: Any) -> Workbench:
         verdicts={"fp16": {name: Verdict("unsafe", "")}, "bf16": {name: Verdict("safe", "")}},
         findings=(),
         distance=output_error,
-        max_error=0.01,
+        budget=0.01,
         seed=0,
         gpu="A100",
         device="cpu",
@@ -78,13 +77,11 @@ def test_answers_with_gradients_or_none() -> None:
     assert found.ungraded is None
 
 
-def test_noise_is_how_far_runs_of_the_model_are_apart() -> None:
-    assert bench().noise == 0.0
-
-    found = bench()
-    earlier = found.reference(found.checks[0])
-    found.known[id(found.checks[0])] = [x * (1 + 2.0**-20) for x in earlier]
-    assert found.noise == pytest.approx(2.0**-20, rel=1e-4)
+def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
+    assert bench().max_error == 0.01
+    assert bench(floor=Noise(error=0.001, floor=0.003)).max_error == 0.01
+    loud = bench(floor=Noise(error=0.01, floor=0.03))
+    assert (loud.max_error, loud.budget) == (0.03, 0.01)
 
 
 def test_a_problem_is_of_its_own_format() -> None:

@@ -1,0 +1,147 @@
+"""FP32 run again and again: how far it is from itself, at every operation and output, and which operations make it so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..criteria.measure import Criteria
+from ..criteria.noise import floor_of
+from ..devices import generators
+from ..formats.entries import is_plain
+from ..formats.metrics import output_error
+from ..ops.nodes import settled, target_of, tensors_of
+from ..raised import let_through
+from ..records import Capture, Contribution, Noise, Subject
+from ..replay.execute import Replay
+from ..runs.answer import answer
+from .rerun import Yardstick
+
+REPEATED = (37, 211, 101)
+"""Numbers that are allocated before the FP32 model is run once more, a run each, so that its memory lies elsewhere."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What was found, and the outputs of the first run as {id of a batch: outputs}."""
+
+    found: Noise = field(default_factory=Noise)
+    known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+
+def noise_of(
+    capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, dear: bool = False, native: bool = False
+) -> Heard:
+    """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
+
+    The recorded graph is run twice, operation by operation, on a GPU and wherever the model differs from itself.
+    dear: whether a run costs so much that one more has to do. As far as the model runs again.
+    """
+    batch = (subject.held_out or subject.batches)[0]
+    first = answer(subject.model, batch, seed=seed)
+    error, joint, runs = 0.0, 0.0, 1
+    outputs: dict[str, float] = {}
+    moved = []
+    for size in REPEATED[:1] if dear else REPEATED:
+        moved.append(torch.empty(size))
+        try:
+            again = answer(subject.model, batch, seed=seed)
+            error, joint = max(error, yardstick.distance(first, again)), max(joint, output_error(first, again))
+        except Exception as refused:
+            let_through(refused)
+            break
+        runs += 1
+        for name, was, now in zip(first.names, first, again, strict=True):
+            outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
+    nodes, sources = _twice(capture, subject) if error or native else ({}, ())
+    found = Noise(
+        runs=runs,
+        error=error,
+        joint=joint,
+        floor=0.0 if isinstance(yardstick.distance, Criteria) else floor_of(error, joint),
+        outputs={name: apart for name, apart in outputs.items() if apart},
+        nodes=nodes,
+        operations=sources,
+    )
+    return Heard(found, {id(batch): first})
+
+
+def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
+    """Contributions to predict plans from: where a run moved the outputs by no more than the noise, nothing is known of them.
+
+    Each such run has all of the noise in it, which would be counted once an operation.
+    """
+
+    def quiet(one: Contribution) -> Contribution:
+        ran = one.decided_by in ("re-run", "group")
+        return replace(one, isolated=0.0, own=0.0, cast=0.0) if ran and one.isolated <= noise.floor else one
+
+    return {name: {fmt: quiet(one) for fmt, one in formats.items()} for name, formats in found.items()}
+
+
+def _twice(capture: Capture, subject: Subject) -> tuple[Mapping[str, float], tuple[str, ...]]:
+    """How far each operation's results are apart in two runs of the graph, and which make that of equal inputs."""
+    run = _Twice(capture)
+    try:
+        with torch.no_grad():
+            run.run(*capture.bind(subject.model, subject.batches[0]))
+    except Exception as error:
+        let_through(error)
+    return run.apart, tuple(run.sources)
+
+
+class _Twice(Replay):
+    """Two runs of a graph side by side; of the second only what is another is kept."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(capture)
+        self.apart: dict[str, float] = {}
+        self.sources: list[str] = []
+        self._other: dict[fx.Node, Any] = {}
+        self._moved: list[torch.Tensor] = []
+
+    def result_of(self, n: fx.Node) -> Any:
+        """The first run's result."""
+        if n.op != "call_function":
+            return super().result_of(n)
+        back = _draws()
+        result = super().result_of(n)
+        changed = any(source in self._other for source in n.all_input_nodes)
+        same_inputs = self._again(n, back, self.env)
+        other = self._again(n, back, {**self.env, **self._other}) if changed else same_inputs
+        if (made := _apart(result, same_inputs)) > 0:
+            self.sources.append(n.name)
+        if (found := _apart(result, other) if changed else made) > 0:
+            self.apart[n.name], self._other[n] = found, other
+        for source in self.user_to_last_uses.get(n, ()):
+            self._other.pop(source, None)
+        return result
+
+    def _again(self, n: fx.Node, back: Any, values: Mapping[fx.Node, Any]) -> Any:
+        """The operation once more, on these values and with the same draws, its memory elsewhere."""
+        self._moved = [torch.empty(REPEATED[len(self.apart) % len(REPEATED)])]
+        back()
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
+        return settled(n.target, target_of(n)(*args, **kwargs))
+
+
+def _draws() -> Any:
+    """Call the answer to put all generators back as they are now."""
+    of_torch, of_gpus = torch.get_rng_state(), generators()
+
+    def back() -> None:
+        torch.set_rng_state(of_torch)
+        for one in of_gpus:
+            one()
+
+    return back
+
+
+def _apart(result: Any, other: Any) -> float:
+    """Relative L2 of all floating results, or the share of others that differ; 0 for what is not compared."""
+    pairs = [(a, b) for a, b in zip(tensors_of(result), tensors_of(other), strict=True) if is_plain(a) and is_plain(b)]
+    return output_error([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0
