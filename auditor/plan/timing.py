@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..devices import emptied, name_of
+from ..devices import let_go, name_of
 from ..formats.table import runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
@@ -80,7 +80,7 @@ def _times(
     """In a process of its own, for a model that can be made there; this one keeps no memory of a GPU that it does not use."""
     subject = bench.subject
     if subject.origin is not None:
-        emptied(bench.device)
+        let_go(bench.device)
         raised = {FP32: raising(subject)} if subject.raised != "none" else {}
         where = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout}
         try:
