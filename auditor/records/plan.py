@@ -188,8 +188,7 @@ class Verification:
     noise: Annotated[
         float | None,
         Written(
-            "how far apart runs of the FP32 model were: some kernels round as their memory happens to lie, and errors are no "
-            "better known than that",
+            "how far apart runs of the FP32 model were, by what `measured_error` is in; errors are no better known than that",
             key="fp32_noise",
             later=True,
         ),

@@ -81,6 +81,7 @@ def test_the_top_has_the_order_of_the_file() -> None:
         "weights",
         "regions",
         "linearity",
+        "noise",
         "findings",
         "warnings",
         "command",
