@@ -62,7 +62,7 @@ def noise_of(
         runs=runs,
         error=error,
         joint=joint,
-        floor=0.0 if isinstance(yardstick.distance, Criteria) else floor_of(error, joint),
+        floor=floor_of(error, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
         outputs={name: apart for name, apart in outputs.items() if apart},
         nodes=nodes,
         operations=sources,

@@ -54,6 +54,7 @@ ROUNDS = 4
 """Times a plan that misses the budget is tightened before the audit says that the budget is out of reach."""
 
 Tick = Callable[[str], None]
+Known = Mapping[str, Plan]
 
 NONE: Mapping[str, Plan] = {}
 
@@ -206,9 +207,6 @@ def _better(problem: Problem, plan: Plan, than: Plan) -> bool:
     return not gains(than) or as_candidate(problem, plan).cost < (1 - WORTH) * as_candidate(problem, than).cost
 
 
-Known = Mapping[str, Plan]
-
-
 def _plainly(bench: Workbench, problem: Problem, baseline: Baseline, known: Known) -> Plan | None:
     return plain_plan(problem) if _holds(bench, baseline.measured_error) else None
 
@@ -257,8 +255,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
         expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
-        tick("running the patched model")
-        said = "running the patched model"
+        tick(said := "running the patched model")
         fresh = bench.subject.origin is not None
         answers = _in_fresh_process(bench, run, lambda: tick(said)) if fresh else _in_this_process(bench, run)
         found |= {name: _judged(bench, plan, expected, answers[name]) for name, plan in run.items()}

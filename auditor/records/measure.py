@@ -135,7 +135,7 @@ class Noise:
         float,
         Written(
             "up to this nothing is called an error: three times `error`; 0 where `joint` is a third or more, since nothing can "
-            "be told then"
+            "be told then, where no operation is at fault but state that cannot be put back, and where criteria were set"
         ),
     ] = 0.0
     outputs: Annotated[

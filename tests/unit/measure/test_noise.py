@@ -83,6 +83,22 @@ def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
     assert found.nodes["pool"] == pytest.approx(LOUD * 2**0.5, rel=0.15)  # of two runs, each off by LOUD
 
 
+class Drifts(nn.Module):
+    """It counts where nobody puts anything back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * (1 + torch.dice.random())  # type: ignore[attr-defined]
+
+
+def test_state_that_drifts_is_no_noise_that_errors_may_hide_in() -> None:
+    found = heard(seeded(Drifts))
+    assert found.error > 0.01 and not found.operations and found.floor == 0
+
+
 def test_a_model_that_costs_much_is_run_once_more_alone() -> None:
     assert heard(seeded(Noisy), dear=True).runs == 2
 
