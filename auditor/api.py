@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def audit(
     max_drop: float | None = None,
     better: str | None = None,
     quick: bool = False,
+    cache: str | PathLike[str] | None = None,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
@@ -56,15 +58,13 @@ def audit(
     every call. max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)` of two lists of
     tensors. criteria: what else single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function,
     limit), or a list of these}; `max_error` is for the outputs that none speaks of. formats, strategies: names, or one. target:
-    the device that times and speed-ups are predicted for, a row of `plan/devices.toml`. rules: a directory of rules of your own,
-    beside those that ship. objective: what plans save within the budget, "time", "memory" or "flops" in FP32. use: what the
-    recommended plan is for, "inference" or "training"; the mode unless given. quick: the first format and strategy alone, and no
-    search. mode="training" also audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last entries of
-    every batch, or in a mapping the entries called like its parameters; without it, the loss that the model returns. evaluate:
-    evaluate(model) -> your own score, a number or an iterable of numbers, one a sample or batch; it is called with the model in
-    FP32 and under every verified plan. max_drop: how much worse a plan's may be. better: "higher" or "lower". progress: called as
-    progress(stage, detail, done, total); True shows how far the audit is, and when it ends, as a line for notebook, terminal or
-    log, False does not; by default notebooks show it. Raises: AuditorError with a slug, and a message that says what to do.
+    the device that times are predicted for, a row of `plan/devices.toml`. rules: a directory of rules of your own, beside those
+    that ship. objective: what plans save, "time", "memory" or "flops" in FP32. use: what the recommended plan is for, "inference"
+    or "training"; the mode unless given. quick: the first format and strategy alone, and no search. cache: a directory where
+    measurements are kept for the next audit. mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets
+    the last entries of every batch, or in a mapping those called like its parameters; without it, the loss that the model returns.
+    evaluate: evaluate(model) -> your own score, or an iterable of scores, one a sample or batch. max_drop: how much worse a plan's
+    may be. better: "higher" or "lower". progress: progress(stage, detail, done, total); True shows a line. Raises: AuditorError.
     """
     with _shown(progress, mode == "training") as told:
         options = Options(
@@ -83,6 +83,7 @@ def audit(
             seed=seed,
             scoring=_scoring(evaluate, max_drop, better),
             quick=quick,
+            cache=cache,
             progress=told,
         )
         return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)

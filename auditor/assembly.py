@@ -55,7 +55,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options, seconds),
+        environment=_environment(options, seconds, bench.kept.said),
         formats=options.formats,
         max_error=bench.max_error,
         use=options.use,
@@ -108,11 +108,11 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, seconds: Mapping[str, float]) -> Environment:
+def _environment(options: Options, seconds: Mapping[str, float], reused: str | None) -> Environment:
     execution = "native" if options.native else "emulated"
     took = {stage: round(spent, 2) for stage, spent in seconds.items()}
     where, spared = name_of(options.where), now().taken
-    return Environment(__version__, torch.__version__, where, execution, options.seed, took, spared)
+    return Environment(__version__, torch.__version__, where, execution, options.seed, took, spared, reused)
 
 
 def _inputs(subject: Subject) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         seed=args.seed,
         timeout=args.timeout,
         quick=args.quick,
+        cache=args.cache,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )

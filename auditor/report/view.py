@@ -317,6 +317,7 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
         ("Time", _times(audit.seconds)),
+        *((("Cache", env.reused),) if env.reused else ()),
     )
 
 
