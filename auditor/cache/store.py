@@ -77,22 +77,27 @@ class Store:
 
 def check(folder: Path) -> None:
     """Raises, before any work is done, AuditorError(slug="bad-cache") where nothing can be kept there."""
+    if (reason := _refusal(folder)) is not None:
+        shown = str(folder) if len(str(folder)) <= 200 else f"{str(folder)[:80]}..."
+        raise AuditorError(
+            f"{shown!a} cannot keep measurements ({reason}): name another directory with --cache, or leave it out",
+            slug="bad-cache",
+        )
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why nothing can be kept there; what is tried is a file without a name in the nearest folder that there is."""
     try:
         with suppress(FileNotFoundError):
             folder.stat()  # refuses names that no file can have
         above = (folder, *folder.absolute().parents)
         there = next((path for path in above if path.exists() or path.is_symlink()), folder)
         if not there.is_dir():
-            raise NotADirectoryError(20, "it is no directory", str(there))
+            return f"{there} is no directory" if there != folder else "it is no directory"
         with tempfile.TemporaryFile(prefix=own(), dir=there):
-            pass
+            return None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        shown = str(folder) if len(str(folder)) <= 200 else f"{str(folder)[:80]}..."
-        raise AuditorError(
-            f"{shown!a} cannot keep measurements ({reason}): name another directory with --cache, or leave it out",
-            slug="bad-cache",
-        ) from error
+        return getattr(error, "strerror", None) or str(error)
 
 
 def _sum(holds: Any) -> str:

@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from ..cache.kept import NO_RUNS, Runs
+from ..cache.kept import NO_RUNS
+from ..cache.kept import Runs as KeptRuns
 from ..cache.policy import told
 from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
@@ -66,7 +67,7 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    runs: Sequence[Runs] = ()
+    runs: Sequence[KeptRuns] = ()
     beside: Running | None = None
 
     def near(self, how: Running) -> Trial:
