@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +50,21 @@ def audit(
     max_drop: float | None = None,
     better: str | None = None,
     quick: bool = False,
+    cache: str | PathLike[str] | None = None,
     measure_time: bool | None = None,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
     example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of every call.
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)` of two lists. criteria:
-    what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function, limit), or a list};
-    `max_error` is for the others. formats, strategies: names. target: the device that times are predicted for, a row of
-    `plan/devices.toml`. rules: a directory of rules of your own. objective: what plans save, "time", "memory" or "flops" in
-    FP32. use: "inference" or "training", what the recommended plan is for; by default the mode. quick: one format and strategy,
-    no search. measure_time: whether a forward in FP32 and under each plan is timed, on a GPU unless False. mode="training" also
-    audits a training step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those called like its
-    parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, a number or one a sample or batch, of
-    FP32 and of every verified plan. max_drop: how much worse a plan's may be. better: "higher" or "lower". progress: called as
-    progress(stage, detail, done, total); True shows it as a line, False does not; by default notebooks do. Raises: AuditorError.
+    what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function, limit), or a list}.
+    target: the device that times are predicted for. rules: a directory of your own. objective: what plans save, "time",
+    "memory" or "flops". use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache:
+    a directory that keeps measurements for the next audit. measure_time: whether forwards are timed, on a GPU unless False.
+    mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those
+    called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of
+    scores, one a sample or batch. max_drop: how much worse a plan's may be. better: "higher" or "lower". progress:
+    progress(stage, detail, done, total); True shows a line. Raises: AuditorError.
     """
     with _shown(progress, mode == "training") as told:
         options = Options(
@@ -83,6 +84,7 @@ def audit(
             scoring=_scoring(evaluate, max_drop, better),
             quick=quick,
             measure_time=measure_time,
+            cache=cache,
             progress=told,
         )
         return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .assembly import assembled
+from .cache.kept import Kept
 from .facts import gather
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
@@ -55,7 +56,8 @@ def run(subject: Subject, options: Options) -> Audit:
 
 
 def _once(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
+    stages, formats, seed, kept = Stages(options.progress), options.formats, options.seed, Kept.at(options.cache)
+    as_set = subject.flags or flags()
     with (
         deep(),
         untouched(seed),
@@ -69,24 +71,24 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
-            captured = capture(subject, formats, seed)
-        with stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
+            captured = kept.begun(capture(subject, formats, seed), subject, options.where)
+        with kept.written(), stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
-            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick)
+            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept)
             noise = noise_of(captured, subject, yardstick, seed, dear=heavy(costs_of(captured)), native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):
             first = subject.model, subject.batches[0]
-            regions = run_regions(captured, *first, relative, judged.verdicts, formats, yardstick.measured)
+            regions = run_regions(captured, *first, relative, judged.verdicts, formats, yardstick.measured, kept)
         with stages("training", "the FP32 step", wanted=options.training):
-            step = prepare(subject, formats, seed, stages.tick) if options.training else None
+            step = prepare(subject, formats, seed, stages.tick, kept) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
-        with bench.held:
+        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise, kept)
+        with bench.held, kept.written():
             tried = _tried(bench, options, stages, score)
         plans = tried.plans
         training, recommended, reason = _concluded(step, plans, yardstick.budget, options, stages)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cache.store import check as check_cache
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
 from .devices import chosen, has_clock, is_native
@@ -38,6 +41,7 @@ class Options:
     scoring: the user's own function that scores the model.
     measure_time: whether times are measured, on a GPU that times itself unless somebody said.
     quick: of several formats and strategies the first alone, and the plan that is predicted to hold, with no search.
+    cache: a directory where measurements are kept for the next audit.
     """
 
     rules: tuple[Rule, ...]
@@ -59,6 +63,7 @@ class Options:
     measure_time: bool | None = None
     selection: Selection = EVERYTHING
     progress: Progress | None = None
+    cache: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_names("formats", self.formats, auditable())
@@ -75,6 +80,8 @@ class Options:
                 f"there are no figures for {self.gpu!r}: target is one of {', '.join(known)}", slug="bad-option"
             )
         chosen(self.device)
+        if self.cache is not None:
+            check_cache(Path(self.cache))
         if self.quick:
             object.__setattr__(self, "formats", self.formats[:1])
             object.__setattr__(self, "strategies", self.strategies[:1])

@@ -129,6 +129,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         timeout=args.timeout,
         quick=args.quick,
         measure_time=args.measure_time,
+        cache=args.cache,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )

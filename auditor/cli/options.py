@@ -75,6 +75,12 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     add("--open", action="store_true", help="show the report in the browser when it is written")
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
+    add(
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="keep measurements there, and take those of an unchanged model from there",
+    )
     add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")

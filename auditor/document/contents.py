@@ -149,7 +149,7 @@ class Measurements:
         str,
         Written(
             "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
-            "`environment.seconds`",
+            "`environment.seconds` and `environment.reused`",
             measured=True,
         ),
     ]
@@ -187,8 +187,8 @@ class Document:
         )
 
 
-VARYING = ("seconds",)
-"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took."""
+VARYING = ("seconds", "reused")
+"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took, and what came from where."""
 
 
 def steady(plan: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ..cache.kept import NO_RUNS, Runs
 from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..ops.nodes import tensors_of
@@ -21,6 +22,7 @@ def attribute(
     seed: int = 0,
     tick: Callable[[str], None] = lambda name: None,
     yardstick: Yardstick = PLAIN,
+    runs: Runs = NO_RUNS,
 ) -> dict[str, dict[str, Contribution]]:
     """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria where there are any.
 
@@ -33,7 +35,7 @@ def attribute(
         parts = first_order(measurement, yardstick.distance, seed)
         passes = [part.estimates for part in parts]
         for fmt in measurement.formats:
-            reruns = Reruns(measurement, fmt, yardstick)
+            reruns = Reruns(measurement, fmt, yardstick, runs)
             for name, one in shares(measurement, yardstick.distance, parts, reruns, tick).items():
                 result[name][fmt] = one
     else:
@@ -47,7 +49,7 @@ def attribute(
         if choosing:
             result |= {name: {**result[name], fmt: Contribution(0.0, 0.0, 0.0)} for name in result}
             first = {name: result[name][fmt] for name in first}
-        undecided = Undecided(Reruns(measurement, fmt, yardstick), first, unseen, tick, levels)
+        undecided = Undecided(Reruns(measurement, fmt, yardstick, runs), first, unseen, tick, levels)
         for name, found in undecided.decide(_without_answer(measurement, unseen, fmt)).items():
             result[name][fmt] = found
     return result

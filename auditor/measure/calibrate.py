@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..cache.kept import NOTHING, Kept
 from ..formats.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
@@ -13,8 +14,10 @@ from ..sparing import now
 from ..tape.paths import usable_batches
 from .attribute import attribute
 from .confirm import confirmed
+from .known import Known
 from .measure import Measurement, measure
-from .reference import NONE, TRIED, TRUSTED
+from .recalled import Recalled
+from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
 
 PerFormat = dict[str, dict[str, NodeError]]
@@ -42,6 +45,7 @@ def calibrate(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
+    kept: Kept = NOTHING,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
@@ -50,16 +54,18 @@ def calibrate(
     """
     found: Calibration | None = None
     for batch in usable_batches(capture, subject):
-
-        def attributed(measured: Measurement) -> Contributions:
-            return attribute(measured, seed, tick, yardstick)
-
         one: Calibration | None = None
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
-            measured, contributions = _attributed(capture, subject, batch, together, tick, attributed)
-            contributions, linearity = confirmed(measured, contributions, yardstick, tick)
+            kept.batches += 1
+            known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
+            measured: Measurement | Recalled
+            if (recalled := known.recalled(tick)) is not None:
+                measured, contributions = recalled, recalled.attributed.contributions
+            else:
+                measured, contributions = _measured(capture, subject, batch, together, seed, tick, known)
+            contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
             part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
-            del measured
+            del measured, recalled
             one = part if one is None else _beside(one, part)
         assert one is not None
         found = one if found is None else _merged(found, one)
@@ -67,23 +73,30 @@ def calibrate(
     return found
 
 
-def _attributed(
+def _measured(
     capture: Capture,
     subject: Subject,
     batch: Batch,
     formats: tuple[str, ...],
+    seed: int,
     tick: Callable[[str], None],
-    attributed: Callable[[Measurement], Contributions],
+    known: Known,
 ) -> tuple[Measurement, Contributions]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
+
+    def tried(how: Back) -> tuple[Measurement, Contributions]:
+        measured = measure(capture, subject.model, batch, formats, tick, back=how, known=known.facts)
+        heard = known.listening()
+        contributions = attribute(measured, seed, tick, heard, known.runs)
+        known.keep(measured, contributions, heard, how)
+        return measured, contributions
+
     for how in (TRUSTED, TRIED):
         try:
-            measured = measure(capture, subject.model, batch, formats, tick, back=how)
-            return measured, attributed(measured)
+            return tried(how)
         except Exception as error:
             let_through(error)
-    measured = measure(capture, subject.model, batch, formats, tick, back=NONE)
-    return measured, attributed(measured)
+    return tried(NONE)
 
 
 def _beside(a: Calibration, b: Calibration) -> Calibration:

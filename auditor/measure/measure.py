@@ -25,6 +25,24 @@ from .testrun import Leaves, Trace
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What each format did to every node, in numbers alone: what needs no other run where nothing changed.
+
+    ranges, pure: see Measurement. back: how the reference was run.
+    """
+
+    errors: dict[str, dict[str, NodeError]]
+    ranges: dict[str, Magnitudes]
+    pure: tuple[str, ...]
+    back: Back = TRUSTED
+
+    def fits(self, capture: Capture, formats: Sequence[str]) -> bool:
+        """Whether it speaks of every operation of the graph in every format."""
+        called = [n.name for n in capture.graph_module.graph.nodes if n.op == "call_function"]
+        return list(self.errors) == called and all(list(found) == list(formats) for found in self.errors.values())
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The FP32 reference with its autograd graph, and what each format did to every node.
 
@@ -62,14 +80,15 @@ def measure(
     tick: Callable[[str], None] = lambda name: None,
     *,
     back: Back = TRUSTED,
+    known: Facts | None = None,
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
-    back: see Reference; for models with an operation whose derivative raises.
+    back: see Reference; for models with an operation whose derivative raises. known: of the same, of an earlier run.
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
-    run = _Measuring(capture, formats, tick, back)
+    run = _Measuring(capture, formats, tick, back, known if known is not None and known.back == back else None)
     with torch.enable_grad(), saving():
         run.run(*flat)
     return Measurement(
@@ -85,7 +104,7 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
-        pure=frozenset(name for name, low in run.low.items() if low.low.pure),
+        pure=run.pure,
     )
 
 
@@ -93,10 +112,15 @@ class _Measuring(Reference):
     """The reference run; it keeps every value, and takes the formats along."""
 
     def __init__(
-        self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], back: Back = TRUSTED
+        self,
+        capture: Capture,
+        formats: Sequence[str],
+        tick: Callable[[str], None],
+        back: Back = TRUSTED,
+        known: Facts | None = None,
     ) -> None:
         super().__init__(capture.graph_module, back)
-        self._tick = tick
+        self._tick, self._known = tick, known
         self.called: list[str] = []
         self.values: MutableMapping[str, Any] = results()
         self.live: dict[str, Leaves] = {}
@@ -105,8 +129,18 @@ class _Measuring(Reference):
         self._probed = {*capture.outputs, *_chosen_by(capture)}
         near, guards = deciding(capture), guarding(capture)
         self.low = {
-            name: InFormat(capture, name, self.values, self._profiles, self.readings, near, guards) for name in formats
+            name: InFormat(
+                capture, name, self.values, self._profiles, self.readings, near, guards, _in_format(known, name)
+            )
+            for name in formats
         }
+
+    @property
+    def pure(self) -> frozenset[str]:
+        """Formats in which the whole model ran low."""
+        if self._known is not None:
+            return frozenset(self._known.pure)
+        return frozenset(name for name, low in self.low.items() if low.low.pure)
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""
@@ -130,6 +164,9 @@ class _Measuring(Reference):
         put(self.values, n.name, detached, stays=n.op != "call_function")
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
+            return
+        if self._known is not None:
+            self.ranges[n.name] = self._known.ranges[n.name]
             return
         source = viewed(n)
         seen = self._profiles.get(source) if source is not None else None
@@ -155,6 +192,14 @@ def _chosen_by(capture: Capture) -> set[str]:
         n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and not capture.nodes[n.name].floating
     )
     return {source.name for n in discrete for source in n.all_input_nodes}
+
+
+def _in_format(known: Facts | None, name: str) -> dict[str, tuple[NodeError, float]] | None:
+    """Of every node its error, and its largest magnitude in FP32."""
+    if known is None:
+        return None
+    sizes = {node: known.ranges[node].max_abs if node in known.ranges else 0.0 for node in known.errors}
+    return {node: (errors[name], sizes[node]) for node, errors in known.errors.items()}
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -11,6 +11,7 @@ import networkx as nx
 import torch
 from torch import fx
 
+from ..cache.kept import NOTHING, Kept
 from ..errors import first_line
 from ..formats.metrics import output_error
 from ..ops.casting import raised
@@ -18,8 +19,10 @@ from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Verdict
-from ..replay.again import PartlyLowAgain, Run, kept
+from ..replay.again import PartlyLowAgain, Run
+from ..replay.again import kept as whole_run
 from .calibrate import Calibration
+from .known import measure_of
 from .rounded import rounder
 
 MAX_REGIONS = 4
@@ -36,19 +39,31 @@ def run_regions(
     verdicts: Verdicts,
     formats: Sequence[str],
     distance: Distance = output_error,
+    kept: Kept = NOTHING,
 ) -> tuple[FlaggedRegion, ...]:
     """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
     if not regions:
         return ()
+    key = kept.key("regions", kept.batch(capture, model, batch), measure_of(distance), [_told(r) for r in regions])
+    known: tuple[FlaggedRegion, ...] | None = kept.get(key, tuple[FlaggedRegion, ...])
+    if known is not None and len(known) == len(regions):
+        kept.counts["runs"] += len(regions)
+        return known
     flat = [value.detach() if isinstance(value, torch.Tensor) else value for value in capture.bind(model, batch)]
     with torch.no_grad():
         try:
-            reference = kept(capture, flat)
+            reference = whole_run(capture, flat)
         except Exception as error:
             let_through(error)
             return tuple(_failed(region, capture, error) for region in regions)
-        return tuple(_tested(region, capture, flat, reference, distance) for region in regions)
+        tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
+    kept.put(key, tested, tuple[FlaggedRegion, ...])
+    return tested
+
+
+def _told(region: _Region) -> list[object]:
+    return [region.fmt, [node.name for node in region.nodes], region.explained]
 
 
 @dataclass(frozen=True)

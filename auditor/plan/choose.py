@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
 
+from ..cache.kept import NO_RUNS
+from ..cache.kept import Runs as KeptRuns
+from ..cache.policy import told
 from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
 from ..pulse import beat
@@ -55,7 +59,7 @@ REFINED = 3
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    before: a run on the first batch, from which others begin.
+    runs: of each batch what runs came to that were made before. beside: what the runs differ from in little.
     """
 
     capture: Capture
@@ -63,16 +67,24 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    before: Run | None = None
+    runs: Sequence[KeptRuns] = ()
+    beside: Running | None = None
 
     def near(self, how: Running) -> Trial:
         """The same, for runs that differ from `how` in little; where that does not run itself, nothing is gained."""
+        return replace(self, beside=how)
+
+    @cached_property
+    def _before(self) -> Run | None:
+        """The run on the first batch from which others begin."""
+        if self.beside is None:
+            return None
         try:
             with torch.no_grad():
-                return replace(self, before=kept(self.capture, self.capture.bind(self.model, self.batches[0]), how))
+                return kept(self.capture, self.capture.bind(self.model, self.batches[0]), self.beside)
         except Exception as error:
             let_through(error)
-            return self
+            return None
 
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
@@ -80,16 +92,26 @@ class Trial:
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
         worst = 0.0
-        for batch, expected in zip(self.batches, self.references, strict=True):
-            found = self.distance(expected, self._run(how, batch))
+        key = told(self.capture, how) if any(self.runs) else None
+        for index in range(len(self.batches)):
+            found = self._error(index, how, key)
             if not found <= enough:
                 return found
             worst = max(worst, found)
         return worst
 
+    def _error(self, index: int, how: Running, key: str | None) -> float:
+        runs = self.runs[index] if key is not None else NO_RUNS
+        known = runs.get(key or "", float)
+        if known is not None:
+            return float(known[0])
+        found = float(self.distance(self.references[index], self._run(how, self.batches[index])))
+        runs.put(key or "", [found])
+        return found
+
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
-        begun = self.before if batch is self.batches[0] else None
+        begun = self._before if batch is self.batches[0] else None
         interpreter = PolicyAgain(self.capture, how, begun) if begun else PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))

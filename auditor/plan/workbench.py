@@ -8,15 +8,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from ..cache.kept import NOTHING, Kept
 from ..devices import is_native
 from ..errors import first_line
 from ..folder import own
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
+from ..measure.known import measure_of
 from ..measure.noise import Heard, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
@@ -57,6 +60,7 @@ class Workbench:
     quick: bool = False
     flags: Flags = field(default_factory=dict)
     floor: Noise = field(default_factory=Noise)
+    kept: Kept = NOTHING
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
@@ -134,7 +138,12 @@ class Workbench:
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = [self.reference(batch) for batch in batches]
-        return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance)
+        runs = tuple(self.kept.runs("trials", *self._told_by(batch)) for batch in batches)
+        return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance, runs)
+
+    def _told_by(self, batch: Batch) -> tuple[str | None, list[Any] | None]:
+        """What tells runs on one batch from others: all that they are made from, and the measure."""
+        return self.kept.batch(self.capture, self.subject.model, batch), measure_of(self.distance)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
         """Those of some batches that the captured graph is valid for."""
@@ -168,6 +177,7 @@ def workbench(
     yardstick: Yardstick,
     flags: Flags,
     noise: Heard,
+    kept: Kept = NOTHING,
 ) -> Workbench:
     """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
     contributions, verdicts = without_noise(measured.contributions, noise.found), judged.verdicts
@@ -189,6 +199,7 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
+        kept=kept,
     )
 
 

@@ -45,6 +45,11 @@ class PolicyAgain(PolicyInterpreter):
         super().__init__(capture, how)
         self._before = before
         self.changed: set[fx.Node] = set()
+        paths = how.wrapping.otherwise(before.how.wrapping) if how.wrapping else None
+        nodes = capture.nodes.items()
+        self._touched = (
+            None if paths is None else {name for name, n in nodes if any(call.path in paths for call in n.calls)}
+        )
 
     def run_node(self, n: fx.Node) -> Any:
         """Result of one node; the kept one where nothing about it differs."""
@@ -58,6 +63,8 @@ class PolicyAgain(PolicyInterpreter):
         if n.op == "placeholder":
             return then.placeholder_precision.get(n.name) == now.placeholder_precision.get(n.name)
         if n.op not in ("call_function", "output"):
+            return True
+        if self._touched is not None and self._touched.isdisjoint((n.name, *(s.name for s in n.all_input_nodes))):
             return True
         if any(then.crossing(s.name, n.name) != now.crossing(s.name, n.name) for s in n.all_input_nodes):
             return False

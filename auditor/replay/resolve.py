@@ -89,14 +89,13 @@ class Resolver:
 
     def _otherwise(self, before: Running, how: Running) -> bytearray:
         """Which nodes are cast otherwise than before, a 1 for each; all where that cannot be told."""
-        then, now = before.wrapping, how.wrapping
-        if then is None or now is None or (then.strategy, then.format) != (now.strategy, now.format):
+        paths = how.wrapping.otherwise(before.wrapping) if how.wrapping else None
+        if paths is None:
             return bytearray(b"\x01") * len(self._seen)
         waiting = bytearray(len(self._seen))
-        for path in then.wrapped.keys() | now.wrapped.keys():
-            if then.wrapped.get(path) != now.wrapped.get(path):
-                for place in self._around.get(path, ()):
-                    waiting[place] = 1
+        for path in paths:
+            for place in self._around.get(path, ()):
+                waiting[place] = 1
         for name, precision in how.placeholder_precision.items():
             if before.placeholder_precision.get(name) != precision:
                 waiting[self._place[name]] = 1

@@ -134,6 +134,8 @@ class _ByNode(Mapping[fx.Node, Any]):
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two results have equal tensors; what else they may hold counts as different."""
+    if type(a) is type(b) is torch.Tensor and a.dtype is b.dtype is torch.float32 and is_plain(a) and is_plain(b):
+        return a.shape == b.shape and torch.equal(a, b)  # what nearly all results are
     ours, theirs = tensors_of(a), tensors_of(b)
     return (
         bool(ours)

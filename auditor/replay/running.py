@@ -70,6 +70,13 @@ class Wrapping:
     format: str
     wrapped: Mapping[str, object]
 
+    def otherwise(self, other: Wrapping | None) -> set[str] | None:
+        """Modules that the other wraps otherwise; None where the two cannot be compared so."""
+        if other is None or (self.strategy, self.format) != (other.strategy, other.format):
+            return None
+        paths = self.wrapped.keys() | other.wrapped.keys()
+        return {path for path in paths if self.wrapped.get(path) != other.wrapped.get(path)}
+
 
 @dataclass(frozen=True)
 class Running:

@@ -330,6 +330,7 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         *noise_lines(audit),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
         ("Time", _times(audit.seconds)),
+        *((("Cache", env.reused),) if env.reused else ()),
     )
 
 

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,6 +18,7 @@ import auditor
 from auditor import cli
 from auditor.cli import publish
 from auditor.errors import CaptureError
+from auditor.records import Environment
 from auditor.report import reporters
 from auditor.resources import errors
 
@@ -34,6 +36,8 @@ class FakeAudit:
 
     findings: tuple[SimpleNamespace, ...] = ()
     recommended: str | None = "autocast_fp16"
+    environment: Environment = field(default_factory=lambda: Environment("0", "2", "cpu", "emulated", 0))
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def texts(self, directory: Path) -> dict[str, str]:
         return dict.fromkeys(publish.FILES, "whole")
@@ -113,6 +117,17 @@ def test_quick_reaches_the_stages(stages):
     assert cli.main(["model.py", "--quick", "--strategies", "cast,autocast", "-q"]) == 0
     (call,) = stages.calls
     assert (call["quick"], call["formats"], call["strategies"]) == (True, ("fp16",), ("cast",))
+
+
+def test_a_cache_reaches_the_stages_and_a_bad_one_is_refused(stages, tmp_path, capsys):
+    assert cli.main(["model.py", "--cache", "kept", "-q"]) == 0
+    assert stages.calls[0]["cache"] == Path("kept")
+    assert not (tmp_path / "kept").exists()
+    assert cli.main(["model.py", "--cache", "model.py"]) == 2
+    assert len(stages.calls) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert "'model.py' cannot keep measurements (it is no directory)" in told[-2]
+    assert "bad-cache" in told[-1]
 
 
 def test_options_reach_the_stages(stages, tmp_path):

@@ -1,0 +1,280 @@
+"""What is taken from a cache is what would be found again: another model, other inputs, settings or libraries miss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.document.contents import steady
+from auditor.errors import AuditorError
+from auditor.records import Audit
+from tests.unit.cache import models
+from tests.unit.cache.models import Small, inputs, known_by, shifted
+
+NONE = "nothing in the cache is of this model with these inputs, formats and settings"
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str | None]:
+    return known_by(Small(), inputs(), tmp_path_factory.mktemp("cache"))
+
+
+def test_the_same_model_built_again_is_known(usual: tuple[str, str | None], tmp_path: Path) -> None:
+    assert known_by(Small(), inputs(), tmp_path) == usual
+
+
+def by_one_ulp(x: Tensor) -> None:
+    with torch.no_grad():
+        x.view(-1)[0] = torch.nextafter(x.view(-1)[0], torch.tensor(torch.inf))
+
+
+def weight(model: nn.Module) -> None:
+    by_one_ulp(model.get_parameter("last.weight"))
+
+
+def buffer(model: nn.Module) -> None:
+    by_one_ulp(model.get_buffer("scale"))
+
+
+def sign_of_a_zero(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter("last.bias").zero_().neg_()
+
+
+def tied(model: nn.Module) -> None:
+    model.drop = nn.Sequential(model.drop, nn.Linear(16, 16, bias=False))
+
+
+def strides(model: nn.Module) -> None:
+    model.last.weight = nn.Parameter(model.last.weight.detach().t().contiguous().t())
+
+
+@pytest.mark.parametrize("change", [weight, buffer, sign_of_a_zero, tied, strides])
+def test_another_parameter_or_buffer_misses(
+    change: Callable[[nn.Module], None], usual: tuple[str, str | None], tmp_path: Path
+) -> None:
+    model = Small()
+    if change is sign_of_a_zero:
+        with torch.no_grad():
+            model.last.bias.zero_()
+        usual = known_by(model, inputs(), tmp_path)
+    change(model)
+    assert known_by(model, inputs(), tmp_path)[0] != usual[0]
+
+
+def test_one_element_of_the_inputs_makes_another_batch(usual: tuple[str, str | None], tmp_path: Path) -> None:
+    x = inputs()
+    by_one_ulp(x)
+    base, batch = known_by(Small(), x, tmp_path)
+    assert base == usual[0]
+    assert batch != usual[1]
+
+
+@pytest.mark.parametrize("model", [lambda: Small(factor=3.0000001), lambda: Small(shift=shifted(2.0))])
+def test_a_number_that_python_holds_misses(
+    model: Callable[[], nn.Module], usual: tuple[str, str | None], tmp_path: Path
+) -> None:
+    assert known_by(model(), inputs(), tmp_path)[0] != usual[0]
+
+
+def test_what_a_closure_holds_is_told_apart(tmp_path: Path) -> None:
+    found = [known_by(Small(shift=shifted(by)), inputs(), tmp_path)[0] for by in (2.0, 2.0, 2.5)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_global_misses(usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "SLOPE", 2.5)
+    assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
+
+
+def test_a_function_that_was_replaced_misses(
+    usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, weight, bias=None: exact(x * 1.0, weight, bias))
+    assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
+
+
+def test_a_method_of_the_instance_misses(usual: tuple[str, str | None], tmp_path: Path) -> None:
+    model = Small()
+    model.last.forward = lambda x: nn.functional.linear(x, model.last.weight)  # type: ignore[method-assign]
+    assert known_by(model, inputs(), tmp_path)[0] != usual[0]
+
+
+@contextmanager
+def setting(read: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+SETTINGS = {
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "threads": (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
+    "subnormal": (lambda: False, torch.set_flush_denormal, True),
+    "mkldnn": (lambda: True, lambda on: torch.backends.mkldnn.set_flags(on), False),
+    "attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_the_process_misses(name: str, usual: tuple[str, str | None], tmp_path: Path) -> None:
+    with setting(*SETTINGS[name]):
+        assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
+    assert known_by(Small(), inputs(), tmp_path) == usual
+
+
+def test_flags_that_an_audit_sets_itself_do_not_matter(tmp_path: Path) -> None:
+    first = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+    with setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"):
+        second = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+    assert "what they do to the outputs" in str(second.environment.reused)
+    assert texts(first) == texts(second)
+
+
+def test_a_variable_that_libraries_read_misses(
+    usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
+
+
+def test_another_version_of_torch_misses(
+    usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
+
+
+def texts(audit: Audit) -> tuple[str, str]:
+    """Both files, but for times and what was reused."""
+    return json.dumps(steady(audit.to_json())), json.dumps(audit.to_measurements())
+
+
+class Attending(nn.Module):
+    """Sharp enough for some of it to need FP32: runs are made, regions tried and plans searched for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.norm, self.outer = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.inner(x))
+        return self.outer(torch.softmax(hidden * 40, -1) @ hidden.T @ hidden)
+
+
+class Choosing(Attending):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(-1)
+
+
+def largest(reference: list[Tensor], candidate: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(reference, candidate, strict=True))
+
+
+def x(count: int = 3) -> Tensor:
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
+
+
+STEP = {"mode": "training", "loss_fn": nn.functional.mse_loss}
+AGAIN: dict[str, tuple[type[nn.Module], Any, dict[str, Any], dict[str, Any], str]] = {
+    "nothing": (Attending, x(), {}, {}, "what each format does to {n} operations, what they do to the outputs, "),
+    "budget": (Attending, x(), {}, {"max_error": 1e-4}, "{n} operations, what they do to the outputs"),
+    "strategy": (Attending, x(), {"strategies": "cast"}, {"strategies": "autocast"}, "what they do to the outputs"),
+    "objective": (Attending, x(), {}, {"objective": "memory"}, "what they do to the outputs"),
+    "criterion": (Attending, x(), {}, {"criteria": "*: max_abs <= 0.01"}, "what each format does to {n} operations"),
+    "metric": (Attending, x(), {}, {"metric": largest}, "what they do to the outputs"),
+    "choices": (Choosing, x(), {}, {"objective": "flops"}, "what they do to the outputs"),
+    "batches": (Attending, [(x(),), (x() * 2,)], {}, {"max_error": 0.1}, "what they do to the outputs"),
+    "training": (Attending, (x(), torch.ones(3, 4)), STEP, {**STEP, "max_error": 0.1}, "the backward passes of "),
+    "quick": (Attending, x(), {"formats": "bf16"}, {"formats": "bf16", "quick": True}, "what they do to the outputs"),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_with_a_cache_the_audit_is_the_same_to_the_byte(name: str, tmp_path: Path) -> None:
+    model, given, before, now, expected = AGAIN[name]
+    options = {"device": "cpu"} | now
+    without = auditor.audit(model(), given, **options)
+    first = auditor.audit(model(), given, cache=tmp_path, device="cpu", **before)
+    second = auditor.audit(model(), given, cache=tmp_path, **options)
+    assert (without.environment.reused, first.environment.reused) == (None, NONE)
+    assert second.environment.reused is not None
+    assert expected.format(n=len(without.nodes)) in second.environment.reused
+    assert texts(second) == texts(without)
+
+
+def test_what_was_taken_is_counted(tmp_path: Path) -> None:
+    one = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+    both = auditor.audit(Attending(), [(x(),), (x(2).repeat(2, 1)[:3],)], cache=tmp_path, device="cpu")
+    found = both.environment.reused
+    assert found is not None
+    assert f"what each format does to {len(one.nodes)} operations (on 1 of 2 batches)" in found
+    assert "what they do to the outputs (on 1 of 2 batches)" in found
+
+
+def test_other_seeds_and_formats_are_measured(tmp_path: Path) -> None:
+    auditor.audit(Attending(), x(), cache=tmp_path, device="cpu", formats="bf16")
+    for options in ({"seed": 1, "formats": "bf16"}, {"formats": "fp16"}):
+        found = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu", **options)
+        assert "what each format does" not in str(found.environment.reused)
+        assert texts(found) == texts(auditor.audit(Attending(), x(), device="cpu", **options))
+
+
+@torch.library.custom_op("cache_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_operations_of_others_are_not_kept(tmp_path: Path) -> None:
+    class Doubling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return doubled(x).softmax(-1)
+
+    found = auditor.audit(Doubling(), x(), cache=tmp_path / "cache", device="cpu").environment.reused
+    assert found is not None
+    assert "nothing was taken from the cache or kept there" in found
+    assert "cache_tests.doubled" in found
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_full_disk_costs_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("auditor.cache.store.json.dump", full)
+    audit = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+    assert audit.environment.reused == f"{NONE}; nothing more could be kept there: No space left on device"
+    assert list(tmp_path.iterdir()) == []
+    assert texts(audit) == texts(auditor.audit(Attending(), x(), device="cpu"))
+
+
+def test_entries_that_anyone_spoilt_are_passed_over(tmp_path: Path) -> None:
+    good = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+    whole = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    for spoil in (lambda held: held[: len(held) // 2], lambda held: b"\x80\x04.", lambda held: b"[" * 100_000):
+        for file, held in whole.items():
+            file.write_bytes(spoil(held))
+        found = auditor.audit(Attending(), x(), cache=tmp_path, device="cpu")
+        assert found.environment.reused == NONE
+        assert texts(found) == texts(good)
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(AuditorError, match="cannot keep measurements") as caught:
+            auditor.audit(Attending(), x(), cache=place)
+        assert caught.value.slug == "bad-cache"
