@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
-
 from ..criteria.measure import Criteria
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly
 from ..runs.answer import answer, as_on
+from ..runs.outputs import NamedTensors
 from ..verify import failure_of
 from .choose import Trial, ruled, simulated_error
 from .plans import NONE, as_run, worst_of
@@ -50,7 +49,8 @@ def baselines_of(
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        pairs = [(bench.reference(batch), _plainly_low(bench, problem, batch)) for batch in bench.checks]
+        low = bench.each(bench.checks, lambda batch: _plainly_low(bench, problem, batch))
+        pairs = [*zip(bench.references(bench.checks), low, strict=True)]
         errors = [bench.distance(*pair) for pair in pairs]
     except Exception as error:
         let_through(error)
@@ -65,7 +65,7 @@ def _replayed(problem: Problem, trial: Trial) -> Baseline:
     return Baseline(*_measured(simulated_error(problem, low, trial)))
 
 
-def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> list[torch.Tensor]:
+def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> NamedTensors:
     model = bench.subject.model
     plain = problem.how.without_plan(model, batch, dtype_of(problem.format))
 
