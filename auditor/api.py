@@ -63,8 +63,7 @@ def audit(
     a directory that keeps measurements for the next audit. measure_time: whether forwards are timed, on a GPU unless False.
     mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those
     called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of
-    scores, one a sample. max_drop: how much worse a plan's may be. progress: progress(stage, detail, done, total); True shows a
-    line. Raises: AuditorError.
+    scores, one a sample. max_drop: how much worse a plan's may be. progress: hears of stages; True shows a line.
     """
     with _shown(progress, mode == "training") as told:
         options = Options(

@@ -29,6 +29,10 @@ class PlanError(AuditorError):
     """A plan cannot be read, or does not fit the model it is applied to."""
 
 
+class RankError(AuditorError):
+    """Another of the processes that share an audit is not there any more, or does something else."""
+
+
 def first_line(error: BaseException) -> str:
     """Of what an error says; its type where it says nothing, or cannot."""
     try:

@@ -21,7 +21,7 @@ from .loading import in_eval
 from .loading.placement import placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate
-from .measure.noise import noise_of
+from .measure.noise import heard
 from .measure.regions import run_regions
 from .options import Options
 from .plan.baselines import baselines_of, today_of
@@ -75,7 +75,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         with kept.written(), stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
             relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept)
-            noise = noise_of(captured, subject, yardstick, seed, dear=heavy(costs_of(captured)), native=options.native)
+            noise = heard(captured, subject, yardstick, seed, heavy(costs_of(captured)), options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):

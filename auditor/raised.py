@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
-from .errors import AuditorError, first_line
+from .errors import AuditorError, RankError, first_line
 
 PACKAGES = ("torch", "networkx", "jinja2", "rich", "safetensors", "numpy", "shtab", "pydantic")
 """What the auditor imports beside Python's own modules."""
@@ -76,8 +76,9 @@ def time_is_up(error: BaseException) -> bool:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again where it says nothing of what ran: a time limit, or, with `memory`, that there is none left."""
-    if time_is_up(error) or (memory and out_of_memory(error)):
+    """Raise the error again where it says nothing of what ran: a time limit, the loss of a rank, or, with `memory`, that there
+    is none left."""
+    if isinstance(error, RankError) or time_is_up(error) or (memory and out_of_memory(error)):
         raise error
 
 

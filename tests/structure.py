@@ -23,6 +23,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "pulse",
         "devices",
         "sparing",
+        "ranks",
     ),
     "nouns": ("records", "formats", "ops"),
     "engine": (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import config
+from .. import config, ranks
 from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
@@ -28,18 +28,20 @@ LEVELS = ("info", "warning", "error")
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Audit a model. Raises: AuditorError."""
+    """Audit a model; of several ranks the first one tells, and writes. Raises: AuditorError."""
+    quiet = args.quiet or args.dry_run or not ranks.leads()
     with (
-        reporter(args.quiet or args.dry_run, args.mode == "training", guard.drawn) as shown,
+        reporter(quiet, args.mode == "training", guard.drawn) as shown,
         redirect_stdout(sys.stderr),
         warnings.catch_warnings(),
+        ranks.joined(),
     ):
         if not args.debug:
             warnings.simplefilter("ignore")
         progress, began = _told(shown), time.perf_counter()
         progress("load", args.target, 0, 0)
         known = _baseline(args.baseline)
-        if args.out:
+        if args.out and ranks.leads():
             publish.check(args.out, args.model_explorer)
         options = _options(args, progress)
         subject, directory = _loaded(args)
@@ -47,10 +49,12 @@ def audit(args: argparse.Namespace) -> int:
         if not args.dry_run:
             loaded = time.perf_counter() - began
             found = _timed(_run(subject, options), loaded)
+            if not ranks.leads():
+                return 0
             progress("write", str(directory), 0, 0)
             files = publish.write(found, directory, answer.extra(found, args.model_explorer))
     if args.dry_run:
-        return _dry_run(options, subject, directory)
+        return _dry_run(options, subject, directory) if ranks.leads() else 0
     fresh = _fresh(found, known)
     if args.format == "github":
         streams.say(answer.rendered(replace(found, findings=fresh), args.format))
@@ -141,10 +145,11 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
 
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name)
-    publish.check(directory, args.model_explorer)
-    guard.writes_into(directory)
-    for warning in cautions(subject):
-        print(f"warning: {printable(warning)}", file=sys.stderr)
+    if ranks.leads():
+        publish.check(directory, args.model_explorer)
+        guard.writes_into(directory)
+        for warning in cautions(subject):
+            print(f"warning: {printable(warning)}", file=sys.stderr)
     return subject, directory
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from .. import ranks
 from ..errors import AuditorError
 from ..folder import swept
 
@@ -30,6 +31,15 @@ library is loaded, no thread of the command runs."""
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 """What the first cell of a live line goes through."""
+
+STOPPED = (
+    "error: torchrun ended this audit, as it does where another rank ends: nothing was written\n"
+    "hint: `python -m auditor explain rank-lost` says more"
+)
+"""What the leader of several ranks says last."""
+
+ENDINGS = ("process-ended", "timed-out")
+"""What only the process that watches can say."""
 
 _tell: int | None = None
 """Where the watched process tells what it is at."""
@@ -140,6 +150,8 @@ class _Watch:
             print("interrupted", file=sys.stderr)
             return 130
         if self._signal is not None:
+            if ranks.launched() and ranks.leads():
+                print(STOPPED, file=sys.stderr)
             signal.signal(self._signal, signal.SIG_DFL)
             os.kill(os.getpid(), self._signal)
         raise self._ending(status)

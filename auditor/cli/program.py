@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .. import ranks
 from ..errors import AuditorError, first_line
 from ..raised import hiding, out_of_memory, time_is_up
 from ..report.words import printable
@@ -77,7 +78,8 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
             error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error) or hiding(error)
         )
         if known is not None:
-            return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug)
+            told = ranks.leads() or known.slug in guard.ENDINGS
+            return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug, told)
         said = f"{type(error).__name__}: {first_line(error)}"
         if time_is_up(error):
             return _failed(f"a time limit ended it, {said}", "give it more time, or smaller inputs", debug)
@@ -103,10 +105,12 @@ def _nowhere(error: Exception) -> AuditorError | None:
     return AuditorError("no temporary directory can be written to: name one with TMPDIR", slug="bad-output")
 
 
-def _failed(message: str, hint: str, debug: bool) -> int:
+def _failed(message: str, hint: str, debug: bool, told: bool = True) -> int:
     if debug:
         traceback.print_exc()
-    print(f"error: {printable(' '.join(message.split()))}\nhint: {hint}", file=sys.stderr)
+    if told:
+        where = "" if ranks.leads() else f"rank {ranks.rank()}: "
+        print(f"error: {where}{printable(' '.join(message.split()))}\nhint: {hint}", file=sys.stderr)
     return 2
 
 

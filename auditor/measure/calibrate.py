@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..cache.kept import NOTHING, Kept
 from ..formats.histogram import merged
 from ..raised import let_through
+from ..ranks import folded
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..sparing import now
 from ..tape.paths import usable_batches
@@ -52,9 +53,9 @@ def calibrate(
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
     other shapes, and all but the first of a path, are left to the verification.
     """
-    found: Calibration | None = None
-    for batch in usable_batches(capture, subject):
-        one: Calibration | None = None
+
+    def one(batch: Batch) -> Calibration:
+        found: Calibration | None = None
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
             kept.batches += 1
             known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
@@ -66,11 +67,11 @@ def calibrate(
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
             part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
             del measured, recalled
-            one = part if one is None else _beside(one, part)
-        assert one is not None
-        found = one if found is None else _merged(found, one)
-    assert found is not None  # a Subject has at least one batch
-    return found
+            found = part if found is None else _beside(found, part)
+        assert found is not None
+        return found
+
+    return folded("measuring", usable_batches(capture, subject), one, _merged)
 
 
 def _measured(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
@@ -31,6 +32,19 @@ class Heard:
 
     found: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+
+def heard(
+    capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, dear: bool = False, native: bool = False
+) -> Heard:
+    """What `noise_of` finds; of several ranks the first listens for all, and outputs stay with it."""
+    if not ranks.together():
+        return noise_of(capture, subject, yardstick, seed, dear=dear, native=native)
+
+    def listened() -> Noise:
+        return noise_of(capture, subject, yardstick, seed, dear=dear, native=native).found
+
+    return Heard(ranks.from_first("noise", listened))
 
 
 def noise_of(

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
-
+from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly, Today
 from ..runs.answer import answer, as_on
+from ..runs.outputs import NamedTensors
 from ..state.flags import loose, under
 from ..verify import failure_of
 from .choose import Trial, ruled, simulated_error
@@ -51,25 +51,30 @@ def baselines_of(
 
 def today_of(bench: Workbench) -> Today | None:
     """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
-    in IEEE arithmetic, as far as that is from itself."""
+    in IEEE arithmetic, as far as that is from itself. Of several ranks the first runs it for all."""
     allowed = loose(bench.flags, bench.device)
     if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
         return None
-    try:
-        with under(bench.flags):
-            ran = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
-        errors = [bench.distance(bench.reference(batch), out) for batch, out in zip(bench.checks, ran, strict=True)]
-    except Exception as error:
-        let_through(error)
-        return Today(allowed, None, False, failure_of(error))
-    worst = worst_of(errors)
-    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
+    references = bench.references(bench.checks)
+
+    def ran() -> Today | None:
+        try:
+            with under(bench.flags):
+                found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+            worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+        except Exception as error:
+            let_through(error)
+            return Today(allowed, None, False, failure_of(error))
+        return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
+
+    return ranks.from_first("FP32 as it is set", ran)
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        pairs = [(bench.reference(batch), _plainly_low(bench, problem, batch)) for batch in bench.checks]
+        low = bench.each(bench.checks, lambda batch: _plainly_low(bench, problem, batch))
+        pairs = [*zip(bench.references(bench.checks), low, strict=True)]
         errors = [bench.distance(*pair) for pair in pairs]
     except Exception as error:
         let_through(error)
@@ -84,7 +89,7 @@ def _replayed(problem: Problem, trial: Trial) -> Baseline:
     return Baseline(*_measured(simulated_error(problem, low, trial)))
 
 
-def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> list[torch.Tensor]:
+def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> NamedTensors:
     model = bench.subject.model
     plain = problem.how.without_plan(model, batch, dtype_of(problem.format))
 

@@ -17,6 +17,7 @@ from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
 from ..pulse import beat
 from ..raised import let_through
+from ..ranks import shared
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.again import PolicyAgain, Run, kept
 from ..replay.execute import PolicyInterpreter
@@ -91,14 +92,13 @@ class Trial:
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
-        worst = 0.0
         key = told(self.capture, how) if any(self.runs) else None
-        for index in range(len(self.batches)):
-            found = self._error(index, how, key)
-            if not found <= enough:
-                return found
-            worst = max(worst, found)
-        return worst
+
+        def beyond(error: float) -> bool:
+            return not error <= enough
+
+        found = shared("a low run", range(len(self.batches)), lambda i: self._error(i, how, key), enough=beyond)
+        return found[-1] if beyond(found[-1]) else max(found)
 
     def _error(self, index: int, how: Running, key: str | None) -> float:
         runs = self.runs[index] if key is not None else NO_RUNS

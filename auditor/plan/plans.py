@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,15 +14,12 @@ from ..criteria.noise import FLOOR
 from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
-from ..patch.emit import emit
-from ..patch.table import plan_table
-from ..patch.temporary import patched
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.strategies import running, scoped
 from ..runs.outputs import NamedTensors
-from ..state.members import size_of
-from ..verify import Answers, NotHandedOver, answers_of, failure_of, said_no_memory
+from ..verify import Answers, said_no_memory
+from .answered import answered
 from .choose import (
     LITTLE,
     MARGIN,
@@ -254,10 +250,9 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
-        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
-        tick(said := "running the patched model")
-        fresh = bench.subject.origin is not None
-        answers = _in_fresh_process(bench, run, lambda: tick(said)) if fresh else _in_this_process(bench, run)
+        expected = Answers(bench.references(bench.checks), bench.graded)
+        tick("running the patched model")
+        answers = answered(bench, run, lambda: tick("running the patched model"))
         found |= {name: _judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
     return {name: found[name] for name in plans}
 
@@ -276,33 +271,6 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
         f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run; replaying the recorded "
         f"graph with every value rounded {error}",
     )
-
-
-def _in_fresh_process(
-    bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
-) -> dict[str, Answers | str]:
-    subject = bench.subject
-    try:
-        verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
-        file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, list(plans), waiting)
-    except NotHandedOver:
-        return _in_this_process(bench, plans)
-
-
-def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
-    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
-
-
-def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
-    try:
-        with patched(bench.subject.model, plan_table(plan)) as model:
-            gradients = bench.graded is not None
-            return answers_of(model, bench.checks, bench.device, bench.seed, gradients, bench.most)
-    except Exception as error:
-        let_through(error, memory=False)
-        return failure_of(error)
 
 
 def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:

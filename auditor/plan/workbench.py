@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from .. import ranks
 from ..cache.kept import NOTHING, Kept
 from ..devices import is_native
 from ..errors import first_line
@@ -84,9 +85,21 @@ class Workbench:
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
         """FP32 outputs of the model on one of the subject's batches; run once."""
-        if id(batch) not in self.known:
-            self.known[id(batch)] = reference(self.subject, batch, self.seed)
-        return self.known[id(batch)]
+        return self.references([batch])[0]
+
+    def references(self, batches: Sequence[Batch]) -> list[list[torch.Tensor]]:
+        """FP32 outputs of the model on some of the subject's batches; each is run once."""
+        left = [batch for batch in batches if id(batch) not in self.known]
+        found = self.each(left, lambda batch: reference(self.subject, batch, self.seed))
+        self.known.update(zip(map(id, left), found, strict=True))
+        return [self.known[id(batch)] for batch in batches]
+
+    def each(self, batches: Sequence[Batch], run: Callable[[Batch], NamedTensors]) -> list[list[torch.Tensor]]:
+        """What a run gives on each batch, shared between the ranks; on this one's device. Raises: what `run` does."""
+        if not ranks.together():
+            return [run(batch) for batch in batches]
+        found = ranks.shared("runs of the model", batches, lambda batch: run(batch).each(torch.Tensor.cpu))
+        return [outputs.each(lambda x: x.to(self.device)) for outputs in found]
 
     @property
     def graded(self) -> list[torch.Tensor] | None:
@@ -122,8 +135,8 @@ class Workbench:
     @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed. Raises: NotHandedOver."""
-        batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(self.checks))
-        gradients = self.graded is not None
+        batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(ranks.part(self.checks)))
+        gradients = self.graded is not None and ranks.leads()
         verifier = Verifier(
             batches,
             Path(self.scratch),
@@ -137,7 +150,7 @@ class Workbench:
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
-        references = [self.reference(batch) for batch in batches]
+        references = self.references(batches)
         runs = tuple(self.kept.runs("trials", *self._told_by(batch)) for batch in batches)
         return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance, runs)
 

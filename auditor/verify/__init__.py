@@ -2,7 +2,7 @@
 
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
-from .running import Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
+from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
 from .scores import FP32, score_here
 from .timing import TODAY, timed
 
@@ -10,6 +10,7 @@ __all__ = [
     "FP32",
     "TIMEOUT",
     "TODAY",
+    "WITH_GRADIENTS",
     "Answers",
     "NotHandedOver",
     "Outputs",

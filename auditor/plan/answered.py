@@ -1,0 +1,69 @@
+"""What the artefacts of plans answer: in a process of their own where the model can be made there, else in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .. import ranks
+from ..patch.emit import emit
+from ..patch.table import plan_table
+from ..patch.temporary import patched
+from ..raised import let_through
+from ..records import Plan
+from ..state.members import size_of
+from ..verify import WITH_GRADIENTS, Answers, NotHandedOver, answers_of, failure_of
+from .workbench import Workbench
+
+Given = dict[str, Answers | str]
+
+
+def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> Given:
+    """What the model answers under each plan, on each of the bench's checks, or the one-line reason why it does not.
+
+    The ranks share the checks. waiting: called every second.
+    """
+    given: Given = {}
+    if ranks.part(bench.checks):
+        fresh = bench.subject.origin is not None
+        given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
+    brought = [one for one in ranks.each_rank("patched models", given) if one]
+    return {name: _joined([one[name] for one in brought], len(bench.checks)) for name in plans}
+
+
+def _joined(parts: Sequence[Answers | str], count: int) -> Answers | str:
+    """The parts in the order of the checks; why the first of them failed, where one did."""
+    failures = [part for part in parts if isinstance(part, str)]
+    if failures:
+        return min(failures, key=lambda failure: failure.startswith(WITH_GRADIENTS))
+    outputs = [part.outputs for part in parts if isinstance(part, Answers)]
+    first = parts[0]
+    assert isinstance(first, Answers)
+    return Answers([outputs[i % len(outputs)][i // len(outputs)] for i in range(count)], first.graded)
+
+
+def _in_fresh_process(
+    bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
+) -> dict[str, Answers | str]:
+    subject = bench.subject
+    try:
+        verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
+        file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
+        return verifier.answers(file, list(plans), waiting)
+    except NotHandedOver:
+        return _in_this_process(bench, plans)
+
+
+def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
+    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
+    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
+
+
+def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
+    try:
+        with patched(bench.subject.model, plan_table(plan)) as model:
+            gradients = bench.graded is not None and ranks.leads()
+            return answers_of(model, ranks.part(bench.checks), bench.device, bench.seed, gradients, bench.most)
+    except Exception as error:
+        let_through(error, memory=False)
+        return failure_of(error)
