@@ -15,7 +15,8 @@ from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
-from ..replay.strategies import running, scoped
+from ..replay.chosen import scoped
+from ..replay.strategies import running
 from ..runs.outputs import NamedTensors
 from ..verify import Answers, said_no_memory
 from .answered import answered

@@ -18,7 +18,9 @@ class ScopeChoice:
     """Precision of one scope."""
 
     precision: Annotated[str, Written("`fp32`, or the plan's `format`", needed="plan")]
-    because: Annotated[tuple[str, ...], Written("codes of rules and reasons in words; empty where it runs low")] = ()
+    because: Annotated[
+        tuple[str, ...], Written("codes of rules and reasons in words; empty where all of it runs low")
+    ] = ()
     output: Annotated[
         str,
         Written(
@@ -34,6 +36,15 @@ class ScopeChoice:
             later=True,
         ),
     ] = None
+    keep: Annotated[
+        tuple[str, ...],
+        Written(
+            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
+            "not there where there are none",
+            before="because",
+            sparse=True,
+        ),
+    ] = ()
 
 
 KINDS = (
@@ -261,7 +272,7 @@ class Plan:
     least: Annotated[
         tuple[str, ...] | None,
         Written(
-            "modules that stay FP32 where all that gains nothing by it is low too: the recorded graph, run so, holds the "
+            "modules that stay FP32, whole or in part, where all that gains nothing by it is low too: the recorded graph, run so, holds the "
             "budget wherever the plan does; `null`: not looked for",
             before="pareto",
             later=True,
@@ -325,6 +336,11 @@ class Plan:
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
+
+    @property
+    def exceptions(self) -> tuple[tuple[str, str], ...]:
+        """(module, function) of what stays FP32 in low scopes."""
+        return tuple((path, name) for path, choice in self.scopes.items() for name in choice.keep)
 
 
 @dataclass(frozen=True)
