@@ -106,7 +106,7 @@ class Keeping(TorchFunctionMode):
 
 
 def inside(module: nn.Module, inner: Any, keep: Kept | None, region: str | None, *args: Any, **kwargs: Any) -> Any:
-    """The forward that a scope wraps, with the functions that it keeps, in an autocast region of its own if it has one."""
+    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one."""
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if keep is not None:
@@ -164,9 +164,9 @@ class Runtime:
 
     @classmethod
     def keeping(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
-        """Functions that a scope keeps in FP32, and the precision of the autocast region it runs in beside `run`, if any.
+        """Functions that a scope keeps in FP32; the precision of the autocast region it runs in beside `run`, if any.
 
-        Where FP32 results of kept functions meet low weights, autocast lowers them again; FP32 scopes inside stay out of it.
+        Where FP32 results of kept functions meet low weights, autocast lowers them again. FP32 scopes inside stay out.
         """
         names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
         keep = Kept(tuple(sorted(names))) if names and precision != "fp32" else None
