@@ -29,6 +29,23 @@ def within(path: str, scope: str) -> bool:
     return not scope or path == scope or path.startswith(f"{scope}.")
 
 
+def function_in(owner: str, name: str) -> str:
+    """A path for the calls of one function in a module: below the module, and no module's, since none has an empty name."""
+    return f"{owner}..{name}"
+
+
+def of_function(path: str) -> tuple[str, str] | None:
+    """Module and function of such a path; None for a module's."""
+    owner, dots, name = path.rpartition("..")
+    return (owner, name) if dots else None
+
+
+def module_of(path: str) -> str:
+    """The module of a path that may be a function's."""
+    found = of_function(path)
+    return path if found is None else found[0]
+
+
 def pattern(path: str) -> str:
     """A module path with its block numbers blanked: `blocks.3.norm` -> `blocks.*.norm`."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

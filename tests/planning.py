@@ -23,6 +23,7 @@ from auditor.plan.choose import scopes_of
 from auditor.plan.explained import as_candidate
 from auditor.plan.plans import verify
 from auditor.plan.problem import Problem
+from auditor.plan.reasons import lowered_with
 from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.workbench import Workbench, workbench
 from auditor.records import Plan
@@ -73,7 +74,7 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
 def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """A plan with further modules low, patched into the model and run as on a GPU; all other modules stay as they are."""
     chosen = as_candidate(problem, plan)
-    together = {other for path in modules for other in (path, *problem.energy.tied_to(path))}
+    together = {other for path in modules for other in lowered_with(problem, path)}
     labels = problem.energy.settled({**chosen.precision, **dict.fromkeys(together, problem.format)})
     return kept(bench, problem, plan, [path for path, precision in labels.items() if precision == "fp32"])
 

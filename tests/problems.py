@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -93,18 +94,35 @@ class Careful(nn.Linear):
             return super().forward(x.float())
 
 
+class Flat(nn.Module):
+    """Products and other functions in one forward, and some in a module below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.below = nn.Parameter(torch.ones(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        return self.below(y * y.pow(2).mean(-1, keepdim=True)) @ self.weight
+
+
 @cache
 def captured(kind: str) -> Capture:
-    """The capture of `chain`, `branches`, `tied`, `towers`, `shielded` or `held`, made once."""
+    """The capture of `chain`, `branches`, `tied`, `towers`, `shielded`, `held` or `flat`, made once."""
     chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
     models = {"chain": chain, "branches": Branches(), "tied": Tied(), "towers": Towers()}
-    models |= {"shielded": Shielded(), "held": Held()}
+    models |= {"shielded": Shielded(), "held": Held(), "flat": Flat()}
     return capture_of(models[kind], torch.ones(2, 4))
 
 
-def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1) -> Problem:
-    """A problem whose costs and errors spread over decades; rounding the model's input is free."""
+def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1, exceptions: bool = False) -> Problem:
+    """A problem whose costs and errors spread over decades; rounding the model's input is free.
+
+    exceptions: whether modules may keep functions.
+    """
     capture = captured(kind)
+    if not exceptions:
+        capture = replace(capture, nodes={name: replace(node, function=None) for name, node in capture.nodes.items()})
 
     def contribution() -> Contribution:
         isolated = 10 ** rnd.uniform(-5, -1)

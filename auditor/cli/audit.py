@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ def audit(args: argparse.Namespace) -> int:
         redirect_stdout(sys.stderr),
         warnings.catch_warnings(),
         ranks.joined(),
+        ExitStack() as held,
     ):
         if not args.debug:
             warnings.simplefilter("ignore")
@@ -44,6 +45,7 @@ def audit(args: argparse.Namespace) -> int:
         if args.out and ranks.leads():
             publish.check(args.out, args.model_explorer)
         options = _options(args, progress)
+        _set_aside(args, held)
         subject, directory = _loaded(args)
         options = _with_score(args, options)
         if not args.dry_run:
@@ -137,6 +139,18 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         selection=config.selection(Path.cwd()),
         progress=progress,
     )
+
+
+def _set_aside(args: argparse.Namespace, held: ExitStack) -> None:
+    """Keep a process that verifies, made before the user's code is run; only where this one is the command's own."""
+    if args.dry_run or not guard.is_watched():
+        return
+    from .. import flow  # noqa: F401 - what both processes need is imported once
+    from ..loading.ahead import import_ahead
+    from ..verify.spare import kept
+
+    import_ahead(args.target, args.seed)
+    held.enter_context(kept(args.device))
 
 
 def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:

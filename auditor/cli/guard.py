@@ -72,6 +72,11 @@ def watched(run: Callable[[], int], timeout: float | None) -> int:
     return _Watch(child, news, timeout).code()
 
 
+def is_watched() -> bool:
+    """Whether this process was made for one command, and ends with it."""
+    return _tell is not None
+
+
 def at(stage: str) -> None:
     """Tell whoever watches that there is progress, and in what."""
     _send(f"at {stage}")

@@ -186,8 +186,10 @@ def apply(args: argparse.Namespace) -> int:
         text = patched_source(subject, document, plans, chosen, directory)
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
+    functions = len(plans[chosen].exceptions)
+    within = f" and {functions} function{'s' * (functions != 1)} in low ones" if functions else ""
     streams.say(
-        f"Plan     {chosen}, {islands} scope{'s' * (islands != 1)} in FP32, not verified on this model: audit it for "
-        f"that\nPatched  {file}\n"
+        f"Plan     {chosen}, {islands} scope{'s' * (islands != 1)}{within} in FP32, not verified on this model: audit "
+        f"it for that\nPatched  {file}\n"
     )
     return 0

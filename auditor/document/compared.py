@@ -43,7 +43,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in."""
+    """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in.
+
+    exceptions: functions that stay FP32 in low ones.
+    """
 
     format: str
     predicted_error: float | None
@@ -51,6 +54,7 @@ class Figures:
     predicted_speedup: float | None
     verified: bool
     islands: int
+    exceptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ def _figures(plan: Any) -> Figures:
         predicted_speedup=plan.predicted_speedup,
         verified=plan.verified,
         islands=sum(bool(path) and choice.precision != root for path, choice in plan.scopes.items()),
+        exceptions=sum(len(choice.keep) for choice in plan.scopes.values()),
     )
 
 

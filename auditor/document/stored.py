@@ -46,7 +46,7 @@ def patched_source(
 
 def _record(name: str, found: Any) -> Plan:
     scopes = {
-        path: ScopeChoice(choice.precision, tuple(choice.because), choice.output, choice.cost)
+        path: ScopeChoice(choice.precision, tuple(choice.because), choice.output, choice.cost, tuple(choice.keep))
         for path, choice in found.scopes.items()
     }
     return Plan(

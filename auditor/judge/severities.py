@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..formats.table import runs
 from ..records import Capture, Finding, Plan
+from ..replay.chosen import scoped
 from ..replay.resolve import Resolution, is_low, resolve
-from ..replay.strategies import plain, running, scoped
+from ..replay.strategies import plain, running
 from ..rulebook.rule import SEVERITIES
 from ..strategies import names
 from .causes import Graph

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import strategies
 from ..formats.table import label, runs
+from ..ops import functions
 from ..records import Origin, Plan, ScopeChoice
 from ..runs import wrapped
 from ..state import half, members
@@ -34,7 +35,9 @@ Needs torch and the model's own source, nothing else. Names of layers below are 
 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
 codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
-they ran low. Errors are relative to FP32.
+they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
+called ("pow": torch.pow, x.pow, x ** 2), unless in place; products of what they give run low again. Errors are relative
+to FP32.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils import _pytree as pytree
 
 '''
@@ -118,6 +122,8 @@ def emit(
         "\n\n# What is stored low, and how a scope runs.\n\n",
         _text_from(half, "LOW = "),
         "\n\n",
+        _text_from(functions, "def function_name"),
+        _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
         _runtimes({plan.strategy for plan in runnable.values()}),
         _text_from(runtime, "FUSING = "),
@@ -173,6 +179,8 @@ def _readable(value: Any) -> Any:
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     """What a reader wants to know of one scope; what is as everywhere is left out."""
     entry: dict[str, Any] = {"precision": choice.precision}
+    if choice.keep:
+        entry["keep"] = list(choice.keep)
     if choice.because:
         entry["because"] = list(choice.because)
     if choice.cost is not None and math.isfinite(choice.cost):

@@ -12,7 +12,7 @@ from ..runs.wrapped import renamed, unwrapped
 from ..state.half import LOW, raise_in_place, stored_low
 from ..state.members import modules_of, named_modules, named_parameters, parameters_of
 from ..strategies import strategy_of
-from ..strategies.runtime import DTYPES, Runtime, convert
+from ..strategies.runtime import DTYPES, Runtime, convert, inside
 
 
 def runtime_of(strategy: str) -> type[Runtime]:
@@ -30,6 +30,8 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     """A wrapped `forward`. It is bound by functools.partial, which pickles, deep-copies, exports and compiles."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
+    if how["keep"] is not None or how["region"] is not None:
+        inner = functools.partial(inside, module, inner, how["keep"], how["region"])
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 
 
@@ -81,6 +83,11 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     stored = runtime.stored(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
     wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
+    keeping = {
+        module: runtime.keeping(names[module], choice["precision"], scopes)
+        for module, choice in wrapping.items()
+        if choice is not None
+    }
     refuse_fixed_forwards([(names[module][0], module) for module, choice in wrapping.items() if choice is not None])
     low = {id(x): x for x in stored_low(inner, attributes=raised == "attributes")}
     if raised == "kept":
@@ -94,7 +101,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for module, choice in wrapping.items():
         if choice is not None:
             raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
-            how = {"runtime": runtime, "raises": raises, **choice}
+            how = {"runtime": runtime, "raises": raises, **choice, **keeping[module]}
             scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
             # Past the module's own __setattr__; what wraps the scope keeps the signature.
             module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)

@@ -20,10 +20,11 @@ from ..raised import let_through
 from ..ranks import shared
 from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
 from ..replay.again import PolicyAgain, Run, kept
+from ..replay.chosen import labelled, scoped
 from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
 from ..replay.running import Running
-from ..replay.strategies import plain, scoped
+from ..replay.strategies import plain
 from ..resources import table
 from ..runs.outputs import tensor_outputs
 from .costs import heavy
@@ -344,7 +345,7 @@ def near(problem: Problem, candidate: Candidate, trial: Trial) -> Trial:
 
 
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:
-    return lambda owner: candidate.precision.get(owner, "fp32")
+    return labelled(candidate.precision)
 
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
@@ -356,6 +357,7 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
             cost=saved.get(path) if boundary.precision == "fp32" else None,
+            keep=tuple(sorted(boundary.keep)),
         )
         for path, boundary in wrapped.items()
     }

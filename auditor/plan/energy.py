@@ -30,7 +30,7 @@ class Energy:
     difference between the two costs `island` seconds. tied: owners that must agree. held: (owner, holder) where the
     one reads a tied weight that the other holds as well: a holder in FP32 keeps it there, so the owner is low only if the
     holder is. shielded: owners that the author runs outside autocast; a scope of their own would switch it on again, so
-    they are low only with the owner above them.
+    they are low only with the owner above them. So are functions that the owner above them may keep in FP32.
     """
 
     scopes: dict[str, tuple[float, float, float]]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
-from ..replay.strategies import scoped
+from ..replay.chosen import scoped
 from .choose import Trial, as_plan, near, simulated_error
 from .operations import operation_reasons
 from .problem import Problem
-from .reasons import Limits, kept_in, least, module_reasons
+from .reasons import Limits, kept_in, least, lowered_with, module_reasons
 from .solve import Candidate, evaluate
 
 
@@ -48,12 +49,14 @@ def explained(
     modules = module_reasons(problem, chosen, limits, error)
     scopes = {
         path: replace(choice, because=_because(problem, path, modules, findings))
-        if choice.precision == "fp32"
+        if choice.precision == "fp32" or choice.keep
         else choice
         for path, choice in plan.scopes.items()
     }
     needed = least(problem, chosen, modules, limits, error) if modules else ()
-    return replace(plan, scopes=scopes, reasons=(*modules, *operation_reasons(problem, chosen)), least=needed)
+    return replace(
+        plan, scopes=scopes, reasons=(*_placed(problem, modules), *operation_reasons(problem, chosen)), least=needed
+    )
 
 
 def affordable(plan: Plan, target: float) -> tuple[str, ...]:
@@ -65,7 +68,7 @@ def affordable(plan: Plan, target: float) -> tuple[str, ...]:
 
 def with_low(problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with these modules low too."""
-    together = {other for path in modules for other in (path, *problem.energy.tied_to(path))}
+    together = {other for path in modules for other in lowered_with(problem, path)}
     labels = {**as_candidate(problem, plan).precision, **dict.fromkeys(together, problem.format)}
     return as_plan(problem, evaluate(problem, problem.energy.settled(labels)))
 
@@ -76,8 +79,24 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 
 
 def _because(problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Rules that fired on the scope's unsafe and sensitive nodes, then its reason."""
+    """Rules that fired on the scope's unsafe and sensitive nodes that are kept, then the reasons of what is."""
+    said = [
+        (of_function(each), reason.words) for reason in reasons for each in reason.modules if module_of(each) == path
+    ]
+    functions = {function_in(*found) for found, _ in said if found is not None}
     own = (node.name for node in problem.operations_of.get(path, ()))
-    marked = {name for name in own if problem.verdicts[name].verdict != "safe"}
+    kept = {name for name in own if not functions or problem.variable(name) in functions}
+    marked = {name for name in kept if problem.verdicts[name].verdict != "safe"}
     codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
-    return (*codes, *(reason.words for reason in reasons if path in reason.modules))
+    return (*codes, *(words if found is None else f"{found[1]}: {words}" for found, words in said))
+
+
+def _placed(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
+    """The reasons of kept functions as those of their operations."""
+    for reason in reasons:
+        functions = {path for path in reason.modules if path != module_of(path)}
+        if modules := tuple(path for path in reason.modules if path not in functions):
+            yield replace(reason, modules=modules)
+        if functions:
+            names = tuple(name for name in problem.capture.nodes if problem.variable(name) in functions)
+            yield replace(reason, modules=(), operations=names)

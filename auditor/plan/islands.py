@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..replay.chosen import labelled
 from .costs import seconds
 from .problem import Problem
 from .solve import Candidate
@@ -10,7 +11,7 @@ from .terms import timed_in
 
 def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
     """{owner: share of the candidate's predicted time}; casts, which depend on the neighbours, are not counted."""
-    now = problem.resolve(lambda owner: chosen.precision.get(owner, "fp32"))
+    now = problem.resolve(labelled(chosen.precision))
     low = problem.lowest.resolution
     saved = dict.fromkeys(chosen.precision, 0.0)
     for name, node in problem.capture.nodes.items():

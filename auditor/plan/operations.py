@@ -10,6 +10,7 @@ import torch
 from ..formats.table import label
 from ..ops.table import operation
 from ..records import Capture, Node, Reason
+from ..replay.chosen import labelled
 from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
@@ -17,13 +18,13 @@ from .problem import Problem
 from .reasons import together
 from .solve import Candidate
 
+_REGION = "the autocast region around it"
+"""What raises operations under a strategy that is none of regions: the author's own, or a scope's that keeps functions."""
+
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
-
-    def precision(owner: str) -> str:
-        return chosen.precision.get(owner, "fp32")
-
+    precision = labelled(chosen.precision)
     how = running(problem.capture, problem.strategy, precision, problem.format)
     resolution, told = problem.resolve(precision), _told(problem.capture)
     found, begins = [], dict[str, _Beginning]()
@@ -32,10 +33,20 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             continue
         if not node.floating:
             found.append(Reason("not-floating", "it is no floating-point operation", operations=(name,)))
-        elif how.setting(name).precision != "fp32":
+        elif (setting := how.setting(name)).kept:
+            if chosen.precision.get(problem.variable(name)) != "fp32":  # else it has a reason of its own
+                found.append(_kept_around(problem, precision.keep, node))
+        elif setting.precision != "fp32":
             kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
             found.append(Reason(kind, words, operations=(name,), by=by))
     return together(found)
+
+
+def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
+    """A function that a module around this one keeps, in all that is in it."""
+    name = node.function.path if node.function else ""
+    by = next(call.path for call in node.calls if name in keep.get(call.path, ()))
+    return Reason("inherited", f"{name} stays FP32 in all of {by or 'the model'}", operations=(node.name,), by=by)
 
 
 class _Beginning(NamedTuple):
@@ -86,8 +97,9 @@ def _why(
         )
     if casts.autocast in ("fp32", "fp32_unless_dtype"):
         packet = row.packet or node.op
-        itself = _Beginning(f"{packet}, which {problem.strategy} runs in FP32 by itself", None)
-        return "strategy", f"{problem.strategy} runs {packet} in FP32 by itself", None, itself
+        runner = problem.strategy if problem.how.regional else _REGION
+        itself = _Beginning(f"{packet}, which {runner} runs in FP32 by itself", None)
+        return "strategy", f"{runner} runs {packet} in FP32 by itself", None, itself
     if (source := _handed(resolution, node)) is None:
         return "author", f"it makes values of its own, in {given}", None, itself
     if source in problem.capture.nodes:

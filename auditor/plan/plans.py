@@ -16,7 +16,8 @@ from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
-from ..replay.strategies import running, scoped
+from ..replay.chosen import scoped
+from ..replay.strategies import running
 from ..runs.outputs import NamedTensors
 from ..verify import Answers, said_no_memory
 from .answered import answered
@@ -233,9 +234,8 @@ def _as_another(bench: Workbench, problem: Problem, baseline: Baseline, known: K
     best = min(found, key=lambda point: point.cost, default=None)
     if best is None or not best.cost < (1 - WORTH) * as_candidate(problem, known[problem.name]).cost:
         return None
-    trial = bench.trial(bench.usable(bench.subject.batches))
-    held = simulated_error(problem, best, trial, bench.max_error) <= MARGIN * bench.max_error
-    return as_plan(problem, best) if held else None
+    error = simulated_error(problem, best, bench.trial(bench.usable(bench.subject.batches)), bench.max_error)
+    return as_plan(problem, best) if error <= MARGIN * bench.max_error else None
 
 
 def _holds(bench: Workbench, error: float | None) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..formats.table import FORMATS
+from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
 from ..replay.authors import kept_low
 from ..replay.nesting import Layout, layout_of
@@ -18,6 +19,7 @@ from ..strategies import strategy_of
 from ..strategies.base import Strategy
 from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy
+from .exceptions import exceptions_of
 from .leaks import Lowest, lowest
 from .memory import memory_of
 from .terms import energy_of, timed_in
@@ -90,6 +92,17 @@ class Problem:
     def evaluated(self) -> dict[frozenset[tuple[str, str]], Candidate]:
         """What is known of choices, by their precisions: many of them are met again."""
         return {}
+
+    @cached_property
+    def exceptions(self) -> Mapping[str, frozenset[str]]:
+        """{module: functions that it may keep in FP32 where it is low}."""
+        return exceptions_of(self)
+
+    def variable(self, name: str) -> str:
+        """What decides the precision of a node: its module, or a function in it (see paths.function_in)."""
+        node = self.capture.nodes[name]
+        free = node.function is not None and node.function.path in self.exceptions.get(node.owner, ())
+        return function_in(node.owner, node.function.path) if free and node.function else node.owner
 
     @cached_property
     def _resolver(self) -> Resolver:

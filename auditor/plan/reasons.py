@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..paths import function_in, module_of
 from ..records import Reason
+from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
 from .choose import FAR, Runs
 from .clauses import ALONE, close, little, no_gain, over
@@ -54,11 +56,11 @@ class _Lowered:
 
 
 def module_reasons(problem: Problem, chosen: Candidate, limits: Limits, error: Error) -> tuple[Reason, ...]:
-    """A reason for every module in FP32, those alike together."""
-    kept = [owner for owner in problem.energy.scopes if chosen.precision.get(owner, "fp32") == "fp32"]
+    """A reason for every module in FP32, and for every function that a low one keeps so, those alike together."""
+    kept = _kept(problem, chosen)
     forbidden: dict[str, Reason] = {}
     open_: list[_Lowered] = []
-    now = problem.resolve(lambda owner: chosen.precision.get(owner, "fp32"))
+    now = problem.resolve(labelled(chosen.precision))
     tries = VISITS // max(len(problem.capture.nodes), 1)
     for owner in sorted(kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
         reason = _without_operations(problem, owner)
@@ -99,19 +101,27 @@ def least(
 
 
 def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
-    """Modules that a choice keeps in FP32, of those with something in them that has a precision."""
+    """Modules that a choice keeps in FP32, whole or in part, of those with something in them that has a precision."""
+    kept = [owner for owner in _kept(problem, point) if _without_operations(problem, owner) is None]
+    return tuple(dict.fromkeys(module_of(owner) for owner in kept))
+
+
+def _kept(problem: Problem, point: Candidate) -> list[str]:
+    """Modules in FP32, and functions that low ones keep so."""
     kept = [owner for owner in problem.energy.scopes if point.precision.get(owner, "fp32") == "fp32"]
-    return tuple(owner for owner in kept if _without_operations(problem, owner) is None)
+    return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in kept]
 
 
 def _all_low(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    return evaluate(problem, _changed(problem, chosen, [each for owner in owners for each in _group(problem, owner)]))
+    return evaluate(
+        problem, _changed(problem, chosen, [each for owner in owners for each in lowered_with(problem, owner)])
+    )
 
 
 def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], budget: float) -> Candidate:
     found, tries = chosen, VISITS // max(len(problem.capture.nodes), 1)
     for owner, _ in zip(owners, range(tries), strict=False):
-        point = evaluate(problem, _changed(problem, found, _group(problem, owner)))
+        point = evaluate(problem, _changed(problem, found, lowered_with(problem, owner)))
         if point.predicted_error <= max(budget, chosen.predicted_error):
             found = point
     return found
@@ -142,7 +152,7 @@ def _own_saving(problem: Problem, owner: str) -> float:
 
 
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
-    nodes = problem.operations_of.get(owner, ())
+    nodes = [node for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
     if not nodes:
         return Reason("not-floating", "it has no operations of its own, only modules in it")
     if not any(node.floating or problem.lowest.resolution.touches_low(node.name) for node in nodes):
@@ -152,8 +162,16 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
     return None
 
 
-def _group(problem: Problem, owner: str) -> tuple[str, ...]:
-    return tuple(sorted({owner, *problem.energy.tied_to(owner)}))
+def _in(problem: Problem, name: str, owner: str) -> bool:
+    """Whether a node is a module's own, or part of a function in one."""
+    return owner in (problem.capture.nodes[name].owner, problem.variable(name))
+
+
+def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
+    """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
+    group = {owner, *problem.energy.tied_to(owner)}
+    functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
+    return tuple(sorted(group | functions))
 
 
 def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
@@ -162,11 +180,11 @@ def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[
 
 def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str) -> Reason | None:
     """Why lowering a module is out of the question; None where it is not."""
-    group = _group(problem, owner)
+    group = lowered_with(problem, owner)
     changed = _changed(problem, chosen, group)
     if changed[owner] == "fp32":
         return Reason("author", "the author switches autocast off around it")
-    then = problem.resolve(lambda path: changed.get(path, "fp32"))
+    then = problem.resolve(labelled(changed))
     broken = [
         name for name in problem.capture.nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)
     ]
@@ -174,7 +192,7 @@ def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str)
         return None
     nodes = problem.capture.nodes
     worst = max(
-        broken, key=lambda name: (nodes[name].owner == owner, nodes[name].owner in group, _weight(problem, name))
+        broken, key=lambda name: (_in(problem, name, owner), nodes[name].owner in group, _weight(problem, name))
     )
     return _because(problem, then, owner, group, worst)
 
@@ -185,10 +203,12 @@ def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, .
         kind, why = "conflict", f"{worst} would be handed tensors of two dtypes, which raises an error"
     else:
         kind, why = verdict.verdict, f"{worst} is {verdict.verdict}: {verdict.reason}"
-    if where == owner:
+    if _in(problem, worst, owner):
         return Reason(kind, why, by=worst)
     if where in group:
         return Reason("tied", f"it shares a weight with {where or 'the whole model'}, where {why}", by=where)
+    if where == module_of(owner):
+        return Reason("inherited", f"low, it would hand on low values: {why}", by=worst)
     return Reason(
         "inherited", f"low, it would hand on low values to {where or 'the whole model'}, where {why}", by=where
     )
@@ -200,14 +220,14 @@ def _weight(problem: Problem, name: str) -> float:
 
 
 def _lowered(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
-    group = _group(problem, owner)
+    group = lowered_with(problem, owner)
     point = evaluate(problem, _changed(problem, chosen, group))
     saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
     return _Lowered(owner, group, point, saves, point.predicted_error, point.price < chosen.price)
 
 
 def _estimated(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
-    group = _group(problem, owner)
+    group = lowered_with(problem, owner)
     saved = sum(_own_saving(problem, each) for each in group)
     square = sum(problem.energy.scopes[each][2] for each in group)
     predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))

@@ -56,7 +56,7 @@ def speedup(plan: Plan) -> float:
 
 def has_fp32(plan: Plan) -> bool:
     """Whether any scope of a plan is FP32."""
-    return any(choice.precision == "fp32" for choice in plan.scopes.values())
+    return any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
 
 
 def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
@@ -87,12 +87,24 @@ def recommend(
     chosen = best_for(plans, use, stepped)
     if chosen is None:
         return None, _none(plans, max_error, use) + _else(plans, use, stepped)
-    kept = len(chosen.kept)
-    stay = f"{count(kept, 'module')} {'stays' if kept == 1 else 'stay'} FP32" if kept else "nothing has to stay FP32"
     return chosen.name, (
         f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: {_within(chosen, max_error)}, "
-        f"{_share(chosen)}, {stay}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
+        f"{_share(chosen)}, {staying(chosen)}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
     )
+
+
+def kept_apart(plan: Plan) -> str:
+    """How many modules a plan keeps in FP32, and functions in others: `3 modules and 2 functions`; nothing for none."""
+    modules, functions = len(plan.kept), len(plan.exceptions)
+    parts = [count(modules, "module")] if modules else []
+    return " and ".join([*parts, count(functions, "function")] if functions else parts)
+
+
+def staying(plan: Plan) -> str:
+    """The same as a clause."""
+    kept = kept_apart(plan)
+    one = len(plan.kept) + len(plan.exceptions) == 1
+    return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
 
 
 def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..paths import nearest_above
+from ..replay.chosen import labelled
 from .costs import cast_seconds
 from .energy import Energy
 from .problem import Problem
@@ -98,7 +99,7 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
-    resolution = problem.resolve(lambda owner: precision.get(owner, "fp32"))
+    resolution = problem.resolve(labelled(precision))
     terms = problem.terms(resolution)
     squares, elapsed = sum(term.square for term in terms), sum(term.seconds for term in terms)
     flops, low_flops = sum(term.flops for term in terms), sum(term.low_flops for term in terms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..paths import nearest_above
+from ..paths import function_in, nearest_above
 from ..records import Capture
 from ..replay.nesting import owners_of, readers_of
 from ..replay.resolve import Resolution
@@ -25,7 +25,9 @@ def energy_of(problem: Problem) -> Energy:
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
     nodes, users = problem.capture.nodes, _users(problem.capture)
-    scopes = dict.fromkeys(owners_of(problem.capture, problem.how), (0.0, 0.0, 0.0))
+    functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
+    scopes = dict.fromkeys((*owners_of(problem.capture, problem.how), *functions), (0.0, 0.0, 0.0))
+    decides = {name: problem.variable(name) for name in nodes}
 
     def charge(owner: str, low: float, high: float, error: float) -> None:
         a, b, c = scopes[owner]
@@ -42,17 +44,17 @@ def energy_of(problem: Problem) -> Energy:
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
     for name, node in nodes.items():
         low, high = (problem.node_price(name, each) for each in (resolution, raised))
-        charge(node.owner, low, high, problem.node_square(resolution, name))
+        charge(decides[name], low, high, problem.node_square(resolution, name))
         if resolution.low(name) or (node.owner in held and node.floating):
-            for consumer in {nodes[user].owner for user in users.get(name, ())} - {node.owner}:
-                exchange(node.owner, consumer, name)
+            for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
+                exchange(decides[name], consumer, name)
     for owner in held:
         charge(owner, 0.0, 0.0, FORBIDDEN)
     for name in problem.rounded_values(resolution):
         if name in nodes and nodes[name].owner in held:
             continue  # the pairs have it
         casting = resolution.lowered.get(name) or users.get(name, [])
-        readers = {nodes[user].owner for user in casting}
+        readers = {decides[user] for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
             charge("", 0.0, 0.0, problem.cast_square(resolution, name))
             for owner in readers - {""}:
@@ -66,7 +68,7 @@ def energy_of(problem: Problem) -> Energy:
             for owner in owners if resolution.low(name) else ():
                 charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    return Energy(scopes, pairs, tree, *_tied(problem), problem.island, _shielded(problem))
+    return Energy(scopes, pairs, tree, *_tied(problem), problem.island, _shielded(problem) | set(functions))
 
 
 def _users(capture: Capture) -> dict[str, list[str]]:

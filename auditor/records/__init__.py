@@ -28,10 +28,11 @@ from .measure import (
     Verdict,
     Weight,
 )
-from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .plan import CriterionValue, Memory, Plan, Reason, ScopeChoice, Verification
 from .proposal import Proposal
 from .run import Timed, Times, Timing, Today
 from .score import Evaluation, Score
+from .without import Baseline, Dtypes, RulesOnly
 
 __all__ = [
     "FORMAT_VERSION",

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 from ..folder import check_directory, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
-from .plan import Baseline, Dtypes, Plan
+from .plan import Plan
 from .proposal import Proposal
 from .run import Timing, Today
 from .score import Evaluation
 from .training import Training
+from .without import Baseline, Dtypes
 from .written import ByFormat, Inlined, Written
 
 FORMAT_VERSION = 2

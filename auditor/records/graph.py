@@ -130,7 +130,8 @@ class Node:
     owner: module path ("" is the root). source: the line that wrote it; called_from: the call beside it, where another function's. inputs: names of the graph nodes it reads. calls: the
     module calls that enclose it, the root's first. region: the author's own, if it lies in one.
     in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
-    what it writes to. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
+    what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32; path is
+    that function's name. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
     name: Annotated[str, Written("in the captured graph")]
@@ -152,6 +153,7 @@ class Node:
     calls: tuple[Call, ...] = ()
     region: AutocastRegion | None = None
     in_place: bool = False
+    function: Call | None = None
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
     called_from: CalledFrom = None

@@ -19,7 +19,9 @@ class ScopeChoice:
     """Precision of one scope."""
 
     precision: Annotated[str, Written("`fp32`, or the plan's `format`", needed="plan")]
-    because: Annotated[tuple[str, ...], Written("codes of rules and reasons in words; empty where it runs low")] = ()
+    because: Annotated[
+        tuple[str, ...], Written("codes of rules and reasons in words; empty where all of it runs low")
+    ] = ()
     output: Annotated[
         str,
         Written(
@@ -35,6 +37,15 @@ class ScopeChoice:
             later=True,
         ),
     ] = None
+    keep: Annotated[
+        tuple[str, ...],
+        Written(
+            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
+            "not there where there are none",
+            before="because",
+            sparse=True,
+        ),
+    ] = ()
 
 
 KINDS = (
@@ -269,7 +280,7 @@ class Plan:
     least: Annotated[
         tuple[str, ...] | None,
         Written(
-            "modules that stay FP32 where all that gains nothing by it is low too: the recorded graph, run so, holds the "
+            "modules that stay FP32, whole or in part, where all that gains nothing by it is low too: the recorded graph, run so, holds the "
             "budget wherever the plan does; `null`: not looked for",
             before="pareto",
             later=True,
@@ -343,58 +354,7 @@ class Plan:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
 
-
-@dataclass(frozen=True)
-class Dtypes:
-    """What one operation reads, computes in and gives when the model runs under a plan; dtypes as torch names them."""
-
-    inputs: Annotated[
-        tuple[str, ...],
-        Written("dtypes of the tensors that it reads, as they reach it and before autocast casts them, each once"),
-    ]
-    computed: Annotated[
-        str,
-        Written("dtype that its kernel is handed: what autocast, promotion or a `dtype` argument make of its inputs"),
-    ]
-    output: Annotated[str, Written("dtype of its result, of the first of several")]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a whole model gave without a plan."""
-
-    measured_error: Annotated[
-        float | None,
-        Written(
-            "of the whole model under plain autocast, or plainly cast, on the inputs that plans are verified on; worst "
-            "batch; `null`: it failed or was not finite"
-        ),
-    ]
-    finite: Annotated[bool, Written("whether the outputs were")]
-    failure: Annotated[str | None, Written("why it did not run")] = None
-
-
-@dataclass(frozen=True)
-class RulesOnly(Outcome):
-    """The same with FP32 in every module where a rule fired, measurements left aside."""
-
-    low_precision_flops: Annotated[
-        float | None, Written("share of the floating-point operations that run low", least=0, most=1)
-    ] = None
-
-
-@dataclass(frozen=True)
-class Baseline(Outcome):
-    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
-
-    rules_only: Annotated[
-        RulesOnly | None,
-        Written(
-            "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
-            "`low_precision_flops`",
-            later=True,
-        ),
-    ] = None
-    criteria: Annotated[
-        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
-    ] = ()
+    @property
+    def exceptions(self) -> tuple[tuple[str, str], ...]:
+        """(module, function) of what stays FP32 in low scopes."""
+        return tuple((path, name) for path, choice in self.scopes.items() for name in choice.keep)

@@ -13,10 +13,11 @@ from ..errors import MeasureError
 from ..formats.metrics import relative_l2
 from ..raised import let_through
 from ..records import Batch, Capture, Dtypes, Plan
+from .chosen import scoped
 from .dtypes import dtypes_of
 from .execute import PolicyInterpreter
 from .running import FULL, Running
-from .strategies import running, scoped
+from .strategies import running
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from ..formats.table import is_low
 from ..ops.nodes import dtype
-from ..paths import enclosing, nearest, nearest_above, within
+from ..paths import enclosing, function_in, nearest, nearest_above, within
 from ..records import Call, Capture
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
+from .chosen import Chosen, kept_functions
 
 Steps = tuple[str, ...]
 """Precisions a value is converted to, one after the other."""
@@ -20,13 +21,14 @@ Steps = tuple[str, ...]
 class Boundary:
     """A module whose forward is wrapped. entry, exit: precision that what goes in, and comes out, is converted to.
 
-    exit "input": that of whatever calls it, since its callers differ.
+    exit "input": that of whatever calls it, since its callers differ. keep: functions that stay FP32 in a low one.
     """
 
     precision: str
     keeps: bool
     entry: str | None
     exit: str | None
+    keep: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def boundaries(
 
     What they convert is what the strategy's runtime does.
     """
-    how = strategy_of(strategy)
+    how, keep = strategy_of(strategy), kept_functions(precision_of)
     layout = layout or layout_of(capture, how)
     precision_of = agreed(capture, layout.owners, precision_of)
     precisions: dict[str, str] = {}
@@ -78,17 +80,18 @@ def boundaries(
     for owner in layout.outermost:
         listed = (nearest_above(path, precisions) for path in (owner, *capture.aliases.get(owner, ())))
         callers = {None if path is None else precisions[path] for path in listed}
-        if callers != {precision_of(owner)}:
+        if callers != {precision_of(owner)} or (owner in keep and precision_of(owner) != "fp32"):
             precisions[owner], above[owner] = precision_of(owner), callers.pop() if len(callers) == 1 else "input"
     keeping = _keeping(layout, precisions, precision_of)
     found = {}
     for path, precision in precisions.items():
         keeps = path in keeping
-        found[path] = Boundary(precision, keeps, *how.boundary(precision, above[path], keeps))
+        kept = keep.get(path, frozenset()) if precision != "fp32" else frozenset()
+        found[path] = Boundary(precision, keeps, *how.boundary(precision, above[path], keeps), kept)
     return found
 
 
-def agreed(capture: Capture, owners: Iterable[str], precision_of: Callable[[str], str]) -> Callable[[str], str]:
+def agreed(capture: Capture, owners: Iterable[str], precision_of: Callable[[str], str]) -> Chosen:
     """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
     known, found = frozenset(owners), dict[str, str]()
 
@@ -102,7 +105,7 @@ def agreed(capture: Capture, owners: Iterable[str], precision_of: Callable[[str]
         asked = [precision_of(path) for path in paths]
         return "fp32" if "fp32" in asked else asked[0]
 
-    return precision
+    return Chosen(precision, kept_functions(precision_of))
 
 
 def owners_of(capture: Capture, how: Strategy) -> tuple[str, ...]:
@@ -148,15 +151,24 @@ def _keeping(layout: Layout, precisions: Mapping[str, str], precision_of: Callab
     return {path for path, precision in precisions.items() if precision == "fp32" and path not in handed_low}
 
 
+KEPT = function_in("", "")
+"""The path of calls of functions that a scope keeps in FP32."""
+
+_IN_FP32 = Boundary("fp32", False, "fp32", None)
+
+
 class Passage:
     """What happens to values on their way from the operation that makes them to one that reads them.
 
     A value leaves every wrapped call that encloses its producer and not its reader, innermost first, and enters those
-    that enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary.
+    that enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary. A function
+    that a scope keeps raises what it is given, weights too, and hands on what it computed.
     """
 
     def __init__(self, capture: Capture, wrapped: Mapping[str, Boundary]) -> None:
-        self._nodes, self._wrapped = capture.nodes, wrapped
+        self._nodes, self._wrapped = capture.nodes, {**wrapped, KEPT: _IN_FP32}
+        self._keeping = any(boundary.keep for boundary in wrapped.values())
+        self._functions: dict[str, tuple[Call, ...]] = {}
         self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
         self._around: dict[str, tuple[Call, ...]] = {}
@@ -165,7 +177,7 @@ class Passage:
     def steps(self, source: str, reader: str) -> Steps:
         """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
         if source not in self._nodes and source not in self._inputs:
-            return ()
+            return ("fp32",) if self.keeps(reader) else ()
         left, entered = self.enclosing(source), self.enclosing(reader)
         key = id(left), id(entered)  # each is held here once, and comparing calls takes time
         if key not in self._between:
@@ -178,8 +190,20 @@ class Passage:
             calls = self._nodes[name].calls if name in self._nodes else ()
             if calls not in self._kept:
                 self._kept[calls] = tuple(call for call in calls if call.path in self._wrapped)
-            self._around[name] = self._kept[calls]
+            self._around[name] = self._with_function(name, self._kept[calls])
         return self._around[name]
+
+    def keeps(self, name: str) -> bool:
+        """Whether a node is part of a call that a scope around it keeps in FP32."""
+        return self._keeping and bool(around := self.enclosing(name)) and around[-1].path == KEPT
+
+    def _with_function(self, name: str, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        function = self._nodes[name].function if self._keeping and name in self._nodes else None
+        if function is None or not any(function.path in self._wrapped[call.path].keep for call in calls):
+            return calls
+        if function.key not in self._functions:
+            self._functions[function.key] = (*calls, Call(KEPT, function.depth, function.key))
+        return self._functions[function.key]
 
     def _convert(self, source: tuple[Call, ...], reader: tuple[Call, ...]) -> Steps:
         shared = 0

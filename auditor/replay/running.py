@@ -17,12 +17,13 @@ from ..records import AutocastRegion, Literals, Node
 class Setting:
     """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
 
-    wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
+    kept: whether it is part of a function that a low scope keeps in FP32. wins: the scope is entered inside the region that the author put the node in, and sets autocast anew.
     """
 
     precision: str
     autocast: bool
     wins: bool = False
+    kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
         """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
@@ -62,17 +63,19 @@ AS_WRITTEN = Literals()
 class Wrapping:
     """Where a way to run comes from: a strategy and a format, and the modules that are wrapped, {path: its Boundary}.
 
-    Of two with the same strategy and format, an operation's casts and crossings differ only where one of the modules called
-    around it, or around what it reads, is wrapped otherwise.
+    Of two with the same strategy and format, that both keep functions or both do not, an operation's casts and crossings differ only where one of the modules called
+    around it, or around what it reads, is wrapped otherwise. keeps: whether functions stay FP32 in some of them, without
+    which they enter no autocast regions under a strategy that is none of regions.
     """
 
     strategy: str
     format: str
     wrapped: Mapping[str, object]
+    keeps: bool = False
 
     def otherwise(self, other: Wrapping | None) -> set[str] | None:
         """Modules that the other wraps otherwise; None where the two cannot be compared so."""
-        if other is None or (self.strategy, self.format) != (other.strategy, other.format):
+        if other is None or (self.strategy, self.format, self.keeps) != (other.strategy, other.format, other.keeps):
             return None
         paths = self.wrapped.keys() | other.wrapped.keys()
         return {path for path in paths if self.wrapped.get(path) != other.wrapped.get(path)}

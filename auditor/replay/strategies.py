@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ..paths import nearest
-from ..records import Capture, Node, ScopeChoice
+from ..records import Call, Capture, Node
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .nesting import Layout, Passage, Steps, agreed, boundaries, layout_of
+from .nesting import Boundary, Layout, Passage, Steps, agreed, boundaries, layout_of
 from .running import Running, Setting, Wrapping
 
 
@@ -28,6 +27,7 @@ def running(
     precision_of = agreed(capture, layout.owners, precision_of)
     wrapped = boundaries(capture, strategy, precision_of, layout)
     passage = Passage(capture, wrapped)
+    keeping = any(boundary.keep for boundary in wrapped.values())
     stored = _stored(capture, how, layout, precision_of, format) if how.stores else {}
 
     def looks_at(node: Node) -> str:
@@ -43,17 +43,26 @@ def running(
     }
 
     def setting(name: str) -> Setting:
-        innermost = passage.enclosing(name)[-1]
-        precision = how.computes_in(wrapped[innermost.path].precision)
+        if passage.keeps(name):
+            return Setting("fp32", autocast=False, wins=True, kept=True)
+        around = passage.enclosing(name)
+        precision = how.computes_in(wrapped[around[-1].path].precision)
         region = capture.nodes[name].region if name in capture.nodes else None
-        inside = region is not None and innermost.depth >= region.depth
-        return Setting(precision, how.regional and precision != "fp32", wins=how.regional and inside)
+        opens = around[-1] if how.regional else _opening(around, wrapped) if keeping else None
+        inside = region is not None and opens is not None and opens.depth >= region.depth
+        low = opens is not None and how.computes_in(wrapped[opens.path].precision) != "fp32"
+        return Setting(precision, low, wins=inside)
 
     def raised(source: str, reader: str) -> Steps:
         return ("fp32",) if source in stored else passage.steps(source, reader)
 
     crossing = raised if how.raises_weights else passage.steps
-    return Running(setting, crossing, stored, literals, Wrapping(strategy, format, wrapped))
+    return Running(setting, crossing, stored, literals, Wrapping(strategy, format, wrapped, keeping))
+
+
+def _opening(around: Sequence[Call], wrapped: Mapping[str, Boundary]) -> Call | None:
+    """The innermost scope that enters or leaves autocast, under a strategy that does so only where functions are kept."""
+    return next((c for c in reversed(around) if (b := wrapped[c.path]).keep or b.precision == "fp32"), None)
 
 
 def _stored(
@@ -76,13 +85,3 @@ def _stored(
 def plain(format: str) -> Callable[[str], str]:
     """Everything low: what a user gets without a plan."""
     return lambda owner: format
-
-
-def scoped(scopes: Mapping[str, ScopeChoice]) -> Callable[[str], str]:
-    """Precision of any module path: its own entry, or that of the nearest path above it."""
-
-    def precision(path: str) -> str:
-        listed = nearest(path, scopes)
-        return "fp32" if listed is None else scopes[listed].precision
-
-    return precision

@@ -22,6 +22,8 @@ SHAPES = 3
 class Island:
     """Scopes of one shape (`blocks.*.norm`) that a plan gives the same precision for the same reasons.
 
+    functions: what stays FP32 in low ones; none where all of it does.
+
     Those that gain nothing stand together whatever their shape, where they have more than `SHAPES`; pattern is "" then.
     """
 
@@ -30,17 +32,19 @@ class Island:
     precision: str
     because: tuple[str, ...]
     kind: str = ""
+    functions: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations."""
-        return listed(self.paths, 2)
+        modules = listed(self.paths, 2)
+        return f"{', '.join(self.functions)} in {modules}" if self.functions else modules
 
     @property
     def which(self) -> str:
         """All of its paths, where the name does not say them."""
         full = ", ".join(each(found) if len(found) > 1 else own(found[0]) for found in _by_shape(self.paths))
-        return "" if full == self.name else full
+        return "" if full == listed(self.paths, 2) else full
 
     @property
     def why(self) -> str:
@@ -80,7 +84,19 @@ def precision_of(path: str, plan: Plan) -> str:
 
 def islands(plan: Plan) -> tuple[Island, ...]:
     """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root."""
-    return _kept(plan) if plan.reasons else _apart(plan)
+    return (*(_kept(plan) if plan.reasons else _apart(plan)), *_exceptions(plan))
+
+
+def _exceptions(plan: Plan) -> tuple[Island, ...]:
+    """Functions that low modules keep in FP32."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for path, choice in plan.scopes.items():
+        if choice.keep:
+            groups.setdefault((pattern(path), choice.keep), []).append(path)
+    return tuple(
+        Island(shape, tuple(paths), "fp32", plan.scopes[paths[0]].because, "", functions)
+        for (shape, functions), paths in groups.items()
+    )
 
 
 def _kept(plan: Plan) -> tuple[Island, ...]:
@@ -134,7 +150,7 @@ def rule_codes(plan: Plan, path: str) -> tuple[str, ...]:
 def _apart(plan: Plan) -> tuple[Island, ...]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for path, choice in plan.scopes.items():
-        if path:
+        if path and not choice.keep:
             alike = tuple(re.sub(r"_\d+\b", "", why) for why in choice.because)  # the nodes of blocks are numbered
             groups.setdefault((pattern(path), choice.precision, alike), []).append(path)
     return tuple(

@@ -107,11 +107,13 @@ def _minimum(audit: Audit, seen: View) -> Answer:
     if seen.chosen is None:
         return Answer(question, _all_of_it(audit), "plans")
     plan = seen.chosen.plan
-    least = plan.kept if plan.least is None else plan.least
+    least = tuple(path for path in plan.least if path in plan.kept) if plan.least is not None else plan.kept
     spared = [path for path in plan.kept if path not in least]
-    answer = f"{seen.chosen.title}: {count(len(least), 'module')}, {listed(least, NAMED)}." if least else "Nothing."
+    parts = [f"{count(len(least), 'module')}, {listed(least, NAMED)}"] if least else []
+    parts += [island.name for island in seen.chosen.islands if island.functions]
+    answer = f"{seen.chosen.title}: {'; '.join(parts)}." if parts else "Nothing."
     if spared:
-        leaves = "also leaves" if least else "leaves"
+        leaves = "also leaves" if parts else "leaves"
         answer += f" The plan {leaves} {listed(spared, NAMED)} in FP32, where lowering gains little or nothing."
     return Answer(question, answer, "plans")
 

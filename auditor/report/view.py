@@ -13,7 +13,7 @@ from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, loses, lowers_nothing, saves_nothing
+from ..plan.recommend import best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import names
@@ -252,10 +252,10 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
     if chosen is None:
         return f"Keep it in FP32: {nothing(audit)}."
-    kept = len(chosen.plan.kept)
+    kept = kept_apart(chosen.plan)
     if not kept:
         return f"Run it in {chosen.title}; nothing has to stay in FP32."
-    return f"Run it in {chosen.title}, keeping {count(kept, 'module')} in FP32."
+    return f"Run it in {chosen.title}, keeping {kept} in FP32."
 
 
 def nothing(audit: Audit) -> str:

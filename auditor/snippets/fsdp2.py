@@ -101,9 +101,9 @@ def _names(chosen: Chosen) -> dict[str, str]:
 
 
 def impossible(chosen: Chosen) -> str | None:
-    """Two groups of FSDP2 cannot share a parameter."""
-    if chosen.strategy == "autocast":
-        return None
+    """Two groups of FSDP2 cannot share a parameter, and its policies are those of modules."""
+    if chosen.strategy == "autocast" or chosen.exceptions:
+        return chosen.exceptions if chosen.strategy != "autocast" else None
     names = _names(chosen)
     for group in chosen.tied:
         owners = {name: name.rpartition(".")[0] for name in group}

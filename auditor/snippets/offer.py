@@ -16,7 +16,8 @@ from ..records.audit import Groups
 
 @dataclass(frozen=True)
 class Chosen:
-    """One plan. scopes: {module path: (precision, what its output is: "keep" or "cast")}. tied, shared: state-dict
+    """One plan. scopes: {module path: (precision, what its output is: "keep" or "cast")}. keep: {module path:
+    functions that stay FP32 in it, though it is low}. tied, shared: state-dict
     names of one parameter, paths of one module. init_scale: loss scale that an audit of training recommends, None where
     there was none. remark: why it is this plan and not the recommended one.
     """
@@ -25,6 +26,7 @@ class Chosen:
     strategy: str
     format: str
     scopes: Mapping[str, tuple[str, str]]
+    keep: Mapping[str, tuple[str, ...]]
     measured_error: float | None
     max_error: float | None
     verified: bool
@@ -41,6 +43,14 @@ class Chosen:
         """Precision of a module path."""
         scope = self.scope_of(path)
         return "fp32" if scope is None else self.scopes[scope][0]
+
+    @property
+    def exceptions(self) -> str | None:
+        """What a tool that knows modules alone cannot be told; None where there is nothing of the kind."""
+        if not self.keep:
+            return None
+        named = "; ".join(f"{', '.join(names)} in {path or 'the root'}" for path, names in self.keep.items())
+        return f"It keeps functions of low modules in FP32, which are no modules: {named}. Use patched_model.py for it."
 
     def handed_on(self, path: str) -> str | None:
         """Precision in which a scope hands on its output; None leaves it as it is."""
@@ -115,6 +125,7 @@ def _from_audit(audit: Any) -> Offer:
             plan.strategy,
             plan.format,
             {path: (choice.precision, choice.output) for path, choice in plan.scopes.items()},
+            {path: tuple(choice.keep) for path, choice in plan.scopes.items() if choice.keep},
             plan.measured_error,
             audit.max_error,
             plan.verified,
@@ -136,6 +147,7 @@ def _from_document(found: Any) -> Offer:
             plan.strategy,
             plan.format,
             {path: (choice.precision, choice.output) for path, choice in plan.scopes.items()},
+            {path: tuple(choice.keep) for path, choice in plan.scopes.items() if choice.keep},
             plan.measured_error,
             found.budget.max_error if found.budget else None,
             plan.verified,

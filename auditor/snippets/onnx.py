@@ -121,4 +121,5 @@ TOOL = Tool(
     otherwise="Converters lower every node but those excluded, also those that autocast keeps in FP32 by its own lists: "
     "use a plan of strategy cast.",
     render=render,
+    impossible=lambda chosen: chosen.exceptions,
 )

@@ -17,6 +17,8 @@ from .runtime import DTYPES, Runtime, call, convert, device_type, in_region
 class AutocastRuntime(Runtime):
     """Weights are left alone."""
 
+    regional = True
+
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
         """Run a scope under autocast in `precision`, or, for fp32, outside autocast on inputs raised to FP32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -9,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from ..ops.functions import functions_by_name
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -73,6 +77,47 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
     return next((leaf.dtype for leaf in leaves if leaf.dtype in MOVABLE), None)
 
 
+class Kept:
+    """Functions that a scope keeps in FP32. They pickle by their names."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        unknown = next((name for name in names if name not in functions_by_name()), None)
+        if unknown is not None:
+            raise ValueError(f"the plan keeps {unknown!r} in FP32, which is no function of this torch")
+        self.names, self.functions = names, tuple(f for name in names for f in functions_by_name()[name])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kept, (self.names,)
+
+
+class Keeping(TorchFunctionMode):
+    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not."""
+
+    def __init__(self, functions: tuple[Any, ...], device: str) -> None:
+        super().__init__()
+        self.functions, self.device = functions, device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.functions or kwargs.get("inplace") or kwargs.get("out") is not None:
+            return func(*args, **kwargs)
+        with torch.autocast(self.device, enabled=False):
+            return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
+
+
+def inside(module: nn.Module, inner: Any, keep: Kept | None, region: str | None, *args: Any, **kwargs: Any) -> Any:
+    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one."""
+    device = device_type(module, (args, kwargs))
+    run = functools.partial(call, module, inner, args, kwargs)
+    if keep is not None:
+        run = functools.partial(in_region, functools.partial(Keeping, keep.functions, device), run)
+    if region is None:
+        return run()
+    low = region != "fp32"
+    opened = functools.partial(torch.autocast, device, dtype=DTYPES[region] if low else None, enabled=low)
+    return in_region(opened, run)
+
+
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
     """Precision of a module path: its own entry, or that of the nearest path above it."""
     while path and path not in scopes:
@@ -81,7 +126,12 @@ def precision_of(path: str, scopes: dict[str, Any]) -> str:
 
 
 class Runtime:
-    """What a strategy does to a live module: which tensors it stores low, which modules it wraps, how those run."""
+    """What a strategy does to a live module: which tensors it stores low, which modules it wraps, how those run.
+
+    regional: whether `run` enters an autocast region by itself.
+    """
+
+    regional = False
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
@@ -111,6 +161,18 @@ class Runtime:
         keep = not callers or any(choice.get("output") == "keep" for choice in chosen)
         output = None if keep else "input" if len(callers) > 1 else callers.pop()
         return {"precision": "fp32" if "fp32" in precisions else precisions.pop(), "output": output}
+
+    @classmethod
+    def keeping(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
+        """Functions that a scope keeps in FP32; the precision of the autocast region it runs in beside `run`, if any.
+
+        Where FP32 results of kept functions meet low weights, autocast lowers them again. FP32 scopes inside stay out.
+        """
+        names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
+        keep = Kept(tuple(sorted(names))) if names and precision != "fp32" else None
+        anywhere = any(scope.get("keep") for scope in scopes.values())
+        opens = anywhere and not cls.regional and (keep is not None or precision == "fp32")
+        return {"keep": keep, "region": precision if opens else None}
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:

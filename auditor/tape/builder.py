@@ -24,13 +24,17 @@ Observe = Callable[[fx.Node, Any], None]
 
 @dataclass(frozen=True)
 class Mark:
-    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for."""
+    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for.
+
+    function: the call of a function of torch that it is part of.
+    """
 
     calls: tuple[Call, ...]
     written: Written | None
     region: Region | None
     depth: int
     in_place: str | None = None
+    function: Call | None = None
 
 
 @dataclass

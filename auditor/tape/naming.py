@@ -49,6 +49,7 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
         calls=mark.calls,
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         in_place=_stands_for_one(node, mark),
+        function=mark.function,
         called_from=f"{_line(caller)} in {written.function}" if written and caller else None,
         caller_path=caller[0] if caller else None,
     )

@@ -25,6 +25,7 @@ from .calls import Calls
 from .casts import as_cast, cast_to
 from .choices import shape_from
 from .cuts import ends
+from .functions import Functions
 from .reads import noticed
 from .source import written_at
 from .twins import (
@@ -85,6 +86,7 @@ def record(
         stack.enter_context(noticed(recorder.noticed))
         stack.enter_context(_region(around))
         stack.enter_context(intercepted(recorder, calls.depth))
+        stack.enter_context(recorder.functions)
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = [x.detach().clone() for x in outputs]
     recorder.end(outputs)
@@ -106,6 +108,7 @@ class _Recorder:
     ) -> None:
         self.tape, self.calls, self.handler = tape, calls, handler
         self.around = around or Region(False, "")
+        self.functions = Functions(calls)
         self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
         self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
@@ -168,6 +171,7 @@ class _Recorder:
             region if region != self.around else None,
             max(1, entered_at()),
             operation_of(op).name if mutates(op) else None,
+            None if mutates(op) else self.functions.open,
         )
         before, held = self._arguments(op, args, kwargs)
         draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None

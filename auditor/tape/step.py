@@ -89,7 +89,9 @@ def _node(node: Node) -> Node:
     region = node.region
     if region is not None:
         region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
-    return replace(node, owner=_owner(node.owner), calls=_calls(node.calls), region=region)
+    calls = _calls(node.calls)
+    function = node.function and replace(node.function, depth=len(calls))
+    return replace(node, owner=_owner(node.owner), calls=calls, region=region, function=function)
 
 
 def _placeholder(place: Placeholder) -> Placeholder:

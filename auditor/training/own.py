@@ -24,9 +24,10 @@ from ..patch.temporary import patched
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Plan
+from ..replay.chosen import Chosen, scoped
 from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
 from ..replay.step import Step
-from ..replay.strategies import plain, scoped
+from ..replay.strategies import plain
 from ..runs.answer import copied, from_the_start
 from ..runs.step import TrainingStep
 from ..strategies.base import autocast_type
@@ -53,11 +54,13 @@ class Lowering:
     format: str
     plan: Plan | None = None
 
-    def precision(self, path: str) -> str:
+    @property
+    def precision(self) -> Chosen:
         """Precision of a module path, or of the loss."""
         if self.plan is None:
-            return self.format if path == LOSS else plain(self.format)(path)
-        return "fp32" if path == LOSS else scoped(self.plan.scopes)(path)
+            return Chosen(lambda path: self.format if path == LOSS else plain(self.format)(path))
+        own = scoped(self.plan.scopes)
+        return Chosen(lambda path: "fp32" if path == LOSS else own(path), own.keep)
 
 
 FP32 = Lowering("fp32")

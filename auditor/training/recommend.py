@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from ..formats.table import label
-from ..plan.recommend import recommend
+from ..plan.recommend import recommend, staying
 from ..records import Plan
 from ..records.training import LossScale, Training
 from ..strategies import strategy_of
@@ -120,10 +120,7 @@ def agreed(
     wanted = next((plan for plan in trains if plan.format == training.format), None)
     if wanted is None or wanted.name == recommended or (wanted.score and not wanted.score.holds):
         return recommended, reason
-    kept = len(wanted.kept)
-    stay = f"{kept} modules stay" if kept > 1 else "1 module stays"
-    islands = f"{stay} FP32" if kept else "nothing has to stay FP32"
     return wanted.name, (
-        f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, {islands}; "
+        f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, {staying(wanted)}; "
         f"it is the plan to train under: {training.recommendation}."
     )

@@ -24,7 +24,8 @@ from ..folder import own
 from ..records import Batch, Timed
 from ..score import Given, Scoring
 from ..state.flags import Flags
-from .lifetime import end, ended, hand, unwound
+from . import spare
+from .lifetime import Process, end, ended, hand, unwound
 from .running import Answers
 from .scores import COUNTED, Told
 from .timing import timed_of
@@ -98,7 +99,7 @@ class Verifier:
             "gradients": gradients,
             "most": most,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._folder, self._begun = scratch, 0
         try:
             torch.save(list(batches), self._settings["batches"])
@@ -211,15 +212,17 @@ class Verifier:
         if not _done(process, files, timeout, waiting):
             self._give_up()
             return f"the process that ran it gave no answer within {timeout:g} seconds"
-        if process.poll() is None:
+        if (code := process.poll()) is None:
             return ""
         self._give_up()
-        return _ending(process.returncode, self._folder / "stderr")
+        return _ending(code, self._folder / "stderr")
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Process:
         self._folder = self._numbered("process")
         (self._folder / "cwd").mkdir()
         (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
+        if (kept := spare.taken(self._folder, _environment())) is not None:
+            return kept
         with (self._folder / "stderr").open("wb") as stderr:
             return subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", str(self._folder)],
@@ -244,7 +247,7 @@ class Verifier:
             self._process = None
 
 
-def _done(process: subprocess.Popen[bytes], files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> bool:
+def _done(process: Process, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> bool:
     """Wait until all plans have answered or the process has ended; False once it takes longer than `timeout` over one."""
     since = told = time.monotonic()
     answered = 0

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from .spare import Spare
+
+Process = subprocess.Popen[bytes] | Spare
+
 
 class _Terminated(BaseException):
     """SIGTERM came."""
@@ -45,7 +49,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Process) -> None:
     """Kill a process that leads a group, and that group, unless it has ended by itself."""
     if process.poll() is None:
         if hasattr(os, "killpg"):
@@ -59,7 +63,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def hand(process: subprocess.Popen[bytes], line: str) -> None:
+def hand(process: Process, line: str) -> None:
     """Write a line for `end_with_parent` of a process to give; one that has ended is left in peace."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
@@ -67,7 +71,7 @@ def hand(process: subprocess.Popen[bytes], line: str) -> None:
         process.stdin.flush()
 
 
-def ended(process: subprocess.Popen[bytes], grace: float) -> bool:
+def ended(process: Process, grace: float) -> bool:
     """Tell a process that nothing more comes, and give it so many seconds to end by itself; whether it did."""
     hand(process, "")
     try:

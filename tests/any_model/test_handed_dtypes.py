@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.records import ScopeChoice
-from auditor.replay.strategies import running, scoped
+from auditor.replay.chosen import scoped
+from auditor.replay.strategies import running
 from tests.any_model.holding import Call, held
 from tests.replaying import replayed
 from tests.subjects import normal, only

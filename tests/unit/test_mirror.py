@@ -37,7 +37,7 @@ THEMES = {
     "imitation": "against_replay autocast backward transforms",
     "measure": "refusals",
     "ops": "made_up one_place",
-    "patch": "checkpointing compiling distributed emitted_text fused_paths precisions sharing",
+    "patch": "checkpointing compiling distributed emitted_text fused_paths keeping precisions sharing",
     "plan": "rules_alone",
     "replay": "in_place partly_low simulation",
     "state": "modes",

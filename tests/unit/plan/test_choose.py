@@ -21,7 +21,8 @@ from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
 from auditor.records import Capture, ScopeChoice, Verdict
-from auditor.replay.strategies import plain, running, scoped
+from auditor.replay.chosen import scoped
+from auditor.replay.strategies import plain, running
 from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.capturing import Function

@@ -17,7 +17,7 @@ from auditor.plan.reasons import together
 from auditor.plan.solve import evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
-from auditor.replay.strategies import scoped
+from auditor.replay.chosen import scoped
 from auditor.strategies import SHIPPED
 from tests.planning import bench_of, kept, lowered
 from tests.small_models import ConvNet

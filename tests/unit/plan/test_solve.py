@@ -15,6 +15,7 @@ from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
 from auditor.plan.solve import between, candidates, evaluate
 from auditor.records import Contribution, Verdict
+from auditor.replay.chosen import labelled
 from auditor.replay.nesting import deciders_of
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
@@ -37,6 +38,7 @@ def value_of(energy: Energy, labels: dict[str, str], multiplier: float) -> float
 def is_allowed(energy: Energy, labels: dict[str, str]) -> bool:
     """Whether a tied weight can be stored so that all who read it can work with it."""
     together = all(labels[a] == labels[b] for a, b in energy.tied)
+    together &= all(labels[owner] == "fp32" or labels[energy.tree[owner]] != "fp32" for owner in energy.shielded)
     return together and all(labels[a] == "fp32" or labels[b] != "fp32" for a, b in energy.held)
 
 
@@ -55,6 +57,34 @@ def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: ran
         least = min(value_of(energy, other, multiplier) for other in allowed)
         assert labels in allowed
         assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(rnd=seeds)
+def test_functions_that_a_module_may_keep_are_labels_of_the_cut_too(strategy: str, rnd: random.Random) -> None:
+    energy = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True).energy
+    owners = sorted(energy.scopes)
+    allowed = [labels for labels in labellings(owners) if is_allowed(energy, labels)]
+    for multiplier in energy.multipliers()[::6]:
+        cut = energy.cut(multiplier)
+        labels = {owner: "fp32" if owner in cut else "fp16" for owner in owners}
+        assert labels in allowed
+        least = min(value_of(energy, other, multiplier) for other in allowed)
+        assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(rnd=seeds)
+def test_an_unsafe_function_is_kept_where_its_module_is_low(strategy: str, rnd: random.Random) -> None:
+    problem = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True)
+    for point in candidates(problem):
+        if point.predicted_error**2 < FORBIDDEN:
+            resolution = problem.resolve(labelled(point.precision))
+            assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
+            shielded = {path for path in problem.energy.shielded if point.precision[path] != "fp32"}
+            assert all(point.precision[problem.energy.tree[path]] != "fp32" for path in shielded)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

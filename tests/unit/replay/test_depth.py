@@ -10,10 +10,11 @@ import auditor
 from auditor.formats.metrics import relative_l2
 from auditor.loading import from_object
 from auditor.records import Plan, ScopeChoice
+from auditor.replay.chosen import scoped
 from auditor.replay.depth import UnderPlan, under_plan
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.running import FULL
-from auditor.replay.strategies import running, scoped
+from auditor.replay.strategies import running
 from auditor.report.charts import depth_chart
 from auditor.tape import capture
 from tests.subjects import normal, seeded

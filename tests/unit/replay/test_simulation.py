@@ -19,6 +19,7 @@ from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Plan, Verdict
+from auditor.replay.chosen import labelled
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.strategies import running
 from auditor.runs.outputs import tensor_outputs
@@ -59,7 +60,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
 def simulation_of(
     problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
-    how = running(problem.capture, problem.strategy, lambda owner: chosen.precision.get(owner, "fp32"), problem.format)
+    how = running(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
     interpreter = PolicyInterpreter(problem.capture, how)
     with torch.no_grad():
         return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))

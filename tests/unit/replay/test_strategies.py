@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from auditor.records import ScopeChoice
+from auditor.replay.chosen import scoped
 from auditor.replay.nesting import deciders_of, owners_of
 from auditor.replay.running import Setting
-from auditor.replay.strategies import plain, running, scoped
+from auditor.replay.strategies import plain, running
 from auditor.strategies import strategy_of
 from tests.problems import captured
 from tests.replaying import Model, replayed

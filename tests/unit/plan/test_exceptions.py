@@ -1,0 +1,96 @@
+"""Exceptions are offered where they may pay, chosen where they do, and a plan with them holds on another build of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.records import Audit
+from auditor.verify import run_patched
+from tests.flat_models import LARGE, FlatBlock
+from tests.planning import bench_of
+from tests.small_models import MODELS
+from tests.subjects import normal, seeded
+
+
+def offered(model: nn.Module, *inputs: Tensor, strategy: str = "cast") -> Mapping[str, frozenset[str]]:
+    return bench_of(model, *inputs, formats=("fp16",)).problem(strategy, "fp16").exceptions
+
+
+def test_unsafe_functions_beside_products_are_offered() -> None:
+    assert offered(seeded(FlatBlock), *LARGE) == {"": {"pow", "mean", "add", "rsqrt"}}
+
+
+def test_nothing_is_offered_where_nothing_is_unsafe() -> None:
+    model, inputs = MODELS["mlp"][0], MODELS["mlp"][1]
+    assert offered(seeded(model), *inputs) == {}
+    assert offered(seeded(FlatBlock), *LARGE, strategy="autocast") == {}  # autocast raises them by itself
+
+
+class Norm(nn.Module):
+    """A module of its own for what is unsafe: an island does, and there is no product in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_modules_without_products_get_none() -> None:
+    assert offered(nn.Sequential(Norm(), nn.Linear(32, 4)), *LARGE) == {}
+
+
+class Unsafe(nn.Module):
+    """Its only product is what overflows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1)
+
+
+def test_products_that_are_all_unsafe_are_no_reason_for_exceptions() -> None:
+    assert offered(Unsafe(), 400 * normal(2, 8, 32)) == {}
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audit:
+    return auditor.audit(seeded(FlatBlock), LARGE, formats=("fp16",), strategies=("cast",))
+
+
+def test_a_flat_block_runs_low_but_for_what_is_unsafe(audited: Audit) -> None:
+    plan = audited.plans["cast_fp16"]
+    assert plan.verified
+    assert plan.low_precision_flops == 1
+    assert plan.exceptions
+    assert set(plan.scopes) == {""}
+    assert audited.baselines["cast_fp16"].measured_error is None or audited.baselines["cast_fp16"].measured_error > 0.01
+    for report in audited.nodes:  # what is unsafe low computes in FP32 in the run under the plan
+        if report.verdicts["fp16"].verdict == "unsafe":
+            assert report.planned is not None
+            assert report.planned.computed == "float32", report.node.name
+
+
+def test_the_plan_errs_as_stated_on_another_build(audited: Audit) -> None:
+    plan = audited.plans["cast_fp16"]
+    with torch.no_grad():
+        (expected,) = [seeded(FlatBlock)(*LARGE)]
+    patched = auditor.apply(seeded(FlatBlock), audited, "cast_fp16")
+    ((found,),) = run_patched(patched, [(LARGE, {})], "cpu")
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert error == pytest.approx(plan.measured_error, rel=1e-6)
+
+
+def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
+    choice = audited.plans["cast_fp16"].scopes[""]
+    words = [text for text in choice.because if ": " in text]
+    assert [text.partition(":")[0] for text in words] == list(choice.keep)
+    assert all("is unsafe: " in text for text in words)
+    functions = {node.name: node.function and node.function.path for node in (r.node for r in audited.nodes)}
+    kept = {
+        name
+        for reason in audited.plans["cast_fp16"].reasons
+        for name in reason.operations
+        if functions[name] in choice.keep
+    }
+    assert kept == {name for name, function in functions.items() if function in choice.keep}
