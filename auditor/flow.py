@@ -9,6 +9,7 @@ import torch
 from .assembly import assembled
 from .cache.kept import Kept
 from .facts import gather
+from .graphs import Planned, graphs_of
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
@@ -31,7 +32,7 @@ from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
-from .records import Audit, Baseline, Capture, Finding, Plan, Subject
+from .records import Audit, Capture, Finding, Subject
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
@@ -82,7 +83,8 @@ def _once(subject: Subject, options: Options) -> Audit:
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, costs_of(captured), measured, judged, findings, options, yardstick, kept)
         with bench.held, kept.written():
-            baselines, plans = _planned(bench, options, stages, score)
+            planned = _planned(bench, options, stages, score)
+        plans = planned.plans
         recommended, reason = recommend(plans, yardstick.budget, options.use)
         with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
             training = conclude(step, plans, recommended, stages.tick) if step else None
@@ -97,8 +99,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         judged,
         findings=findings,
         regions=regions,
-        baselines=baselines,
-        plans=plans,
+        planned=planned,
         evaluation=score.evaluation if score else None,
         recommended=recommended,
         recommendation=reason,
@@ -108,18 +109,18 @@ def _once(subject: Subject, options: Options) -> Audit:
     )
 
 
-def _planned(
-    bench: Workbench, options: Options, stages: Stages, score: InFp32 | None
-) -> tuple[dict[str, Baseline], dict[str, Plan]]:
-    """What happens without a plan, and the plans with their scores."""
-    with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
-        plain = everything_low(bench, options.strategies, options.formats, stages.tick)
-        baselines = baselines_of(bench, options.strategies, options.formats, plain)
+def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> Planned:
+    """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
+    with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
+        plain = everything_low(bench, options.scoped, options.formats, stages.tick)
+        baselines = baselines_of(bench, options.scoped, options.formats, plain)
     with stages("plan", "solve, patch, verify"):
-        plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick, plain)
+        plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
     with stages("scores", _scored_by(options), wanted=score is not None):
         scored = score.under(plans, bench) if score else plans
-    return as_run(baselines, plans), scored
+    with stages("graph", "export, solve, verify", wanted=options.as_graphs):
+        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick)
+    return graphs.beside(as_run(baselines, plans), scored)
 
 
 def _scored_by(options: Options) -> str:

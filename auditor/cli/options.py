@@ -15,7 +15,7 @@ from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
 from ..records.score import DIRECTIONS
 from ..report import reporters
 from ..resources import table
-from ..strategies import SHIPPED, names
+from ..strategies import SHIPPED, known
 from . import verbs
 
 EPILOG = """\
@@ -47,7 +47,7 @@ def audit_parser() -> argparse.ArgumentParser:
     add(
         "--strategies",
         metavar="LIST",
-        type=_listed("strategies", names()),
+        type=_listed("strategies", known()),
         default=",".join(SHIPPED),
         help="default: %(default)s",
     )

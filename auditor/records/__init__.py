@@ -18,6 +18,7 @@ from .graph import (
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .program import Kept, Program
 from .proposal import Proposal
 from .score import Evaluation, Score
 
@@ -37,6 +38,7 @@ __all__ = [
     "Evaluation",
     "Finding",
     "FlaggedRegion",
+    "Kept",
     "Linearity",
     "Literals",
     "Magnitudes",
@@ -48,6 +50,7 @@ __all__ = [
     "Origin",
     "Placeholder",
     "Plan",
+    "Program",
     "Progress",
     "Proposal",
     "Reason",

@@ -103,7 +103,8 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    plan_errors: relative L2 error of each node's output in a run of the graph under the recommended plan.
+    programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    output in a run of the graph under the recommended plan.
     """
 
     subject: Subject
@@ -196,6 +197,7 @@ class Audit:
         Written("the user's own function, and what it says of the FP32 model; only where one was given", left_out=True),
     ] = None
     command: Annotated[str, Written("what was called", measured=True)]
+    programs: Mapping[str, bytes] = field(default_factory=dict)
     plan_errors: Annotated[
         Mapping[str, float],
         Written(
@@ -250,14 +252,14 @@ class Audit:
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write report.html, plan.json, measurements.json, patched_model.py and findings.sarif; returns their paths.
+        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.
 
         The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
         where the audit was loaded from files.
         Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.
         """
         check_directory(Path(directory), texts := self.texts(directory))
-        return write(Path(directory), texts)
+        return write(Path(directory), {**texts, **self.programs})
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

@@ -80,11 +80,12 @@ class Verifier:
         gradients: bool = True,
         most: int | None = None,
         timeout: float | None = None,
+        entry: str = "worker",
     ) -> None:
-        """scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
+        """entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
         pickled."""
-        self._scratch, self._timeout = scratch, timeout or TIMEOUT
+        self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
         self._settings: dict[str, Any] = {
             "batches": str(scratch / "batches.pt"),
             "scratch": str(scratch),
@@ -195,7 +196,7 @@ class Verifier:
             return kept
         with (self._folder / "stderr").open("wb") as stderr:
             return subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(self._folder)],
+                [sys.executable, "-m", f"{__package__}.{self._entry}", str(self._folder)],
                 cwd=self._folder / "cwd",
                 env=_environment(),
                 stdin=subprocess.PIPE,

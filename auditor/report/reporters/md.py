@@ -27,6 +27,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"**{escape(seen.headline)}**\n"
     yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
     yield from _plans(seen.plans)
+    yield from (f"Program {escape(p.program)}\n" for p in seen.plans if p.program)
     yield from _criteria(seen)
     yield from _score(seen)
     yield from (f"{escape(proposal)}\n" for proposal in seen.proposals)
