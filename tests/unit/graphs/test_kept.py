@@ -7,8 +7,11 @@ import random
 
 from auditor.graphs.cut import Network
 from auditor.graphs.kept import kept_of
+from auditor.graphs.operations import Table, Value
 from auditor.graphs.search import Choice, search
-from tests.unit.graphs.models import drawn
+from tests.unit.graphs.models import drawn, made
+
+NO_CHOICE = "no choice on the curve of cuts with it low holds the budget"
 
 
 def test_every_reason_holds() -> None:
@@ -24,20 +27,17 @@ def test_every_reason_holds() -> None:
             now, then = network.price(choice.low), network.price(choice.low | {kept.name})
             if kept.kind == "no-gain":
                 assert then.seconds >= now.seconds - 1e-12
-            else:
-                assert then.seconds < now.seconds
-                if math.sqrt(then.square) <= 0.3:
-                    assert kept.because == "no choice on the curve of cuts with it low holds the budget"
-                    continue
-                assert f"from {math.sqrt(now.square):.2g} to {math.sqrt(then.square):.2g}" in kept.because
+                continue
+            assert then.seconds < now.seconds
+            numbers = f"from {math.sqrt(now.square):.2g} to {math.sqrt(then.square):.2g}"
+            assert kept.because == NO_CHOICE if math.sqrt(then.square) <= 0.3 else numbers in kept.because
     assert kinds == {"unsafe", "no-gain", "budget"}
 
 
 def test_where_the_prediction_holds_and_runs_do_not_the_smallest_run_is_named() -> None:
-    table = drawn(random.Random(4), 6)
-    free = sorted(table.may_be_low())
-    choice, network = Choice(table, frozenset()), Network(table)
-    runs = {frozenset(free): math.inf, frozenset(free[:2]): 0.5, frozenset(free[:1]): 0.01}
-    said = {each.name: each.because for each in kept_of(network, choice, 10.0, runs) if each.kind == "budget"}
-    assert said.pop(free[0], None) == said.pop(free[1], None) == "run with it and 1 other low, the graph is off by 0.5"
-    assert set(said.values()) <= {f"run with it and {len(free) - 1} others low, the graph gives what is not finite"}
+    operations = {name: made(name, ("x",), 0.5, 1.0, 1e-6) for name in ("a", "b", "c")}
+    table = Table("fp16", operations, {"x": Value("x", None, 0.0, 0.0)})
+    runs = {frozenset("abc"): math.inf, frozenset("ab"): 0.5, frozenset("a"): 0.01}
+    said = {each.name: each.because for each in kept_of(Network(table), Choice(table, frozenset()), 0.1, runs)}
+    assert said["a"] == said["b"] == "run with it and 1 other low, the graph is off by 0.5"
+    assert said["c"] == "run with it and 2 others low, the graph gives what is not finite"
