@@ -24,7 +24,7 @@ LABELS = {
 }
 """What each file of an audit is called."""
 
-ENDINGS = {".pt2": "Program"}
+ENDINGS = {".pt2": "Program", ".onnx": "ONNX"}
 """The same of files that plans name, by how their names end; all others are for Google's Model Explorer."""
 
 

@@ -73,6 +73,14 @@ def audit_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also write the graph and its measures for Google's Model Explorer",
     )
+    add(
+        "--onnx",
+        nargs="?",
+        const="fp32",
+        choices=("fp32", "low"),
+        metavar="ENDS",
+        help="also plan as a graph, and write that as ONNX models; =low: inputs and outputs in the low format too",
+    )
     add("--open", action="store_true", help="show the report in the browser when it is written")
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
     add(

@@ -34,4 +34,4 @@ def write(audit: Audit, directory: Path, extra: Mapping[str, str] = NOTHING) -> 
 
     extra: texts of further files, by their path below the directory. Raises: AuditorError(slug="bad-output").
     """
-    return folder.write(directory, {**audit.texts(directory), **audit.programs, **extra})
+    return folder.write(directory, {**audit.texts(directory), **extra})

@@ -18,7 +18,7 @@ from .graph import (
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
 from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
-from .program import Kept, Program
+from .program import Kept, Onnx, Program
 from .proposal import Proposal
 from .score import Evaluation, Score
 
@@ -47,6 +47,7 @@ __all__ = [
     "NodeError",
     "NodeReport",
     "Objective",
+    "Onnx",
     "Origin",
     "Placeholder",
     "Plan",

@@ -235,8 +235,8 @@ class Audit:
 
         return to_measurements(self)
 
-    def texts(self, directory: str | Path) -> dict[str, str]:
-        """What `save` writes into the directory: texts by the names of their files.
+    def texts(self, directory: str | Path) -> dict[str, str | bytes]:
+        """What `save` writes into the directory: texts, and programs in bytes, by the names of their files.
 
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
@@ -244,22 +244,28 @@ class Audit:
         from ..patch.emit import emit
         from ..report.reporters import files
 
-        found = {**texts(self), **files(self)}
+        found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
         if self.subject.present:
             found["patched_model.py"] = emit(
                 self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
             )
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
-    def save(self, directory: str | Path) -> tuple[Path, ...]:
+    def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
         """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.
 
-        The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
+        onnx: an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in the
+        plan's format. The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
         where the audit was loaded from files.
-        Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.
+        Raises: AuditorError(slug="bad-output") where they cannot be written, "missing-onnx" or "no-program" where there can
+        be no ONNX model, and what `texts` raises.
         """
+        if onnx:
+            from ..graphs.onnxfile import with_onnx
+
+            return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         check_directory(Path(directory), texts := self.texts(directory))
-        return write(Path(directory), {**texts, **self.programs})
+        return write(Path(directory), texts)
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

@@ -31,6 +31,31 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Onnx:
+    """A program as an ONNX model."""
+
+    file: Annotated[str, Written("name of the file beside plan.json", needed="plan")]
+    ends: Annotated[
+        str,
+        Written(
+            "what its floating inputs and outputs are: `fp32`, or `low`: the plan's format", choices=("fp32", "low")
+        ),
+    ]
+    nodes: Annotated[int, Written("operations of the graph, casts and constants aside", least=0)]
+    high: Annotated[int, Written("those that read or give FP32", least=0)]
+    casts: Annotated[int, Written("casts in the graph", least=0)]
+    runtime: Annotated[str, Written("what ran it, and its version")]
+    error: Annotated[
+        float | None,
+        Written(
+            "relative L2 error of the outputs as the runtime gave them in a fresh process, worst batch; `null`: it did not run"
+        ),
+    ]
+    program_error: Annotated[float | None, Written("the same of the plan's own program")]
+    failure: Annotated[str | None, Written("why it did not run, in one line")] = None
+
+
+@dataclass(frozen=True)
 class Program:
     """A plan as a program of its own: the exported graph with a precision for every operation."""
 
@@ -43,3 +68,4 @@ class Program:
         str | None,
         Written("why it takes the audited batch size alone; `null`: it takes any, the first dimension is open"),
     ] = None
+    onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for", sparse=True)] = None

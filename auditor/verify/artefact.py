@@ -32,6 +32,9 @@ TIMEOUT = 1800.0
 POLL, GRACE = 0.02, 1.0
 """Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
 
+WORKER = "worker"
+"""The module of this room that runs emitted files."""
+
 READY, UNREAD = "ready", "unread"
 """Files that say how far the process came: the model is built; the inputs could not be read."""
 
@@ -80,7 +83,7 @@ class Verifier:
         gradients: bool = True,
         most: int | None = None,
         timeout: float | None = None,
-        entry: str = "worker",
+        entry: str = WORKER,
     ) -> None:
         """entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
@@ -192,7 +195,7 @@ class Verifier:
         self._folder = self._numbered("process")
         (self._folder / "cwd").mkdir()
         (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
-        if (kept := spare.taken(self._folder, _environment())) is not None:
+        if self._entry == WORKER and (kept := spare.taken(self._folder, _environment())) is not None:
             return kept
         with (self._folder / "stderr").open("wb") as stderr:
             return subprocess.Popen(

@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ from .worker import write
 SUFFIX = ".pt2"
 """What names of the files end with."""
 
+Run = Callable[[Path, list[Any], dict[str, Any]], Answers | str]
+
 
 def main(folder: Path) -> None:
+    """Run what `torch.export.save` wrote."""
+    serve(folder, run_program, SUFFIX)
+
+
+def serve(folder: Path, run: Run, suffix: str) -> None:
     """For one job after the other, write what each program answers as soon as it has."""
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     jobs = map(Path, end_with_parent(Path(settings["scratch"])))
@@ -44,7 +52,7 @@ def main(folder: Path) -> None:
     for job in itertools.chain([first], jobs):
         asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
         for index, plan in enumerate(asked["plans"]):
-            write(job, index, run_program(Path(asked["file"], plan + SUFFIX), batches, settings))
+            write(job, index, run(Path(asked["file"], plan + suffix), batches, settings))
 
 
 def run_program(file: Path, batches: list[Any], settings: dict[str, Any]) -> Answers | str:
