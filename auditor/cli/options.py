@@ -68,6 +68,23 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     add("--explain-layer", metavar="NAME", help="also say what each plan runs this module or operation in, and why")
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
+    _further(parser)
+    add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
+    add(
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="keep measurements there, and take those of an unchanged model from there",
+    )
+    add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
+    verbs.add_timeout(parser)
+    add("-q", "--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def _further(parser: argparse.ArgumentParser) -> None:
+    """What is written beside the files of every audit, and shown."""
+    add = parser.add_argument
     add(
         "--model-explorer",
         action="store_true",
@@ -82,17 +99,6 @@ def audit_parser() -> argparse.ArgumentParser:
         help="also plan as a graph, and write that as ONNX models; =low: inputs and outputs in the low format too",
     )
     add("--open", action="store_true", help="show the report in the browser when it is written")
-    add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
-    add(
-        "--cache",
-        metavar="DIR",
-        type=Path,
-        help="keep measurements there, and take those of an unchanged model from there",
-    )
-    add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
-    verbs.add_timeout(parser)
-    add("-q", "--quiet", action="store_true", help="no progress on stderr")
-    return parser
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
