@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
+from .dtypes import Dtypes
 from .graph import (
     AutocastRegion,
     Batch,
@@ -17,7 +18,7 @@ from .graph import (
     Subject,
 )
 from .measure import Contribution, Distance, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, CriterionValue, Dtypes, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
+from .plan import Baseline, CriterionValue, Memory, Plan, Reason, RulesOnly, ScopeChoice, Verification
 from .program import Kept, Onnx, Program
 from .proposal import Proposal
 from .score import Evaluation, Score

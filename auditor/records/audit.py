@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import check_directory, write
+from .dtypes import Dtypes
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Verdict, Weight
-from .plan import Baseline, Dtypes, Plan
+from .plan import Baseline, Plan
 from .proposal import Proposal
 from .score import Evaluation
 from .training import Training
