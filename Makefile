@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
 PACKAGING := pyproject.toml setup.py constraints.txt
 
-.PHONY: help install demo docs samples lint format test test-slow package clean
+.PHONY: help install demo docs samples lint format test test-slow gpu package clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test: lint ## Lint, then run every test that is quick
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models
 	$(BIN)/python -m pytest -m slow
+
+gpu: ## Hold what the CPU imitates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(STEPS)
 
 package: $(VENV)/.tests ## Build the wheel and the sdist into dist/, and check what the package page will show
 	rm -rf dist

@@ -18,6 +18,7 @@ from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
 from .facts.written import written
 from .formats.entries import extent
+from .graphs import Planned
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
 from .options import Options
@@ -47,10 +48,12 @@ def assembled(
     followed: UnderPlan,
     evaluation: Evaluation | None,
     seconds: Mapping[str, float],
+    planned: Planned,
     **found: Any,
 ) -> Audit:
-    """The Audit. followed: the run under the recommended plan. found: those of its fields that a stage returned as they are."""
+    """The Audit. followed: the run under the recommended plan. planned: all plans. found: those of its fields that a stage returned as they are."""
     subject, captured = bench.subject, bench.capture
+    plans = planned.plans
     return Audit(
         subject=subject,
         parameters=size_of(subject.model),
@@ -66,16 +69,27 @@ def assembled(
         use=options.use,
         metric=_metric(options, bench),
         criteria=tuple(map(str, bench.distance.all)) if isinstance(bench.distance, Criteria) else (),
-        proposals=_proposals(options, bench, found["plans"], found["recommended"]),
+        proposals=_proposals(options, bench, plans, found["recommended"]),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors=followed.errors,
-        warnings=(*captured.warnings, *_unsteady(bench), *_unheld(subject), *_spared(options.native)),
+        warnings=(
+            *captured.warnings,
+            *planned.said,
+            *_unsteady(bench),
+            *_unheld(subject),
+            *_spared(options.native),
+        ),
         command=options.command,
         noise=bench.floor,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
+        baselines=planned.baselines,
+        plans=plans,
+        programs=planned.files,
+        fp32_today=planned.fp32_today,
+        timing=planned.timing,
         **found,
     )
 

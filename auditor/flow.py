@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from .assembly import assembled
 from .cache.kept import Kept
 from .facts import gather
+from .graphs import Planned, graphs_of
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
@@ -34,7 +35,7 @@ from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
-from .records import Audit, Baseline, Capture, Finding, Plan, Subject, Timing, Today
+from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
 from .replay.depth import under_plan
@@ -89,8 +90,8 @@ def _once(subject: Subject, options: Options) -> Audit:
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise, kept)
         with bench.held, kept.written():
-            tried = _tried(bench, options, stages, score)
-        plans = tried.plans
+            planned = _planned(bench, options, stages, score)
+        plans = planned.plans
         training, recommended, reason = _concluded(step, plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
@@ -102,7 +103,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         judged,
         findings=findings,
         regions=regions,
-        **vars(tried),
+        planned=planned,
         evaluation=score.evaluation if score else None,
         recommended=recommended,
         recommendation=reason,
@@ -112,34 +113,29 @@ def _once(subject: Subject, options: Options) -> Audit:
     )
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """What was run: the plans, and what there is without them. fp32_today, timing: see Audit."""
-
-    baselines: dict[str, Baseline]
-    plans: dict[str, Plan]
-    fp32_today: Today | None
-    timing: Timing | None
-
-
-def _tried(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> _Tried:
-    """What happens without a plan, and the plans with their scores, and their times where these are to be measured."""
-    with stages("baseline", ", ".join(f"plain {name}" for name in options.strategies)):
-        plain = everything_low(bench, options.strategies, options.formats, stages.tick)
-        baselines = baselines_of(bench, options.strategies, options.formats, plain)
+def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> Planned:
+    """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
+    with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
+        plain = everything_low(bench, options.scoped, options.formats, stages.tick)
+        baselines = baselines_of(bench, options.scoped, options.formats, plain)
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
-        plans = plans_of(bench, options.strategies, options.formats, baselines, stages.tick, plain)
+        plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
     with stages("scores", _scored_by(options), wanted=score is not None):
-        plans = score.under(plans, bench) if score else plans
+        scored = score.under(plans, bench) if score else plans
+    with stages("graph", "export, solve, verify", wanted=options.as_graphs):
+        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick)
+    planned = replace(graphs.beside(as_run(baselines, plans), scored), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
+        if not options.times:
+            return planned
         bench.held.close()  # the process that verified plans, which holds the model
-        plans, timing = timed_plans(bench, plans, stages.tick) if options.times else (plans, None)
-    return _Tried(as_run(baselines, plans), plans, today, timing)
+        timed, timing = timed_plans(bench, planned.plans, stages.tick)
+        return replace(planned, plans=timed, timing=timing)
 
 
 def _concluded(
-    step: Prepared | None, plans: dict[str, Plan], budget: float, options: Options, stages: Stages
+    step: Prepared | None, plans: Mapping[str, Plan], budget: float, options: Options, stages: Stages
 ) -> tuple[Training | None, str | None, str]:
     """What training in low precision comes to, where it is audited, and the plan to use, with why."""
     recommended, reason = recommend(plans, budget, options.use)

@@ -47,8 +47,8 @@ def check_file(file: Path) -> None:
     check_directory(file.parent)
 
 
-def write(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
-    """Puts texts into files by their path below `directory`, replacing those and leaving all others alone.
+def write(directory: Path, texts: Mapping[str, str | bytes]) -> tuple[Path, ...]:
+    """Puts texts, or bytes, into files by their path below `directory`, replacing those and leaving all others alone.
 
     They appear together: of two processes that write there at once, the files of one are there in the end. Until the
     last is written, none is in place. Raises: AuditorError(slug="bad-output").
@@ -60,7 +60,10 @@ def write(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
                 for name, text in texts.items():
                     draft = Path(scratch, name)
                     draft.parent.mkdir(parents=True, exist_ok=True)
-                    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+                    if isinstance(text, bytes):
+                        draft.write_bytes(text)
+                    else:
+                        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
                 with _alone(directory):
                     return tuple(_moved(Path(scratch, name), directory / name) for name in texts)
         except BaseException:

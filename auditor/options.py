@@ -19,7 +19,7 @@ from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
 from .resources import table
-from .strategies import SHIPPED, names
+from .strategies import GRAPHS, SHIPPED, known
 
 if TYPE_CHECKING:
     from .rulebook import Rule
@@ -67,7 +67,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_names("formats", self.formats, auditable())
-        check_names("strategies", self.strategies, names())
+        check_names("strategies", self.strategies, known())
         check_names("modes", (self.mode,), MODES)
         check_names("objectives", (self.objective,), OBJECTIVES)
         check_names("uses", (self.use,), MODES)
@@ -75,9 +75,9 @@ class Options:
             trainable = [name for name in auditable() if runs(name)]
             check_names("formats that a training step runs in", self.formats, trainable)
         check_budget(self.max_error)
-        if self.gpu not in (known := table("plan/devices")):
+        if self.gpu not in (figures := table("plan/devices")):
             raise AuditorError(
-                f"there are no figures for {self.gpu!r}: target is one of {', '.join(known)}", slug="bad-option"
+                f"there are no figures for {self.gpu!r}: target is one of {', '.join(figures)}", slug="bad-option"
             )
         chosen(self.device)
         if self.cache is not None:
@@ -105,6 +105,16 @@ class Options:
     def use(self) -> str:
         """What the recommended plan is for: what was said, else what the audit is about."""
         return self.wanted_for or self.mode
+
+    @property
+    def scoped(self) -> tuple[str, ...]:
+        """The strategies whose plans give scopes of the live model their precision."""
+        return tuple(name for name in self.strategies if name not in GRAPHS)
+
+    @property
+    def as_graphs(self) -> bool:
+        """Whether plans are wanted that are programs of their own."""
+        return any(name in GRAPHS for name in self.strategies)
 
     @property
     def training(self) -> bool:

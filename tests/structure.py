@@ -39,7 +39,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "cache",
     ),
     "evidence": ("measure", "facts", "rulebook", "judge"),
-    "plans": ("options", "patch", "score", "verify", "plan", "training"),
+    "plans": ("options", "patch", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
     "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "cli"),
 }

@@ -19,7 +19,7 @@ class Time(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         half = self.width // 2
-        angles = t[:, None].float() * torch.exp(-math.log(10_000) * torch.arange(half) / half)
+        angles = t[:, None].float() * torch.exp(-math.log(10_000) * torch.arange(half, device=t.device) / half)
         return self.mlp(torch.cat([angles.sin(), angles.cos()], -1))
 
 

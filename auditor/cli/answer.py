@@ -22,7 +22,10 @@ LABELS = {
     "patched_model.py": "Patched",
     "findings.sarif": "SARIF",
 }
-"""What each file of an audit is called; all others are for Google's Model Explorer."""
+"""What each file of an audit is called."""
+
+ENDINGS = {".pt2": "Program", ".onnx": "ONNX"}
+"""The same of files that plans name, by how their names end; all others are for Google's Model Explorer."""
 
 
 def extra(audit: Audit, wanted: bool) -> dict[str, str]:
@@ -82,4 +85,4 @@ def show(report: Path) -> None:
 
 def listing(files: Iterable[Path]) -> str:
     """One line per file that was written."""
-    return "\n".join(f"{LABELS.get(file.name, 'Explorer'):<8} {file}" for file in files)
+    return "\n".join(f"{LABELS.get(file.name) or ENDINGS.get(file.suffix, 'Explorer'):<8} {file}" for file in files)

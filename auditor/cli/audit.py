@@ -53,6 +53,9 @@ def audit(args: argparse.Namespace) -> int:
             found = _timed(_run(subject, options), loaded)
             if not ranks.leads():
                 return 0
+            if args.onnx:
+                progress("onnx", "write, check, run", 0, 0)
+                found = _with_onnx(found, args.onnx)
             progress("write", str(directory), 0, 0)
             files = publish.write(found, directory, answer.extra(found, args.model_explorer))
     if args.dry_run:
@@ -74,6 +77,13 @@ def audit(args: argparse.Namespace) -> int:
     if args.open:
         answer.show(directory / "report.html")
     return _exit_code((finding.severity for finding in fresh), args.fail_on, found)
+
+
+def _with_onnx(audit: Audit, ends: str) -> Audit:
+    """The audit with ONNX models, where it has programs to make them of; why it has none is among its warnings."""
+    from ..graphs.onnxfile import with_onnx
+
+    return with_onnx(audit, ends) if audit.programs else audit
 
 
 def _told(shown: Progress) -> Progress:
@@ -123,7 +133,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         rules=tuple(verbs.rulebook(args.rules)),
         command=args.command,
         formats=args.formats,
-        strategies=args.strategies,
+        strategies=_strategies(args),
         max_error=args.max_error,
         criteria=criteria_of(args.criterion),
         device=args.device,
@@ -151,6 +161,17 @@ def _set_aside(args: argparse.Namespace, held: ExitStack) -> None:
 
     import_ahead(args.target, args.seed)
     held.enter_context(kept(args.device))
+
+
+def _strategies(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those asked for; ONNX models are made of programs. Raises: AuditorError(slug="missing-onnx") before any work."""
+    if not args.onnx:
+        return tuple(args.strategies)
+    from ..graphs.onnxfile import require
+    from ..strategies import GRAPHS
+
+    require()
+    return tuple(dict.fromkeys((*args.strategies, *GRAPHS)))
 
 
 def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:

@@ -15,7 +15,7 @@ from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
 from ..records.score import DIRECTIONS
 from ..report import reporters
 from ..resources import table
-from ..strategies import SHIPPED, names
+from ..strategies import SHIPPED, known
 from . import verbs
 
 EPILOG = """\
@@ -47,7 +47,7 @@ def audit_parser() -> argparse.ArgumentParser:
     add(
         "--strategies",
         metavar="LIST",
-        type=_listed("strategies", names()),
+        type=_listed("strategies", known()),
         default=",".join(SHIPPED),
         help="default: %(default)s",
     )
@@ -68,12 +68,7 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     add("--explain-layer", metavar="NAME", help="also say what each plan runs this module or operation in, and why")
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
-    add(
-        "--model-explorer",
-        action="store_true",
-        help="also write the graph and its measures for Google's Model Explorer",
-    )
-    add("--open", action="store_true", help="show the report in the browser when it is written")
+    _further(parser)
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
     add(
         "--cache",
@@ -85,6 +80,25 @@ def audit_parser() -> argparse.ArgumentParser:
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
     return parser
+
+
+def _further(parser: argparse.ArgumentParser) -> None:
+    """What is written beside the files of every audit, and shown."""
+    add = parser.add_argument
+    add(
+        "--model-explorer",
+        action="store_true",
+        help="also write the graph and its measures for Google's Model Explorer",
+    )
+    add(
+        "--onnx",
+        nargs="?",
+        const="fp32",
+        choices=("fp32", "low"),
+        metavar="ENDS",
+        help="also plan as a graph, and write that as ONNX models; =low: inputs and outputs in the low format too",
+    )
+    add("--open", action="store_true", help="show the report in the browser when it is written")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:

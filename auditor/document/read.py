@@ -148,7 +148,7 @@ def _check_names(plan: Any, where: str, place: Place) -> None:
 
     A format that another program registered is no reason to refuse the other plans of a file.
     """
-    checks = [((*place, "strategy"), plan.strategy, strategies.names())]
+    checks = [((*place, "strategy"), plan.strategy, strategies.known())]
     if plan.format in FORMATS or not NAME.fullmatch(plan.format):
         low = tuple(name for name, row in FORMATS.items() if row.low)
         checks.append(((*place, "format"), plan.format, low))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..formats.table import runs
@@ -30,6 +30,15 @@ class _Uses:
         reading = (name for name, node in capture.nodes.items() if any(found.low(source) for source in node.inputs))
         return cls(computing, frozenset(reading) | found.reads_low)
 
+    @classmethod
+    def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
+        """Of a program: what it does not keep in FP32 is low where it computes with floating values at all."""
+        floating = {name for name, node in capture.nodes.items() if node.floating}
+        floating |= {place.name for place in capture.placeholders}
+        nodes = capture.nodes.items()
+        computing = {name for name, node in nodes if node.floating or floating.intersection(node.inputs)} - set(kept)
+        return cls(frozenset(computing), frozenset(n for n, node in nodes if computing.intersection(node.inputs)))
+
 
 def _computes_low(found: Resolution, name: str) -> bool:
     """Whether its kernel gives a low value; of one that gives no real numbers, whether it takes one."""
@@ -41,6 +50,7 @@ def followed(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities speak of: the recommended one, else the fastest that runs something low and holds the
     budget; None where none does."""
     held = [plan for plan in plans.values() if plan.holds and _lowers(plan)]
+    held = [plan for plan in held if plan.program is None] or held
     return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
 
 
@@ -57,8 +67,12 @@ def about(
     if plan is None:
         stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
         return tuple(replace(f, bearing="stops" if stopped and _unsafe(graph, f) else None) for f in findings)
-    under = _Uses.of(capture, plan.strategy, scoped(plan.scopes), plan.format)
-    plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
+    if plan.program is not None:
+        kept = {operation.node for operation in plan.program.kept if operation.node}
+        under, plainly = _Uses.by_operation(capture, kept), _Uses.by_operation(capture, ())
+    else:
+        under = _Uses.of(capture, plan.strategy, scoped(plan.scopes), plan.format)
+        plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
     return tuple(_weighed(finding, _bearing(finding, plan, under, plainly, graph), plan, graph) for finding in findings)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ..cache.kept import NO_RUNS, Runs
 from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
+from ..ops.casting import raised
 from ..ops.nodes import tensors_of
 from ..records import Contribution
 from .estimates import Estimates, estimate
@@ -14,6 +15,7 @@ from .margins import only_choices, through
 from .measure import Measurement
 from .rerun import PLAIN, Reruns, Yardstick
 from .shares import first_order, shares
+from .singular import divides_alike
 from .undecided import Undecided
 
 
@@ -74,8 +76,12 @@ def _unseen(measurement: Measurement, passes: Sequence[Estimates]) -> set[str]:
 
 def _without_answer(measurement: Measurement, unseen: set[str], fmt: str) -> list[str]:
     found = []
+    nodes = {node.name: node for node in measurement.capture.graph_module.graph.nodes}
     for name, traces in measurement.traces.items():
-        error = measurement.errors[name][fmt]
-        if traces[fmt].low is not None or (name in unseen and error.local_error and not error.unsupported):
+        error, trace = measurement.errors[name][fmt], traces[fmt]
+        if trace.vanished and name not in unseen:
+            if not divides_alike(nodes[name], raised(trace.low), measurement.values):
+                found.append(name)
+        elif trace.low is not None or (name in unseen and error.local_error and not error.unsupported):
             found.append(name)
     return found

@@ -96,10 +96,12 @@ class InFormat:
     def _trace(self, n: fx.Node, alone: Alone, error: NodeError, gap: torch.Tensor | None) -> Trace:
         trace = trace_of(n, self._values[n.name], alone, gap, n.name in self._by_inputs)
         vanishes = bool(error.underflow) and n.name in self._guarding
-        certain = turned(error) or bool(error.disagreement) or self._overflows(n) or vanishes
+        broken = turned(error) or bool(error.disagreement) or self._overflows(n)
+        certain = broken or vanishes
         without_gradient = not all(x.is_floating_point() and is_plain(x) for x in tensors_of(self._values[n.name])[:1])
-        kept = certain or ((n.name in self._deciding or without_gradient) and error.local_error)
-        return replace(trace, low=alone.low if kept else None, certain=certain)
+        undecided = (n.name in self._deciding or without_gradient) and bool(error.local_error)
+        kept, vanished = certain or undecided, vanishes and not broken and not undecided
+        return replace(trace, low=alone.low if kept else None, certain=certain, vanished=vanished)
 
     def _overflows(self, n: fx.Node) -> bool:
         if self._known is not None:

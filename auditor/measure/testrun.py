@@ -35,7 +35,7 @@ class Trace:
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
     by_inputs: isolated is not kept; it is own and the roundings of the inputs, which reach the result one by one.
     low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
-    or vanished where something divides by it.
+    or vanished where something divides by it. vanished: that last alone is why it must be run.
     """
 
     isolated: Leaves | None
@@ -43,6 +43,7 @@ class Trace:
     by_inputs: bool = False
     low: Any = None
     certain: bool = False
+    vanished: bool = False
 
 
 @dataclass(frozen=True)

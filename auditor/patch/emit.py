@@ -93,6 +93,7 @@ _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
 
 _SEPARATED = "\n\n"
 _CHOOSE = "choose one of {', '.join(PLANS)}"
+_PROGRAMS = "all plans of this audit are programs of their own, to be loaded with torch.export.load"
 _NONE = "torch has no arithmetic in the audited formats, so none can be run"
 
 
@@ -102,9 +103,10 @@ def emit(
     """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
 
     recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
-    torch does not compute in are left out, and named in a comment.
+    torch does not compute in are left out, and those that are programs of their own; a comment names them.
     """
-    runnable = {name: plan for name, plan in plans.items() if runs(plan.format)}
+    runnable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
+    recommended = recommended if recommended in runnable else None
     parts = [
         _HEADER,
         f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
@@ -112,7 +114,7 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_tables(runnable)}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
-        _BUILD if runnable else _BUILD.replace(_CHOOSE, _NONE),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, _PROGRAMS if any(map(_is_program, plans.values())) else _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(members, "def named_modules"),
         _SEPARATED,
@@ -148,7 +150,13 @@ def _runtimes(used: Set[str]) -> str:
     )
 
 
+def _is_program(plan: Plan) -> bool:
+    return plan.program is not None
+
+
 def _left_out(name: str, plan: Plan) -> str:
+    if plan.program is not None:
+        return f"# {name}: a program of its own, torch.export.load({plan.program.file!r}).module()\n"
     return f"# {name}: torch has no arithmetic in {label(plan.format)}, so this plan cannot be run.\n"
 
 

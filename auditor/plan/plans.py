@@ -253,7 +253,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
         expected = Answers(bench.references(bench.checks), bench.graded)
         tick("running the patched model")
         answers = answered(bench, run, lambda: tick("running the patched model"))
-        found |= {name: _judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
+        found |= {name: judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
     return {name: found[name] for name in plans}
 
 
@@ -273,7 +273,8 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     )
 
 
-def _judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+    """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
     if isinstance(answer, str):
         if bench.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan

@@ -55,16 +55,19 @@ def speedup(plan: Plan) -> float:
 
 
 def has_fp32(plan: Plan) -> bool:
-    """Whether any scope of a plan is FP32."""
-    return any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
+    """Whether any scope of a plan is FP32, or a function in one, or any operation of its program."""
+    kept = plan.program is not None and bool(plan.program.kept)
+    return kept or any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
 
 
 def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
     """Of the plans that hold and gain something, the best by its objective for this use; None where there is none.
 
-    stepped: names of those under which the audited training step holds; None where none was audited.
+    A program stands back where a plan keeps the live model what it is. stepped: names of those under which the audited
+    training step holds; None where none was audited.
     """
     good = [plan for plan in _held(plans, use) if gains(plan)]
+    good = [plan for plan in good if plan.program is None] or good
     if use == "training":
         good = [plan for plan in good if stepped is None or plan.name in stepped]
     for figure in (_taken, _elapsed):
@@ -94,7 +97,12 @@ def recommend(
 
 
 def kept_apart(plan: Plan) -> str:
-    """How many modules a plan keeps in FP32, and functions in others: `3 modules and 2 functions`; nothing for none."""
+    """How many modules a plan keeps in FP32, and functions in others: `3 modules and 2 functions`; nothing for none.
+
+    Of a program, how many operations.
+    """
+    if plan.program is not None:
+        return count(len(plan.program.kept), "operation") if plan.program.kept else ""
     modules, functions = len(plan.kept), len(plan.exceptions)
     parts = [count(modules, "module")] if modules else []
     return " and ".join([*parts, count(functions, "function")] if functions else parts)
@@ -103,7 +111,8 @@ def kept_apart(plan: Plan) -> str:
 def staying(plan: Plan) -> str:
     """The same as a clause."""
     kept = kept_apart(plan)
-    one = len(plan.kept) + len(plan.exceptions) == 1
+    several = plan.kept if plan.program is None else plan.program.kept
+    one = len(several) + len(plan.exceptions) == 1
     return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
 
 

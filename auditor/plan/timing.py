@@ -38,7 +38,7 @@ def timed_plans(
     times say nothing of a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
     """
     today = bool(loose(bench.flags, bench.device))
-    run = {name: plan for name, plan in plans.items() if runs(plan.format)}
+    run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
     found = {
         name: one if isinstance(one, Timed) else _lost(one) for name, one in _times(bench, run, names, tick).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
+from .dtypes import Dtypes
 from .graph import (
     AutocastRegion,
     Batch,
@@ -29,10 +30,11 @@ from .measure import (
     Weight,
 )
 from .plan import CriterionValue, Memory, Plan, Reason, ScopeChoice, Verification
+from .program import Kept, Onnx, Program
 from .proposal import Proposal
 from .run import Timed, Times, Timing, Today
 from .score import Evaluation, Score
-from .without import Baseline, Dtypes, RulesOnly
+from .without import Baseline, RulesOnly
 
 __all__ = [
     "FORMAT_VERSION",
@@ -50,6 +52,7 @@ __all__ = [
     "Evaluation",
     "Finding",
     "FlaggedRegion",
+    "Kept",
     "Linearity",
     "Literals",
     "Magnitudes",
@@ -59,9 +62,11 @@ __all__ = [
     "NodeReport",
     "Noise",
     "Objective",
+    "Onnx",
     "Origin",
     "Placeholder",
     "Plan",
+    "Program",
     "Progress",
     "Proposal",
     "Reason",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import check_directory, write
+from .dtypes import Dtypes
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Plan
@@ -16,7 +17,7 @@ from .proposal import Proposal
 from .run import Timing, Today
 from .score import Evaluation
 from .training import Training
-from .without import Baseline, Dtypes
+from .without import Baseline
 from .written import ByFormat, Inlined, Written
 
 FORMAT_VERSION = 2
@@ -116,7 +117,8 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    plan_errors: relative L2 error of each node's output in a run of the graph under the recommended plan.
+    programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    output in a run of the graph under the recommended plan.
     """
 
     subject: Subject
@@ -225,6 +227,7 @@ class Audit:
         Written("the user's own function, and what it says of the FP32 model; only where one was given", left_out=True),
     ] = None
     command: Annotated[str, Written("what was called", measured=True)]
+    programs: Mapping[str, bytes] = field(default_factory=dict)
     plan_errors: Annotated[
         Mapping[str, float],
         Written(
@@ -262,8 +265,8 @@ class Audit:
 
         return to_measurements(self)
 
-    def texts(self, directory: str | Path) -> dict[str, str]:
-        """What `save` writes into the directory: texts by the names of their files.
+    def texts(self, directory: str | Path) -> dict[str, str | bytes]:
+        """What `save` writes into the directory: texts, and programs in bytes, by the names of their files.
 
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
@@ -271,20 +274,26 @@ class Audit:
         from ..patch.emit import emit
         from ..report.reporters import files
 
-        found = {**texts(self), **files(self)}
+        found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
         if self.subject.present:
             found["patched_model.py"] = emit(
                 self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
             )
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
-    def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write report.html, plan.json, measurements.json, patched_model.py and findings.sarif; returns their paths.
+    def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
+        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.
 
-        The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
+        onnx: an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in the
+        plan's format. The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
         where the audit was loaded from files.
-        Raises: AuditorError(slug="bad-output") where they cannot be written, and what `texts` raises.
+        Raises: AuditorError(slug="bad-output") where they cannot be written, "missing-onnx" or "no-program" where there can
+        be no ONNX model, and what `texts` raises.
         """
+        if onnx:
+            from ..graphs.onnxfile import with_onnx
+
+            return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         check_directory(Path(directory), texts := self.texts(directory))
         return write(Path(directory), texts)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from .program import Program
 from .run import Timed
 from .score import Score
 from .written import Inlined, Written
@@ -230,7 +231,8 @@ class Plan:
     strategy: Annotated[
         str,
         Written(
-            "`autocast`: weights stay FP32, regions run under torch.autocast; `cast`: weights are stored in the format",
+            "`autocast`: weights stay FP32, regions run under torch.autocast; `cast`: weights are stored in the format; "
+            "`graph`: a program of its own, in which every operation has its precision",
             needed="plan",
         ),
     ]
@@ -324,6 +326,10 @@ class Plan:
         Written("what one forward needs under the plan", key="predicted_memory", before="pareto"),
     ] = None
     fp32_memory: Annotated[Memory | None, Written("the same without the plan", before="pareto")] = None
+    program: Annotated[
+        Program | None,
+        Written("what a plan of strategy `graph` is; its scopes say of the root what most of it runs in", sparse=True),
+    ] = None
     score: Annotated[
         Score | None,
         Written(

@@ -33,9 +33,9 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
 
     Both runs advance node by node, so that no more than two sets of live values are held. A node whose shape depends
     on values may differ in it, and has no error. Empty where an operation raises, as one that refuses the format, or there
-    is no plan.
+    is no plan, or one that is a program of its own.
     """
-    if plan is None:
+    if plan is None or plan.program is not None:
         return UnderPlan()
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
     low = _Beside(capture, how)

@@ -21,6 +21,9 @@ def following(audit: Audit, directory: Path) -> str:
         return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is not None and plan.program is not None:
+        return f"load the program: torch.export.load({str(directory / plan.program.file)!r}).module() is called as the model is."
     if audit.recommended is not None:
         return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..paths import nearest, pattern
 from ..plan.clauses import apart, gained
-from ..records import Plan, Reason
+from ..records import Kept, Plan, Program, Reason
 from .words import braced, count, each
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
@@ -33,11 +33,12 @@ class Island:
     because: tuple[str, ...]
     kind: str = ""
     functions: tuple[str, ...] = ()
+    what: str = "module"
 
     @property
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations."""
-        modules = listed(self.paths, 2)
+        modules = listed(self.paths, 2, self.what)
         return f"{', '.join(self.functions)} in {modules}" if self.functions else modules
 
     @property
@@ -59,14 +60,14 @@ def own(path: str) -> str:
     return path or "(the model's own operations)"
 
 
-def listed(paths: Sequence[str], most: int) -> str:
-    """Modules, those of repeated blocks under one pattern, `most` of these and how many modules more."""
+def listed(paths: Sequence[str], most: int, what: str = "module") -> str:
+    """Modules, or operations, those of repeated blocks under one pattern, `most` of these and how many modules more."""
     groups = _by_shape(paths)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
     names = [braced(found) if len(found) > 1 else own(found[0]) for found in groups[:most]]
     left = sum(map(len, groups[most:]))
-    return ", ".join(names) + (f" and {count(left, 'more module')}" if left else "")
+    return ", ".join(names) + (f" and {count(left, f'more {what}')}" if left else "")
 
 
 def _by_shape(paths: Sequence[str]) -> list[list[str]]:
@@ -83,7 +84,12 @@ def precision_of(path: str, plan: Plan) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root."""
+    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root.
+
+    Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
+    """
+    if plan.program is not None:
+        return _operations(plan.program)
     return (*(_kept(plan) if plan.reasons else _apart(plan)), *_exceptions(plan))
 
 
@@ -110,6 +116,23 @@ def _kept(plan: Plan) -> tuple[Island, ...]:
     return tuple(
         Island(shape, tuple(path for path, _ in found), "fp32", _shared_words(plan, found), kind)
         for (shape, kind), found in groups.items()
+    )
+
+
+def _operations(program: Program) -> tuple[Island, ...]:
+    groups: dict[tuple[str, str], list[Kept]] = {}
+    for kept in program.kept:
+        groups.setdefault((kept.kind, kept.op), []).append(kept)
+    return tuple(
+        Island(
+            op,
+            tuple(each.name for each in found),
+            "fp32",
+            (found[0].because + ("; the others likewise" if len({each.because for each in found}) > 1 else ""),),
+            kind,
+            what="operation",
+        )
+        for (kind, op), found in groups.items()
     )
 
 

@@ -17,8 +17,12 @@ class Snippet:
 
 def snippets(audit: Audit) -> tuple[Snippet, ...]:
     """Ways to use the recommended plan; none where no plan is recommended."""
-    if audit.recommended is None:
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None:
         return ()
+    if plan.program is not None:
+        load = f"import torch\n\n# {plan.name}, the recommended plan\nprogram = torch.export.load({plan.program.file!r}).module()\n"
+        return (Snippet("Run the program", load),)
     return (
         Snippet(
             "Build the model patched",
@@ -37,7 +41,8 @@ def snippets(audit: Audit) -> tuple[Snippet, ...]:
 
 
 def _other(audit: Audit) -> str | None:
-    return next((name for name in audit.plans if name != audit.recommended), audit.recommended)
+    others = (name for name, plan in audit.plans.items() if name != audit.recommended and plan.program is None)
+    return next(others, audit.recommended)
 
 
 def keep_by_hand(owner: str) -> str | None:

@@ -16,10 +16,11 @@ from ..plan.clauses import GAINS
 from ..plan.recommend import best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
-from ..strategies import names
+from ..strategies import known
 from .criteria import SHARES, criteria_lines, missed, proposal_words
 from .kept import Island, islands
 from .noise import noise_lines
+from .programs import program_line
 from .prose import sentence
 from .score import ScoreView, advice, score_view
 from .timing import TimingView, timing_view, today_error, today_title
@@ -82,6 +83,11 @@ class PlanView:
         return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
 
     @property
+    def program(self) -> str:
+        """What there is to say of a plan that is a program of its own; "" of others."""
+        return program_line(self.plan.program) if self.plan.program is not None else ""
+
+    @property
     def same(self) -> bool:
         """Whether nothing is protected, and so the model does as well without the plan."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
@@ -112,7 +118,7 @@ def view(audit: Audit) -> View:
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
     """
     _check_registered("format", audit.formats, FORMATS)
-    _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), names())
+    _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), known())
     tallies = tuple(_tally(audit, fmt) for fmt in audit.formats)
     scored = score_view(audit)
     plans = tuple(_plan_view(audit, plan, scored) for plan in audit.plans.values())
@@ -291,9 +297,10 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
     inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
     what = "the largest share of what a criterion allows is" if audit.criteria else "error"
-    ran = plan.verification
-    itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
-    run = f"The patched model was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
+    measured = plan.verification
+    itself = f"; runs in FP32 differ by {ratio(measured.noise)}" if measured and measured.floor else ""
+    ran = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
+    run = f"{ran} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
     return run if chosen.same else f"{run} Without the plan: {chosen.before}."
 
 

@@ -16,17 +16,25 @@ if TYPE_CHECKING:
 SHIPPED = ("autocast", "cast")
 """Those that ship, each in the file of its name; what an audit plans unless it is told otherwise."""
 
+GRAPHS = ("graph",)
+"""Those whose plans are files of their own, each in the file of its name: an audit makes them where it is asked to."""
+
 _KNOWN: dict[str, Strategy] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Every strategy there is: those that ship, and those registered."""
-    return tuple(dict.fromkeys((*SHIPPED, *_KNOWN)))
+    """Every strategy whose plans give scopes of a live model their precision: those that ship, and those registered."""
+    return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
+
+
+def known() -> tuple[str, ...]:
+    """Every strategy that there is."""
+    return (*names(), *GRAPHS)
 
 
 def strategy_of(name: str) -> Strategy:
     """The strategy called `name`. Raises: KeyError for one that is not known."""
-    if name not in _KNOWN and name in SHIPPED:
+    if name not in _KNOWN and name in (*SHIPPED, *GRAPHS):
         _KNOWN[name] = importlib.import_module(f"{__name__}.{name}").STRATEGY
     return _KNOWN[name]
 
@@ -52,7 +60,7 @@ def _problem(strategy: Strategy) -> str | None:
         return "it has no runtime, which is a class"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
         return "a name is a lower-case identifier, since names of plans begin with it"
-    if strategy.name in names():
+    if strategy.name in known():
         return "there is one of that name already"
     try:
         inspect.getsource(strategy.runtime)

@@ -47,6 +47,8 @@ class Strategy:
     """Whether its plans are for training too: weights and gradients stay FP32."""
     regional = False
     """Whether low scopes run under `torch.autocast`, which sets anew what the author set around them."""
+    per_operation = False
+    """Whether its plans give operations of an exported graph their precision, and are files of their own."""
     stores: frozenset[str] = frozenset()
     """Kinds of the graph's placeholders stored in the precision of the scopes that hold them; "input": in the root's."""
     raises_weights = False

@@ -38,6 +38,9 @@ TIMEOUT = 1800.0
 POLL, GRACE = 0.02, 1.0
 """Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
 
+WORKER = "worker"
+"""The module of this room that runs emitted files."""
+
 READY, UNREAD = "ready", "unread"
 """Files that say how far the process came: the model is built; the inputs could not be read."""
 
@@ -86,11 +89,12 @@ class Verifier:
         gradients: bool = True,
         most: int | None = None,
         timeout: float | None = None,
+        entry: str = WORKER,
     ) -> None:
-        """scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
+        """entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
         pickled."""
-        self._scratch, self._timeout = scratch, timeout or TIMEOUT
+        self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
         self._settings: dict[str, Any] = {
             "batches": str(scratch / "batches.pt"),
             "scratch": str(scratch),
@@ -221,11 +225,11 @@ class Verifier:
         self._folder = self._numbered("process")
         (self._folder / "cwd").mkdir()
         (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
-        if (kept := spare.taken(self._folder, _environment())) is not None:
+        if self._entry == WORKER and (kept := spare.taken(self._folder, _environment())) is not None:
             return kept
         with (self._folder / "stderr").open("wb") as stderr:
             return subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(self._folder)],
+                [sys.executable, "-m", f"{__package__}.{self._entry}", str(self._folder)],
                 cwd=self._folder / "cwd",
                 env=_environment(),
                 stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from auditor.formats.table import is_low
-from auditor.ops.kernels import run_op
+from auditor.ops.kernels import UnsupportedInFormat, run_op
 from auditor.state.draws import in_float32, may_draw
 from auditor.trees import over_tensors, tensors_in
 from tests.pretend_gpu.gaps import lacks_half
@@ -114,7 +114,12 @@ def _computed(op: Any, packet: str, args: Any, kwargs: Any) -> Any:
     if _has_number(op, args):  # which no overload takes in a tensor's place, and the name does
         return op.overloadpacket(*args, **kwargs)
     known = KNOWN_AS.get(op, op)
-    return run_op(known, args, kwargs) if isinstance(known, torch._ops.OpOverload) else known(*args, **kwargs)
+    if not isinstance(known, torch._ops.OpOverload):
+        return known(*args, **kwargs)
+    try:
+        return run_op(known, args, kwargs)
+    except UnsupportedInFormat as error:  # which is a word of the auditor's own; a GPU has torch's
+        raise RuntimeError(f"value cannot be converted to type at::Half without overflow ({error})") from None
 
 
 def _backward_of_convolution(*args: Any) -> Any:
@@ -125,7 +130,12 @@ def _transferred(source: torch.Tensor, target: torch.Tensor, non_blocking: bool 
     return target.copy_(source)
 
 
+def _histogram(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.histc(x if x.is_floating_point() else x.double(), *args, **kwargs).to(x.dtype)
+
+
 KNOWN_AS = {
+    _aten.histc.default: _histogram,
     _aten.convolution_overrideable.default: _aten.convolution.default,
     _aten.convolution_backward_overrideable.default: _backward_of_convolution,
     _aten._copy_from.default: _transferred,

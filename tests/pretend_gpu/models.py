@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.architectures.zoo import Specimen, specimen
 from tests.subjects import normal, seeded
+from tests.unet import UNet
 
 
 class Recurrent(nn.Module):
@@ -87,3 +90,28 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, in eval mode, and its inputs."""
     build, inputs = MODELS[name]
     return seeded(build).eval(), inputs
+
+
+def _convnext() -> Specimen:
+    convnext = pytest.importorskip("timm.models.convnext").ConvNeXt
+    model = seeded(lambda: convnext(depths=(1, 1, 1, 1), dims=(8, 16, 16, 16), num_classes=10))
+    return Specimen(model.eval(), (normal(2, 3, 32, 32),), {})
+
+
+def _mobilenet() -> Specimen:
+    """A stem and two inverted residuals, the second with squeeze and excitation."""
+    decode = pytest.importorskip("timm.models._efficientnet_builder").decode_arch_def
+    blocks = decode([["ds_r1_k3_s1_e1_c8_nre"], ["ir_r1_k5_s2_e4_c16_se0.25"]])
+    net = pytest.importorskip("timm.models.mobilenetv3").MobileNetV3
+    model = seeded(lambda: net(blocks, num_classes=10, stem_size=8, num_features=32))
+    return Specimen(model.eval(), (normal(2, 3, 32, 32),), {})
+
+
+def _unet() -> Specimen:
+    return Specimen(seeded(lambda: UNet(8)).eval(), (normal(1, 3, 8, 8), torch.tensor([3])), {})
+
+
+def architecture(name: str) -> Specimen:
+    """One as its library writes it, made tiny."""
+    own = {"convnext": _convnext, "mobilenet": _mobilenet, "unet": _unet}
+    return own[name]() if name in own else specimen(name)

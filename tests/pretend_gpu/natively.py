@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import multiprocessing
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -13,6 +14,9 @@ from types import FunctionType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+
+SITE = Path(__file__).resolve().parent / "site"
+"""On Python's path it starts the pretend GPU in the processes that verify plans as well."""
 
 _inside = False
 
@@ -41,6 +45,7 @@ def _begin() -> None:
     from tests.pretend_gpu.start import start
 
     _inside = True
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH", "")]))
     start()
 
 

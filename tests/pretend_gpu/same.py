@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from auditor import Audit
+from auditor.records import Plan
 from auditor.records.training import Training
 
 CLOSE = 0.02
@@ -44,16 +45,23 @@ def _of_nodes(emulated: Audit, native: Audit) -> Iterator[str]:
                 yield from _apart(
                     f"error of {name} in {fmt}", ours.errors[fmt].local_error, theirs.errors[fmt].local_error
                 )
-                yield from _unequal(f"{name} in {fmt}", ours.errors[fmt].unsupported, theirs.errors[fmt].unsupported)
+                yield from _unequal(
+                    f"whether {name} runs in {fmt}", *(x.errors[fmt].unsupported is None for x in (ours, theirs))
+                )
 
 
 def _of_plans(emulated: Audit, native: Audit) -> Iterator[str]:
     yield from _unequal("plans", sorted(emulated.plans), sorted(native.plans))
     for name, ours in emulated.plans.items():
         theirs = native.plans[name]
-        yield from _unequal(f"scopes of {name}", ours.scopes, theirs.scopes)
+        yield from _unequal(f"scopes of {name}", _precisions(ours), _precisions(theirs))
         yield from _unequal(f"verified {name}", ours.verified, theirs.verified)
         yield from _apart(f"error of {name}", ours.measured_error, theirs.measured_error)
+
+
+def _precisions(plan: Plan) -> dict[str, tuple[str, str]]:
+    """What every scope runs in and hands on; the reasons quote what the device said of an operation that it refused."""
+    return {path: (choice.precision, choice.output) for path, choice in plan.scopes.items()}
 
 
 def _of_baselines(emulated: Audit, native: Audit) -> Iterator[str]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import auditor
-from tests.architectures.zoo import specimen
-from tests.pretend_gpu.models import MODELS, made
-from tests.pretend_gpu.natively import natively
+from auditor.flow import run
+from auditor.loading import load
+from auditor.options import Options
+from auditor.resources import resource_dir
+from auditor.rulebook import load_rules
+from tests.pretend_gpu.models import MODELS, architecture, made
+from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import differences
 
 
@@ -31,7 +40,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp", pytest.param("transformer", marks=SLOW), pytest.param("recurrent", marks=SLOW)]
+    "name", ["mlp", *(pytest.param(name, marks=SLOW) for name in ("transformer", "recurrent", "convolutional"))]
 )
 @natively
 def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
@@ -45,30 +54,67 @@ def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
             mode="training",
             loss_fn=lambda y, t: (weight * (y - t)).square().mean(),
             device=device,
-            strategies="autocast",
         )
         for device in ("cpu", "pretend")
     )
     assert differences(emulated, native) == []
 
 
-@pytest.mark.parametrize("name", ["vit", "bert"])
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("0*.py"))
+LARGE = "03_handwritten_transformer.py"
+
+
+def _example(name: str, **how: Any) -> None:
+    """As `python -m auditor examples/...` audits it: its plans are verified in a process that has the pretend GPU, too."""
+    rules = tuple(load_rules([resource_dir("rules")]))
+    subject = load(str(ROOT / "examples" / name))
+    emulated = run(replace(subject, origin=None), Options(rules, "", device="cpu", **how))
+    native = run(subject, Options(rules, "", device="pretend", **how))
+    assert native.plans and all(plan.verified for plan in native.plans.values())
+    assert {p.verification.execution for p in native.plans.values() if p.verification} == {"native"}
+    assert differences(emulated, native) == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@natively
+def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
+    _example(name, **({"formats": ("fp16",)} if name == LARGE else {}))
+
+
+@pytest.mark.slow
+@natively
+def test_the_largest_example_in_every_format() -> None:
+    _example(LARGE)
+
+
+@natively
+def test_without_the_device_in_the_other_process_plans_fail_there() -> None:
+    """So the agreement of the examples is that of a run there."""
+    rules, path = tuple(load_rules([resource_dir("rules")])), os.environ["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in path.split(os.pathsep) if Path(part) != SITE)
+    try:
+        native = run(
+            load(str(ROOT / "examples" / "07_vae_decoder.py")),
+            Options(rules, "", formats=("fp16",), strategies=("autocast",), device="pretend"),
+        )
+    finally:
+        os.environ["PYTHONPATH"] = path
+    (plan,) = native.plans.values()
+    assert not plan.verified and plan.verification is not None and "pretend" in str(plan.verification.failure)
+
+
+QUICK = ("vit", "bert", "gpt2", "llama", "t5", "resnet", "convnext", "mobilenet", "unet")
+MORE = ("mobilenet_v3", "mamba", "whisper", "mixtral", "deberta_v2")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=SLOW) for name in MORE)])
 @natively
 def test_architectures_are_natively_what_they_are_emulated(name: str) -> None:
     _architecture(name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["resnet", "mobilenet_v3", "gpt2", "llama", "t5", "mamba", "whisper", "mixtral", "deberta_v2"]
-)
-@natively
-def test_more_architectures_are_natively_what_they_are_emulated(name: str) -> None:
-    _architecture(name)
-
-
 def _architecture(name: str) -> None:
-    chosen = specimen(name)
+    chosen = architecture(name)
     emulated, native = (
         auditor.audit(chosen.model, chosen.args, kwargs=chosen.kwargs, formats="fp16", device=device)
         for device in ("cpu", "pretend")

@@ -28,7 +28,7 @@ CORE = (
         "measure",
         "facts",
     ),
-    *("rulebook", "judge", "strategies", "plan", "patch", "score", "verify", "training", "document"),
+    *("rulebook", "judge", "strategies", "plan", "patch", "score", "verify", "graphs", "training", "document"),
 )
 
 THEMES = {

@@ -21,7 +21,7 @@ def options(**asked: Any) -> Options:
     [
         ({"formats": ("fp16", "int4")}, "int4"),
         ({"formats": ()}, "none"),
-        ({"strategies": ("prune",)}, "strategies are autocast and cast, not prune"),
+        ({"strategies": ("prune",)}, "strategies are autocast, cast and graph, not prune"),
         ({"mode": "fine-tuning"}, "modes are inference and training, not fine-tuning"),
         ({"device": "tpu"}, "tpu"),
         ({"max_error": 0.0}, "positive"),

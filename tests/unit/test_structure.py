@@ -8,6 +8,7 @@ from tests.structure import ORDER, functions, imports, modules, room
 
 LAZY_UPWARDS = {
     ("records.audit", "document"),
+    ("records.audit", "graphs"),
     ("records.audit", "patch"),
     ("records.audit", "report"),
 }

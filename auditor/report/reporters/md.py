@@ -28,6 +28,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
     yield from _plans(seen)
     yield from _times(seen)
+    yield from (f"Program {escape(p.program)}\n" for p in seen.plans if p.program)
     yield from _criteria(seen)
     yield from _score(seen)
     yield from (f"{escape(proposal)}\n" for proposal in seen.proposals)

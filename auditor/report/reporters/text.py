@@ -91,6 +91,9 @@ def _plans(page: Page, seen: View) -> None:
             page.line(f"    predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}")
         _islands(page, seen.chosen.islands)
         page.line()
+    for p in seen.plans:
+        if p.program:
+            page.labelled("Program", p.program)
 
 
 def _times(page: Page, seen: View) -> None:

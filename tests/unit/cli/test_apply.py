@@ -144,7 +144,7 @@ BROKEN = {
     ),
     "unknown strategy": (
         edited("plans", "cast_fp16", "strategy", "magic"),
-        '`$.plans.cast_fp16.strategy` should be one of autocast, cast, is "magic"',
+        '`$.plans.cast_fp16.strategy` should be one of autocast, cast, graph, is "magic"',
     ),
     "unknown format": (
         edited("plans", "cast_fp16", "format", "half"),

@@ -1,0 +1,231 @@
+"""A model as torch.export sees it: a graph of functional ATen operations in FP32, and how its batch size may vary."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ..dispatch import unfused
+from ..errors import PlanError, first_line
+from ..formats.metrics import output_error
+from ..ops.nodes import mutates, row_of
+from ..raised import let_through
+from ..records import Batch
+from ..runs.answer import answer
+from ..runs.outputs import tensor_outputs
+from ..state import unchanged
+
+_aten = torch.ops.aten
+
+SAME = 1e-3
+"""How far an answer for a batch of another size may be from the model's: more than rounding is another answer."""
+
+INNER = "model"
+"""Where the model lies in what is exported."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}.
+
+    audited: the batch it was exported for; example: what it was exported on, that batch twice where it is of size one.
+    fixed: why it takes batches of the audited size alone; "" where it takes any.
+    """
+
+    graph_module: fx.GraphModule
+    audited: Batch
+    example: Batch
+    fixed: str
+
+
+def exported(model: nn.Module, batch: Batch) -> Exported:
+    """The model's graph, the batch size left open where the model allows it. The model and the batch stay as they are.
+
+    Raises: PlanError(slug="cannot-export") for what torch.export does not take.
+    """
+    wrapped = _Plain(model)
+    example, fixed = _open(batch)
+    if not fixed:
+        try:
+            program = program_of(wrapped, example, dynamic=True)
+            if varies(program) and _takes(program, wrapped, batch):
+                return Exported(_functional(program), batch, example, "")
+            fixed = "the model's own code fixes it"
+        except Exception as error:
+            let_through(error)
+            fixed = f"torch.export cannot leave it open ({first_line(error)[:160]})"
+    try:
+        return Exported(_functional(program_of(wrapped, batch, dynamic=False)), batch, batch, fixed)
+    except Exception as error:
+        let_through(error)
+        raise PlanError(
+            f"the model cannot be exported as a graph ({first_line(error)[:240]}): plans of the other strategies do without.",
+            slug="cannot-export",
+        ) from error
+
+
+def program_of(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
+    """What torch.export makes of a module. dynamic: the first dimension of the inputs is left open. Raises: what it raises."""
+    args, kwargs = batch
+    shapes = _shapes(module.forward, args, kwargs) if dynamic else None
+    with unchanged(module, batch), torch.no_grad(), _quietly(), unfused():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def varies(program: ExportedProgram) -> bool:
+    """Whether the first dimension of every input may have any size."""
+    names = set(program.graph_signature.user_inputs)
+    held = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    sizes = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
+    return bool(sizes) and not any(isinstance(size, int) for size in sizes)
+
+
+def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
+    """Whether it answers as the model does for the batch and for that batch twice. Raises: what either raises."""
+    module = program.module()
+    for args, kwargs in (batch, twice(batch)):
+        found = [answer(each, (args, kwargs)) for each in (module, model)]
+        if not output_error(found[1], found[0]) <= SAME:
+            return False
+    return True
+
+
+def twice(batch: Batch) -> Batch:
+    """Every tensor of a batch with itself behind it."""
+    found: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
+    return found
+
+
+def module_of(program: ExportedProgram) -> fx.GraphModule:
+    """The program as a module that checks none of its inputs' sizes."""
+    module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    for node in list(module.graph.nodes):
+        checks = node.op == "call_module" and node.target == "_guards_fn"
+        if checks or node.target is _aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+class _Plain(nn.Module):
+    """A model whose outputs are tensors in tuples, lists and dicts: what another process knows without its source."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.add_module(INNER, model)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = model(*args, **kwargs)
+            if _is_plain(output):
+                return output
+            found = tensor_outputs(output)
+            return dict(zip(found.names, found, strict=True))
+
+        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        self.__dict__["forward"] = forward
+        self.train(model.training)
+
+
+def _is_plain(output: Any) -> bool:
+    if type(output) in (tuple, list):
+        return all(map(_is_plain, output))
+    if type(output) is dict:
+        return all(map(_is_plain, output.values()))
+    return isinstance(output, torch.Tensor)
+
+
+def _open(batch: Batch) -> tuple[Batch, str]:
+    """The batch to export on so that its size is left open, or why that cannot be. One of size one is taken twice: torch
+    takes a size of one for a fixed one."""
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    sizes = {x.shape[0] if x.dim() else 0 for x in tensors}
+    if len(sizes) != 1 or 0 in sizes:
+        return batch, "the inputs do not share a first dimension"
+    if sizes != {1}:
+        return batch, ""
+    return twice(batch), ""
+
+
+def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The first dimension of every tensor left open, by the names that torch.export gives the arguments."""
+    signature = inspect.signature(forward)
+    bound = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound |= bound.pop(name, {})
+
+    def left_open(leaf: Any) -> Any:
+        return {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None
+
+    return {name: pytree.tree_map(left_open, value) for name, value in bound.items()}
+
+
+def _functional(program: ExportedProgram) -> fx.GraphModule:
+    """The graph without writes in place, casts that change nothing and checks of dtypes."""
+    if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
+        with torch.no_grad(), _quietly():
+            program = program.run_decompositions({})
+    module = module_of(program)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and (same := _same(node)) is not None:
+            node.replace_all_uses_with(same)
+            module.graph.erase_node(node)
+        elif node.target is _aten._native_batch_norm_legit_no_training.default:
+            _as_batch_norm(module.graph, node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _same(node: fx.Node) -> fx.Node | None:
+    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
+        return None
+    row = row_of(node)
+    if row.thins:
+        return source if len(node.args) > 2 and node.args[2] is False else None
+    if not row.cast or "memory_format" in node.kwargs:
+        return None
+    given, found = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return None
+    return source if (given.dtype, given.device) == (found.dtype, found.device) else None
+
+
+def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """The operation that a batch norm was before writes in place were taken out."""
+    x, weight, bias, mean, variance, momentum, eps = node.args
+    arguments = (x, weight, bias, mean, variance, False, momentum, eps, False)
+    for user in list(node.users):
+        if user.args[1] == 0:
+            with graph.inserting_before(user):
+                whole = graph.call_function(_aten.batch_norm.default, arguments)
+            whole.meta = dict(user.meta) | {"nn_module_stack": node.meta.get("nn_module_stack")}
+            user.replace_all_uses_with(whole)
+            graph.erase_node(user)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What torch.export tells of its own doings is not for the user of an audit."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,155 @@
+"""Programs as ONNX models: written, checked, and run by onnxruntime in a fresh process."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import AuditorError, MeasureError, first_line
+from ..folder import own
+from ..formats.metrics import output_error
+from ..formats.table import label
+from ..raised import let_through
+from ..records import Audit, Batch, Onnx, Plan
+from ..runs.answer import answer
+from ..verify import Answers, NotHandedOver, Verifier
+from ..verify.onnxruns import PROVIDER, SUFFIX
+from .onnxmodel import counted, lowered_ends
+
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+"""Packages that write, check and run these files."""
+
+
+def require() -> None:
+    """Raises: AuditorError(slug="missing-onnx") where a package that is needed is not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise AuditorError(
+            f"ONNX models need {' and '.join(missing)}, which is not installed: pip install 'model-precision-auditor[onnx]'",
+            slug="missing-onnx",
+        )
+
+
+def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
+    """The audit with an ONNX model for each of its programs, checked, and run on the inputs that the program was judged on.
+
+    ends: "fp32", or "low": floating inputs and outputs in the plan's format. Raises: AuditorError(slug="missing-onnx" |
+    "no-program" | "bad-option").
+    """
+    if ends not in ("fp32", "low"):
+        raise AuditorError(f"inputs and outputs of an ONNX model are fp32 or low, not {ends}", slug="bad-option")
+    plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
+    if not plans or not audit.subject.present:
+        raise AuditorError(
+            "ONNX models are made of plans of strategy graph while the audit has its model: ask for strategies graph.",
+            slug="no-program",
+        )
+    require()
+    written = {name: _written(audit, plan, ends) for name, plan in plans.items()}
+    files = {f"{name}{SUFFIX}": content for name, content in written.items() if isinstance(content, bytes)}
+    ran = _ran(audit, {name: plans[name] for name in written if f"{name}{SUFFIX}" in files}, files)
+    told = {
+        name: replace(plan, program=_told(audit, plan, ends, written[name], ran.get(name)))
+        for name, plan in plans.items()
+    }
+    return replace(audit, plans={**audit.plans, **told}, programs={**audit.programs, **files})
+
+
+def _written(audit: Audit, plan: Plan, ends: str) -> bytes | str:
+    """The model, or why there is none."""
+    import onnx
+
+    assert plan.program is not None
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            assert made is not None
+            model = made.model_proto
+            if ends == "low":
+                lowered_ends(model, plan.format)
+            onnx.checker.check_model(model, full_check=True)
+            content: bytes = model.SerializeToString()
+            return content
+    except Exception as error:
+        let_through(error)
+        return f"it could not be written: {first_line(error)[:200]}"
+    finally:
+        logging.disable(level)
+
+
+def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, float | str]:
+    """The error of each model, or why it has none."""
+    if not plans:
+        return {}
+    batches = _batches(audit, next(iter(plans.values())))
+    seed = audit.environment.seed
+    expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=seed)] for batch in batches]
+    with tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        given: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
+        try:
+            with Verifier(given, folder, entry="onnxruns") as verifier:
+                answers = verifier.answers(folder, list(plans))
+        except NotHandedOver as error:
+            return dict.fromkeys(plans, f"its inputs cannot be handed to another process: {first_line(error)}")
+    return {name: _error(expected, found) for name, found in answers.items()}
+
+
+def _batches(audit: Audit, plan: Plan) -> tuple[Batch, ...]:
+    """What the plan was judged on."""
+    held = plan.verification is not None and plan.verification.inputs == "held-out"
+    return audit.subject.held_out if held else audit.subject.batches
+
+
+def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
+    if isinstance(found, str):
+        return found
+    try:
+        errors = [output_error(r, c) for r, c in zip(expected, found.outputs, strict=True)]
+    except MeasureError as error:
+        return str(error)
+    worst = math.nan if any(map(math.isnan, errors)) else max(errors)
+    return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
+
+
+def _told(audit: Audit, plan: Plan, ends: str, written: bytes | str, ran: float | str | None) -> Any:
+    """The plan's program, with what is known of it as an ONNX model."""
+    import onnxruntime
+
+    assert plan.program is not None
+    nodes, high, casts = counted(written) if isinstance(written, bytes) else (0, 0, 0)
+    failure = written if isinstance(written, str) else ran if isinstance(ran, str) else None
+    if failure and "NOT_IMPLEMENTED" in failure:
+        lacking = failure.partition("Could not find an implementation for ")[2].partition(" ")[0]
+        failure = f"onnxruntime's CPU provider has no {label(plan.format)} kernel for {lacking or 'an operation'}; its types are checked"
+    checked = plan.verification
+    found = Onnx(
+        f"{plan.name}{SUFFIX}" if isinstance(written, bytes) else "",
+        ends,
+        nodes,
+        high,
+        casts,
+        f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
+        ran if isinstance(ran, float) else None,
+        None if checked is None else checked.error if checked.joint is None else checked.joint,
+        failure,
+    )
+    return replace(plan.program, onnx=found)

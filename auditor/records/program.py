@@ -1,0 +1,71 @@
+"""What a plan is that is a program of its own: its operations, and which of them stay FP32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .written import Written
+
+REASONS = ("unsafe", "untested", "refused", "budget", "no-gain")
+"""Why an operation of a graph does not run low, in one word."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One operation of an exported graph that stays FP32."""
+
+    name: Annotated[str, Written("in the exported graph", needed="plan")]
+    op: Annotated[str, Written("ATen overload")]
+    kind: Annotated[
+        str,
+        Written(
+            "`unsafe`: it must not run low; `untested`: what it does low is not known; `refused`: it cannot run low; "
+            "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it alone "
+            "saves nothing",
+            choices=REASONS,
+        ),
+    ]
+    because: Annotated[str, Written("the same in one clause, with its evidence")]
+    node: Annotated[str | None, Written("its name in the captured graph; `null`: there is none")] = None
+
+
+@dataclass(frozen=True)
+class Onnx:
+    """A program as an ONNX model."""
+
+    file: Annotated[str, Written("name of the file beside plan.json", needed="plan")]
+    ends: Annotated[
+        str,
+        Written(
+            "what its floating inputs and outputs are: `fp32`, or `low`: the plan's format", choices=("fp32", "low")
+        ),
+    ]
+    nodes: Annotated[int, Written("operations of the graph, casts and constants aside", least=0)]
+    high: Annotated[int, Written("those that read or give FP32", least=0)]
+    casts: Annotated[int, Written("casts in the graph", least=0)]
+    runtime: Annotated[str, Written("what ran it, and its version")]
+    error: Annotated[
+        float | None,
+        Written(
+            "relative L2 error of the outputs as the runtime gave them in a fresh process, worst batch; `null`: it did not run"
+        ),
+    ]
+    program_error: Annotated[float | None, Written("the same of the plan's own program")]
+    failure: Annotated[str | None, Written("why it did not run, in one line")] = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan as a program of its own: the exported graph with a precision for every operation."""
+
+    file: Annotated[str, Written("name of the file beside plan.json, read by `torch.export.load`", needed="plan")]
+    operations: Annotated[int, Written("operations of the graph that read FP32 values", least=0)]
+    low: Annotated[int, Written("those that run in the format", least=0)]
+    casts: Annotated[int, Written("conversions in the graph", least=0)]
+    kept: Annotated[tuple[Kept, ...], Written("operations that stay FP32")] = ()
+    fixed: Annotated[
+        str | None,
+        Written("why it takes the audited batch size alone; `null`: it takes any, the first dimension is open"),
+    ] = None
+    onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for", sparse=True)] = None

@@ -1,0 +1,183 @@
+"""`make gpu`: what is done is not done again, what was cut short goes on, and what is missing is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.records import NodeError
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.both import ratios_of, spread
+from benchmarks.gpu.machine import folder_of, lacking
+from benchmarks.gpu.steps import STEPS
+from benchmarks.gpu.summary import summary
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINE = {"device": "NVIDIA H100 80GB", "driver": "580", "cuda": "13.0", "torch": "2.11.0+cu130", "code": "abc"}
+
+
+def gpu(*arguments: str, limit: int = 400) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+
+
+def result_of(folder: Path, step: str) -> Any:
+    (file,) = folder.glob(f"*/{step}.json")
+    return json.loads(file.read_text())
+
+
+def test_a_step_runs_on_the_pretend_gpu_and_is_not_run_again(tmp_path: Path) -> None:
+    first = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    found = result_of(tmp_path, "corpus")
+    assert found["status"] == "done" and found["machine"]["device"] == "Pretend GPU" and len(found["rows"]) == 4
+    assert {row["holds"] is True for row in found["rows"].values()} == {False}
+    assert {row["twin holds"] for row in found["rows"].values()} == {True}
+    (text,) = (file.read_text() for file in tmp_path.glob("*/summary.md"))
+    assert "Known failures: 4 of 4 happen natively; 0 of their twins fail." in text
+    again = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
+    assert again.returncode == 0 and "corpus: done before" in again.stdout
+    assert result_of(tmp_path, "corpus") == found
+
+
+@pytest.mark.slow
+def test_every_step_runs_small(tmp_path: Path) -> None:
+    done = gpu("--device", "pretend", "--results", str(tmp_path), limit=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for step in STEPS:
+        found = result_of(tmp_path, step.name)
+        assert found["status"] == "done" and found["rows"], step.name
+        assert not [row for row in found["rows"].values() if "error" in row], step.name
+    assert result_of(tmp_path, "one_thread")["rows"]["07_vae_decoder.py"]["threads"] == 1
+    assert result_of(tmp_path, "tests")["rows"]["sparing"]["passed"] == 2
+    example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]
+    assert example["execution"] == "native" and example["differences"] == [] and example["verdicts"] == []
+    assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())
+
+
+def test_an_unknown_step_is_named() -> None:
+    assert command.main(["corpse"]) == 2
+
+
+def test_what_cannot_be_done_without_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lacking() == []
+    monkeypatch.setattr(command, "lacking", lambda: ["shtab", "pydantic"])
+    assert command.main([]) == 2
+    assert "needs shtab, pydantic" in capsys.readouterr().err
+
+
+class Children:
+    """Children that make a row each time they are asked, and are done at the last."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.asked = rows, 0
+
+    def __call__(self, arguments: list[str], limit: int, environment: object) -> tuple[str, str]:
+        self.asked += 1
+        file = Path(arguments[1])
+        made = json.loads(file.read_text()) if file.exists() else {}
+        made[f"row {len(made)}"] = {"took": 1.0}
+        file.write_text(json.dumps(made))
+        return ("done", "") if len(made) == self.rows else ("cut short", "its seconds were over")
+
+
+def ran(folder: Path, machine: dict[str, str], *more: str) -> Any:
+    command._run(folder / "ratios.json", ["ratios", str(folder / "ratios.rows"), "cuda", *more], 5, machine, {})
+    return json.loads((folder / "ratios.json").read_text())
+
+
+def test_a_step_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = Children(2)
+    monkeypatch.setattr(command, "_child", children)
+    assert (ran(tmp_path, MACHINE)["status"], children.asked) == ("cut short", 1)
+    second = ran(tmp_path, MACHINE)
+    assert (second["status"], list(second["rows"])) == ("done", ["row 0", "row 1"])
+    assert ran(tmp_path, MACHINE) == second and children.asked == 2
+
+
+@pytest.mark.parametrize("other", [{"code": "def"}, {"driver": "590"}])
+def test_results_of_other_code_or_another_driver_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
+) -> None:
+    monkeypatch.setattr(command, "_child", Children(2))
+    ran(tmp_path, MACHINE)
+    assert list(ran(tmp_path, {**MACHINE, **other})["rows"]) == ["row 0"]
+
+
+def test_small_rows_are_not_taken_for_whole_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_child", Children(1))
+    small = ran(tmp_path, MACHINE, "--small")
+    assert small["status"] == "done" and ran(tmp_path, MACHINE)["asked"] == ["cuda"]
+
+
+def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks" / "gpu").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "gpu" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert command._child(["ratios"], 1, dict(os.environ))[0] == "cut short"
+    (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("raise ValueError('in a word')")
+    assert command._child(["ratios"], 60, dict(os.environ)) == ("ended", "exit code 1: ValueError: in a word")
+
+
+def test_a_folder_says_device_and_torch() -> None:
+    assert folder_of(MACHINE) == "nvidia-h100-80gb-torch-2.11.0-cu130"
+
+
+def test_ratios_are_of_what_both_have() -> None:
+    ours = {"a": NodeError(local_error=2.0), "b": NodeError(local_error=1.0), "c": NodeError(unsupported="no")}
+    theirs = {"a": NodeError(local_error=1.0), "b": NodeError(local_error=0.0), "c": NodeError(local_error=1.0)}
+    assert ratios_of(ours, theirs) == [2.0]
+    assert spread([2.0])["median"] == 2.0 and spread([])["median"] is None
+    assert spread([1.0, 1.0, 1.0, 2.0])["median"] == 1.0
+
+
+def test_the_summary_holds_imitated_against_native() -> None:
+    row = {
+        "ratios": {"fp16": {"count": 7, "median": 1.02, "low": 0.9, "high": 1.1}},
+        "verdicts": ["exp in fp16: safe, natively unsafe", "exp in bf16: safe, natively unsafe"],
+        "plans": {"cast_fp16": {"error": [0.001, 0.0011], "verified": [True, False], "failure": "in a word"}},
+    }
+    results: dict[str, Any] = dict.fromkeys(step.name for step in STEPS)
+    results["examples"] = {"status": "cut short", "seconds": 12.0, "rows": {"01.py": row, "02.py": {"error": "ended"}}}
+    results["corpus"] = {"status": "done", "seconds": 1.0, "rows": {"a": {"holds": "raises", "twin holds": True}}}
+    apart = {"agree": False, "native, imitated": ["RuntimeError: no kernel", None]}
+    results["operations"] = {
+        "status": "done",
+        "seconds": 1.0,
+        "rows": {"cdist in fp16": apart, "exp in fp16": {"agree": True}},
+    }
+    plan = {"predicted": 2.0, "measured": {"eager": {"speedup": 1.5}}}
+    results["speed"] = {"status": "done", "seconds": 1.0, "rows": {"01.py": {"plans": {"cast_fp16": plan}}}}
+    text = summary(MACHINE, results)
+    for line in (
+        "| tests | not run |  |  |  |",
+        "| examples | cut short | 2 | 12 s | 02.py |",
+        "| examples | 01.py | fp16 | 7 | 1.020 | 0.90 to 1.10 | 1 |",
+        "| 01.py | cast_fp16 | 0.001 | 0.0011 | yes / no | in a word |",
+        "Known failures: 1 of 1 happen natively; 0 of their twins fail.",
+        "Operations of OpInfo: 1 of 2 run, or are refused, natively as they are imitated.",
+        "| cdist in fp16 | RuntimeError: no kernel | runs |",
+        "| 01.py | cast_fp16 | 2.000 | 1.500 |",
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_the_readme_names_every_step_and_its_limit() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert all(f"| `{step.name}` | {step.limit} |" in text for step in STEPS)

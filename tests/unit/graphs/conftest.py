@@ -1,0 +1,39 @@
+"""One model written flat, what was measured of it and what torch.export makes of it, once for all tests of the room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.graphs.exported import Exported, exported
+from auditor.graphs.operations import Seen, Table, table_of
+from auditor.plan.workbench import Workbench
+from tests.planning import bench_of
+from tests.unit.graphs.models import flat
+
+
+@pytest.fixture(scope="session")
+def bench() -> Workbench:
+    torch.manual_seed(0)
+    return bench_of(flat(), torch.randn(4, 16), formats=("fp16",))
+
+
+@pytest.fixture(scope="session")
+def graph(bench: Workbench) -> Exported:
+    return exported(bench.subject.model, bench.subject.batches[0])
+
+
+@pytest.fixture(scope="session")
+def seen(bench: Workbench, graph: Exported) -> Seen:
+    return Seen(graph, bench.subject.batches[0], bench)
+
+
+@pytest.fixture(scope="session")
+def table(bench: Workbench, seen: Seen) -> Table:
+    return table_of(seen, "fp16", bench)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return flat()

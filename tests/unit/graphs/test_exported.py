@@ -1,0 +1,112 @@
+"""Exporting: the graph answers as the model does, for batches of any size where the model allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.errors import PlanError
+from auditor.graphs.exported import exported
+from auditor.ops.nodes import mutates
+from auditor.records import Batch
+from tests.unit.graphs.models import flat
+
+
+class Written(nn.Module):
+    """Writes in place, norms by statistics, drops out, casts to what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu_(self.norm(self.conv(x)))
+        y[:, 0] = 2 * y[:, 0]
+        return self.drop(y).to(x.dtype)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.softmax(1) * torch.arange(4.0)[:, None]
+
+
+@dataclass
+class Pair:
+    left: Tensor
+    right: Tensor
+
+
+class Classed(nn.Module):
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Pair:
+        return Pair(x.exp(), x.sin() * scale)
+
+
+class Chooses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp() if x.sum() > 0 else x.sin()
+
+
+def leaves(found: Any) -> list[Tensor]:
+    return torch.utils._pytree.tree_leaves(found)
+
+
+@pytest.mark.parametrize("made", [Written, flat])
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Module], size: int) -> None:
+    torch.manual_seed(0)
+    model, shape = made().eval(), (4, 16)
+    trailing = shape if made is Written else shape[1:]
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    found = exported(model, ((torch.randn(size, *trailing),), {}))
+    assert found.fixed == ""
+    for other in (1, 2, 5):
+        x = torch.randn(other, *trailing)
+        with torch.no_grad():
+            ours, theirs = leaves(found.graph_module(x)), leaves(model(x.clone()))
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
+    nodes = exported(Written().eval(), ((torch.randn(2, 4, 16),), {})).graph_module.graph.nodes
+    called = [node for node in nodes if node.op == "call_function"]
+    assert not any(mutates(node.target) for node in called)
+    names = {str(node.target) for node in called}
+    assert "aten.batch_norm.default" in names
+    assert not names & {"aten.to.dtype", "aten.dropout.default"}
+
+
+def test_a_size_that_the_model_fixes_is_said() -> None:
+    batch: Batch = ((torch.randn(4, 6),), {})
+    found = exported(Fixed(), batch)
+    assert found.fixed
+    assert found.example is batch
+    torch.testing.assert_close(found.graph_module(batch[0][0]), Fixed()(batch[0][0]))
+
+
+def test_inputs_of_several_sizes_keep_them() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.sum() + y
+
+    found = exported(Two(), ((torch.randn(2), torch.randn(3)), {}))
+    assert found.fixed == "the inputs do not share a first dimension"
+
+
+def test_classes_of_the_users_own_become_names() -> None:
+    x = torch.randn(3, 4)
+    found = exported(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
+    assert list(found) == ["left", "right"]
+    torch.testing.assert_close(found["right"], 2 * x.sin())
+
+
+def test_what_torch_does_not_export_is_one_line() -> None:
+    with pytest.raises(PlanError, match="cannot be exported as a graph") as caught:
+        exported(Chooses(), ((torch.randn(3),), {}))
+    assert caught.value.slug == "cannot-export"
+    assert "\n" not in str(caught.value)

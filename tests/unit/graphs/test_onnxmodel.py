@@ -1,0 +1,46 @@
+"""ONNX models: what computes in FP32 is counted, and ends become low without changing what lies between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, checker, helper
+
+from auditor.graphs.onnxmodel import counted, lowered_ends
+
+HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
+
+
+def model() -> Any:
+    """x is squared in FP16 and, beside it, doubled in FP32; the first is returned raised, and the second."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["x_low"], to=HALF),
+        helper.make_node("Mul", ["x_low", "x_low"], ["squared"]),
+        helper.make_node("Cast", ["squared"], ["y"], to=FULL),
+        helper.make_node("Add", ["x", "x"], ["z"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, FULL, [3]) for name in ("x", "y", "z")]
+    graph = helper.make_graph(nodes, "two", ports[:1], ports[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def ran(made: Any, x: Any) -> list[Any]:
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def test_casts_are_no_arithmetic_and_fp32_is_what_reads_or_gives_it() -> None:
+    assert counted(model().SerializeToString()) == (2, 1, 2)
+
+
+def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
+    x = np.array([1.0, 2.5, -3.0], dtype=np.float16)
+    before, changed = ran(model(), x.astype(np.float32)), model()
+    lowered_ends(changed, "fp16")
+    checker.check_model(changed, full_check=True)
+    after = ran(changed, x)
+    assert {found.dtype for found in after} == {np.dtype(np.float16)}
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert counted(changed.SerializeToString()) == (2, 1, 2)  # into the FP32 sum and out of it

@@ -1,0 +1,73 @@
+"""From cuts to a choice: within the budget as it runs, and no operation in it that raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from auditor.graphs.cut import Network
+from auditor.graphs.operations import Table, Value
+from auditor.graphs.search import NONE, search, without
+from auditor.graphs.trial import Refused
+from tests.unit.graphs.models import made
+
+
+def chain(*errors: float) -> Table:
+    """Operations one after the other, each twice as fast low, which adds these squared errors."""
+    operations, values = {}, {"value_0": Value("value_0", None, 0.01, 0.0)}
+    for index, error in enumerate(errors):
+        operations[f"op_{index}"] = made(f"op_{index}", (f"value_{index}",), 0.5, 1.0, error)
+        values[f"value_{index + 1}"] = Value(f"value_{index + 1}", f"op_{index}", 0.01, 0.0)
+    return Table("fp16", operations, values)
+
+
+class Runs:
+    """Stands for a trial: runs are off by `factor` from what is predicted; `broken` raises low."""
+
+    def __init__(self, factor: float, broken: str = "") -> None:
+        self.factor, self.broken, self.count = factor, broken, 0
+
+    def error(self, table: Table, low: frozenset[str], enough: float = 0.0) -> float:
+        self.count += 1
+        if self.broken in low:
+            raise Refused(self.broken, RuntimeError("there is no kernel"))
+        return self.factor * float(Network(table).price(low).square) ** 0.5
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_what_is_chosen_holds_as_it_runs_and_leaves_little(factor: float) -> None:
+    table, runs = chain(1e-6, 4e-6, 1e-4, 2e-6, 1e-2), Runs(factor)
+    found = search(table, runs, 0.01)  # type: ignore[arg-type]
+    assert runs.error(table, found.low) <= 0.01
+    for name in table.may_be_low() - found.low:
+        assert runs.error(table, found.low | {name}) > 0.01
+
+
+def test_all_low_where_that_holds_takes_one_run() -> None:
+    table, runs = chain(1e-6, 1e-6), Runs(1.0)
+    assert search(table, runs, 0.01).low == table.may_be_low()  # type: ignore[arg-type]
+    assert runs.count == 1
+
+
+def test_what_raises_is_kept_and_says_so() -> None:
+    found = search(chain(1e-6, 1e-6, 1e-6), Runs(1.0, "op_1"), 0.01)  # type: ignore[arg-type]
+    assert found.low == {"op_0", "op_2"}
+    assert found.table.operations["op_1"].kept == "it does not run low: there is no kernel"
+    assert found.table.can_be_low() == {"op_0", "op_2"}
+
+
+def test_nothing_is_low_where_nothing_holds() -> None:
+    assert search(chain(1.0, 1.0), Runs(1e9), 0.01).low == NONE  # type: ignore[arg-type]
+
+
+def test_without_runs_the_prediction_decides() -> None:
+    found = search(chain(1e-6, 1e-2), None, 0.01)
+    assert found.low == {"op_0"}
+
+
+def test_a_table_without_an_operation_is_another_one() -> None:
+    table: Any = chain(1e-6)
+    changed = without(table, Refused("op_0", RuntimeError("no")))
+    assert table.may_be_low() == {"op_0"}
+    assert changed.may_be_low() == NONE

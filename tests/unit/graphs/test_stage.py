@@ -1,0 +1,97 @@
+"""Plans that are programs: verified in a fresh process, and what is said of them true of the files."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.errors import PlanError
+from auditor.formats.metrics import output_error
+from auditor.records.audit import Audit
+from auditor.runs.outputs import tensor_outputs
+from auditor.verify import run_patched
+from tests.unit.graphs.models import flat
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    torch.manual_seed(0)
+    return auditor.audit(flat(), torch.randn(4, 16), strategies="graph", device="cpu")
+
+
+def program(audit: Audit, name: str) -> nn.Module:
+    plan = audit.plans[name]
+    assert plan.program is not None
+    loaded: nn.Module = torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
+    return loaded
+
+
+@pytest.mark.parametrize("name", ["graph_fp16", "graph_bf16"])
+def test_a_verified_program_has_the_stated_error(audit: Audit, name: str) -> None:
+    plan, batch = audit.plans[name], audit.subject.batches[0]
+    assert plan.verified
+    (found,) = run_patched(program(audit, name), [batch], "cpu")
+    with torch.no_grad():
+        expected = tensor_outputs(flat()(batch[0][0]))
+    assert plan.measured_error == pytest.approx(output_error(expected, found), rel=1e-6)
+    assert 0 < plan.measured_error <= 0.01  # type: ignore[operator]
+    assert plan.low_precision_flops == 1.0
+
+
+def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
+    said, half = audit.plans["graph_fp16"].program, torch.float16
+    assert said is not None
+    found = program(audit, "graph_fp16")
+    nodes = found.graph.nodes  # type: ignore[union-attr]
+    assert said.casts == sum(node.target is torch.ops.aten.to.dtype for node in nodes)
+    assert said.operations == said.low + len(said.kept)
+    assert {each.op: each.kind for each in said.kept}["aten.pow.Tensor_Scalar"] == "unsafe"
+    assert {each.node for each in said.kept} <= {report.node.name for report in audit.nodes}
+    assert {p.dtype for p in found.parameters()} == {half}
+    assert said.fixed is None
+    assert {x.shape[0] for x in found(torch.randn(9, 16)).values()} == {9}
+
+
+def test_a_program_alone_is_recommended_and_said_to_be_one(audit: Audit) -> None:
+    plan = audit.plans[audit.recommended or ""]
+    number = len(plan.program.kept)  # type: ignore[union-attr]
+    said = f"{number} operation{'s' * (number != 1)} stay{'s' * (number == 1)} FP32"
+    assert (said if number else "nothing has to stay FP32") in audit.recommendation
+    assert f"{plan.format.upper()} as a graph" in audit.recommendation
+
+
+def test_the_baseline_is_the_graph_with_all_low(audit: Audit) -> None:
+    found = audit.baselines["graph_fp16"]
+    assert not found.finite or (found.measured_error or math.inf) > 0.01
+
+
+class Chooses(nn.Module):
+    """Python looks at a value: nothing that torch.export takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y if y.sum() > -1e9 else -y
+
+
+def test_what_cannot_be_exported_is_a_line_and_the_others_go_on() -> None:
+    found = auditor.audit(Chooses(), torch.randn(4, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
+    assert list(found.plans) == ["autocast_bf16"]
+    assert found.plans["autocast_bf16"].verified
+    (line,) = [text for text in found.warnings if "There is no plan of strategy graph" in text]
+    assert "cannot be exported as a graph" in line
+    assert "\n" not in line
+
+
+def test_alone_that_is_an_error() -> None:
+    with pytest.raises(PlanError, match="cannot be exported as a graph") as caught:
+        auditor.audit(Chooses(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")
+    assert caught.value.slug == "cannot-export"

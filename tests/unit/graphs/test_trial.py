@@ -1,0 +1,53 @@
+"""Choices tried: what a run gives is what the same arithmetic written out gives, and what raises has its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.formats.metrics import output_error
+from auditor.graphs.exported import Exported
+from auditor.graphs.operations import Table
+from auditor.graphs.trial import Refused, Trial, fitting
+from auditor.plan.workbench import Workbench
+
+
+def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
+    bench: Workbench, graph: Exported, table: Table, model: nn.Module
+) -> None:
+    trial = Trial(graph, bench, bench.subject.batches)
+    x, low = bench.subject.batches[0][0][0], frozenset({"linear"})
+    first: Any = model.first
+    with torch.no_grad():
+        product = first.weight.half().float() @ x.half().float().T
+        wide = torch.relu((product.T + first.bias.half().float()).half().float())
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        scores = model.second(wide / (size + 0.1))  # type: ignore[operator]
+        expected = [scores, scores.softmax(-1)]
+    assert trial.error(table, low) == pytest.approx(output_error(bench.reference(((x,), {})), expected), rel=0.05)
+    assert trial.error(table, frozenset()) < 1e-6
+
+
+def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, table: Table) -> None:
+    operation = table.operations["linear"]
+    broken = replace(operation, literals=None, reads=("x",))
+    odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
+    values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
+    with pytest.raises(Refused) as caught:
+        Trial(graph, bench, bench.subject.batches).error(
+            replace(odd, format="bf16", values=values), frozenset({"linear"})
+        )
+    assert caught.value.name == "linear"
+
+
+def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: Exported) -> None:
+    good = bench.subject.batches[0]
+    odd = ((torch.randn(4, 17),), {})
+    assert fitting(graph, bench, [good]) == [good]
+    bench.known[id(odd)] = bench.reference(good)
+    assert fitting(graph, bench, [odd]) == []
+    del bench.known[id(odd)]
