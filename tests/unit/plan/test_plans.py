@@ -13,7 +13,7 @@ from torch import nn
 
 from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
-from auditor.plan.plans import _allowed, _judged, _outdone, _tightened, as_run, plans_of
+from auditor.plan.plans import _allowed, _outdone, _tightened, as_run, judged, plans_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject
 from auditor.verify import Answers
@@ -65,7 +65,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
     remaining = iter(errors)
     bench = bench_of(lambda reference, candidate: next(remaining))
     outputs = Answers([[torch.ones(1)] for _ in errors])
-    plan = _judged(bench, replace(BASE, measured_error=None, verified=False), outputs, outputs)
+    plan = judged(bench, replace(BASE, measured_error=None, verified=False), outputs, outputs)
     assert plan.verified is verified
     if verified:
         assert plan.measured_error == max(errors)
@@ -74,7 +74,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
 
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
-    plan = _judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
+    plan = judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
     assert (plan.verified, plan.measured_error) == (False, None)
     assert plan.verification is not None
     assert plan.verification.failure == "RuntimeError: no such kernel"
@@ -84,7 +84,7 @@ def judged_with_gradients(without: float, enabled: float) -> Plan:
     """A plan whose outputs are that far from FP32 without and with gradients."""
     expected = Answers([[torch.ones(1)]], [torch.ones(1)])
     answer = Answers([[torch.ones(1) + without]], [torch.ones(1) + enabled])
-    return _judged(bench_of(output_error), BASE, expected, answer)
+    return judged(bench_of(output_error), BASE, expected, answer)
 
 
 def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
@@ -109,7 +109,7 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
-    plan = _judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
+    plan = judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
     assert not plan.verified
     assert plan.verification is not None
     assert "shape" in str(plan.verification.failure)
