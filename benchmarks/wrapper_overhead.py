@@ -30,6 +30,8 @@ COLUMNS = {
     "wrapped norms / plain": ".3f",
     "norms in FP32 / plain": ".3f",
 }
+FUNCTIONS = 100
+"""Functions that the price of keeping some is averaged over, in each call."""
 PASSES = 2000
 """Calls that the price of one wrapper is averaged over."""
 
@@ -112,13 +114,40 @@ def microseconds_per_wrapper() -> dict[str, float]:
     return found
 
 
-def per_call(module: nn.Module, x: torch.Tensor) -> float:
+class Signs(nn.Module):
+    """Many calls of one function that costs next to nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(FUNCTIONS):
+            x = x.neg()
+        return x
+
+
+def microseconds_per_function() -> dict[str, float]:
+    """Processor time that a scope that keeps functions in FP32 adds to each function that it calls: another, or a kept one."""
+    x, found = torch.zeros(4), {}
+    scopes: dict[str, dict[str, Any]] = {
+        "none": {"precision": "bf16"},
+        "another": {"precision": "bf16", "keep": ["pow"]},
+        "kept": {"precision": "bf16", "keep": ["neg"]},
+    }
+    for strategy in ("autocast", "cast"):
+        for kind, scope in scopes.items():
+            model = auditor.apply(Signs(), {"strategy": strategy, "format": "bf16", "scopes": {"": scope}})
+            found[f"{strategy} {kind}"] = 1e6 * per_call(model, x, PASSES // FUNCTIONS) / FUNCTIONS
+        for kind in ("another", "kept"):
+            found[f"{strategy} {kind}"] = round(found[f"{strategy} {kind}"] - found[f"{strategy} none"], 1)
+        del found[f"{strategy} none"]
+    return found
+
+
+def per_call(module: nn.Module, x: torch.Tensor, passes: int = PASSES) -> float:
     def calls() -> None:
-        for _ in range(PASSES):
+        for _ in range(passes):
             module(x)
 
     with torch.no_grad():
-        return statistics.median(seconds(calls) for _ in range(5)) / PASSES
+        return statistics.median(seconds(calls) for _ in range(5)) / passes
 
 
 def main() -> None:
@@ -131,10 +160,11 @@ def main() -> None:
         return
     where = ("--device", options.device)
     rows = [in_process_of_its_own("benchmarks.wrapper_overhead", *where, "--measure", name) for name in MODELS]
-    single = microseconds_per_wrapper()
+    single, functions = microseconds_per_wrapper(), microseconds_per_function()
     name = "wrapper_overhead" if options.device == "cpu" else "wrapper_overhead_cuda"
-    report(name, rows, COLUMNS, {"microseconds_per_wrapper": single})
+    report(name, rows, COLUMNS, {"microseconds_per_wrapper": single, "microseconds_per_function": functions})
     print("\none wrapper, µs: " + ", ".join(f"{kind} {price}" for kind, price in single.items()))
+    print("a function in a scope that keeps some, µs: " + ", ".join(f"{kind} {us}" for kind, us in functions.items()))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "recursion",
         "raised",
         "pulse",
+        "leaving",
         "devices",
         "sparing",
         "ranks",

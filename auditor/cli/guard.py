@@ -17,6 +17,7 @@ from types import FrameType
 from .. import ranks
 from ..errors import AuditorError
 from ..folder import swept
+from ..leaving import leave
 
 GRACE = 10.0
 """Seconds that the command has for what it does last: to clean up after a signal, to end after it is done."""
@@ -66,7 +67,7 @@ def watched(run: Callable[[], int], timeout: float | None) -> int:
     if child == 0:
         code = run()
         _send(f"done {code}")
-        return code
+        leave(code)
     os.close(there)
     os.close(tell)
     return _Watch(child, news, timeout).code()

@@ -6,32 +6,33 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..ops.table import operation
-from ..paths import enclosing
 
 if TYPE_CHECKING:
     from .problem import Problem
 
 
 def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{module: names of functions}, of modules in or below which there are products that are worth running low."""
+    """{module: names of functions}, of modules whose own forward has products that are worth running low."""
     worthy = _with_products(problem)
     found: dict[str, set[str]] = {}
+    casts = set[str]()  # these say themselves what they give
     for name, node in problem.capture.nodes.items():
-        if node.function is not None and node.owner in worthy and _troubles(problem, name):
+        if node.function is None or node.owner not in worthy:
+            continue
+        if operation(node.op).cast:
+            casts.add(node.function.path)
+        elif _troubles(problem, name):
             found.setdefault(node.owner, set()).add(node.function.path)
-    casts = {n.function.path for n in problem.capture.nodes.values() if n.function is not None and operation(n.op).cast}
-    found = {owner: names - casts for owner, names in found.items() if names - casts}  # a cast says what it gives
-    return {owner: frozenset(names) for owner, names in found.items() if worthy[owner] - names}
+    left = {owner: frozenset(names - casts) for owner, names in found.items() if worthy[owner] - names}
+    return {owner: names for owner, names in left.items() if names}
 
 
 def _with_products(problem: Problem) -> Mapping[str, set[str]]:
-    """{module: functions whose products are safe low, in it or below; "" for those that no function of torch made}."""
+    """{module: functions of its own whose products are safe low; "" for those that no function of torch made}."""
     found: dict[str, set[str]] = {}
     for name, node in problem.capture.nodes.items():
         if problem.costs[name].flops and operation(node.op).product and not _troubles(problem, name):
-            for path in enclosing(node.owner):
-                called = node.function.path if node.function is not None and path == node.owner else ""
-                found.setdefault(path, set()).add(called)
+            found.setdefault(node.owner, set()).add(node.function.path if node.function is not None else "")
     return found
 
 

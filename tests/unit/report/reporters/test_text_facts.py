@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.records import Audit, Reason
+from auditor.plan.recommend import kept_apart
+from auditor.records import Audit, Reason, ScopeChoice
 from auditor.report.kept import islands
 from auditor.report.prose import sentence
 from auditor.report.reporters import text
@@ -97,7 +98,7 @@ def test_modules_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: A
     plan = fp16.plans["cast_fp16"]
     assert plan.kept
     lines = " ".join(text.render(fp16, width=160, color=False).split())
-    shown = islands(plan)
+    shown = [island for island in islands(plan) if not island.functions]
     assert sorted(path for island in shown for path in island.paths) == sorted(plan.kept)
     written = {
         path: reason["words"]
@@ -111,10 +112,32 @@ def test_modules_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: A
         )
 
 
+def test_functions_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: Audit) -> None:
+    fp16 = replace(audit, recommended="cast_fp16")
+    plan = fp16.plans["cast_fp16"]
+    lines = " ".join(text.render(fp16, width=160, color=False).split())
+    shown = [island for island in islands(plan) if island.functions]
+    named = [(path, name) for island in shown for path in island.paths for name in island.functions]
+    assert sorted(named) == sorted(plan.exceptions)
+    assert named
+    scopes = fp16.to_json()["plans"]["cast_fp16"]["scopes"]
+    for island in shown:
+        assert f"FP32 {island.name}" in lines
+        assert {path: tuple(scopes[path]["keep"]) for path in island.paths} == dict.fromkeys(
+            island.paths, island.functions
+        )
+        assert list(island.because) == scopes[island.paths[0]]["because"]
+    assert f"keeping {kept_apart(plan)} in FP32." in lines
+    assert (
+        kept_apart(plan)
+        == f"{len(plan.kept)} module{'s' * (len(plan.kept) > 1)} and {len(named)} function{'s' * (len(named) > 1)}"
+    )
+
+
 def test_more_modules_than_fit_are_counted(audit: Audit) -> None:
     names = [f"{letter}.x" for letter in "abcdefghi"]
     kept = tuple(Reason("unsafe", f"{name} is unsafe: it overflows", (name,)) for name in names)
-    many = replace(audit.plans["cast_fp16"], reasons=kept)
+    many = replace(audit.plans["cast_fp16"], reasons=kept, scopes={"": ScopeChoice("fp16")})
     said = text.render(
         replace(audit, plans={**audit.plans, many.name: many}, recommended=many.name), width=120, color=False
     )
