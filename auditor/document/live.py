@@ -15,6 +15,7 @@ from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
 from ..state.members import size_of
+from ..strategies import GRAPHS
 from .read import loaded, read_document, read_plan
 
 
@@ -36,7 +37,7 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
 def select(plan: Any, name: str | None) -> dict[str, Any]:
     """One plan as a dict with `strategy`, `format` and `scopes`, from any of the forms that `apply` takes.
 
-    Raises: PlanError, also for a plan in a format that torch does not compute in.
+    Raises: PlanError, also for a plan in a format that torch does not compute in, or that is a program of its own.
     """
     return _runnable(_selected(plan, name))
 
@@ -47,6 +48,13 @@ def pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def _runnable(plan: dict[str, Any]) -> dict[str, Any]:
+    if plan["strategy"] in GRAPHS:
+        file = (plan.get("program") or {}).get("file") or f"{plan['strategy']}_{plan['format']}.pt2"
+        raise PlanError(
+            f"a plan of strategy {plan['strategy']} changes no module, it is a program of its own: "
+            f"torch.export.load({file!r}).module() is called as the model is. Audit another model to have one for it.",
+            slug="plan-is-program",
+        )
     used = [plan["format"], *(scope["precision"] for scope in plan["scopes"].values())]
     lacking = next((fmt for fmt in used if not runs(fmt)), None)
     if lacking is not None:

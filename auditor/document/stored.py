@@ -12,6 +12,7 @@ from ..patch.table import plan_table
 from ..records import Plan, ScopeChoice, Subject
 from ..state.members import size_of
 from ..state.restored import restored
+from ..strategies import GRAPHS
 from .live import apply, pick
 from .read import loaded, read_document
 
@@ -20,12 +21,14 @@ def read_plans(file: Path, name: str | None) -> tuple[dict[str, Any], dict[str, 
     """The document, those of its plans that can be run as records, and the name of the one to use: `name`, or the recommended one.
 
     What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
-    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic").
+    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
     document = loaded(file)
     found = read_document(document, str(file)).plans
     pick(document["plans"], name or document.get("recommended"))
-    plans = {key: _record(key, item) for key, item in found.items() if runs(item.format)}
+    plans = {
+        key: _record(key, item) for key, item in found.items() if runs(item.format) and item.strategy not in GRAPHS
+    }
     return document, plans, name or str(document["recommended"])
 
 

@@ -126,7 +126,7 @@ class _Measuring(Reference):
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
-        self._probed = {*capture.outputs, *_chosen_by(capture)}
+        self._deciding = _chosen_by(capture)
         near, guards = deciding(capture), guarding(capture)
         self.low = {
             name: InFormat(
@@ -180,7 +180,7 @@ class _Measuring(Reference):
         for low in self.low.values():
             low.forget(used_up)
         if now().host:
-            done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._probed]
+            done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._deciding]
             own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
             for leaf in filter(is_plain, [*own, *(leaf for name in done for leaf in self.live[name])]):
                 hollow(leaf)

@@ -47,7 +47,17 @@ def _precision(plan: Any, path: str) -> str:
     return "fp32" if listed is None else str(plan.scopes[listed].precision)
 
 
+def _kept(plan: Any) -> Iterable[Any]:
+    """Operations of a plan that is a program of its own, those that stay FP32 and are known in the captured graph."""
+    program = getattr(plan, "program", None)
+    return () if program is None else (kept for kept in program.kept or () if kept.node)
+
+
 def _operation(plan: Any, owner: str, name: str) -> Iterator[str]:
+    own_choice = next((kept for kept in _kept(plan) if kept.node == name), None)
+    if own_choice is not None:
+        yield f"FP32: {own_choice.because}"
+        return
     reason = next((reason for reason in plan.reasons if name in reason.operations), None)
     if reason is not None:
         yield f"not low: {reason.words}"
@@ -75,6 +85,10 @@ def _words(plan: Any, path: str) -> str:
 
 def _inside(plan: Any, owners: Mapping[str, str], name: str) -> Iterable[str]:
     """What lies in a module and is not low, with why; of the root, what is its own."""
+    for kept in _kept(plan):
+        owner = owners.get(kept.node)
+        if owner is not None and (owner == name or (name and within(owner, name))):
+            yield f"{kept.node} FP32: {kept.because}"
     for reason in plan.reasons:
         for path in reason.modules:
             if name and path != name and within(path, name):

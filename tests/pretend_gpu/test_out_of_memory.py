@@ -14,13 +14,18 @@ from torch import nn
 import auditor
 from auditor import Audit, ladder
 from auditor.errors import AuditorError
+from auditor.measure.estimates import estimate
+from auditor.measure.measure import measure
+from auditor.replay.results import OnHost
 from auditor.report.reporters.text import render
+from auditor.sparing import Sparing, sparing
+from auditor.tape import capture
 from tests.pretend_gpu.limits import counted, failing, limited
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.subjects import normal, seeded
+from tests.subjects import normal, seeded, subject_of
 
 SAMPLES = 8
 SLOW = pytest.mark.slow
@@ -168,6 +173,46 @@ def test_a_batch_whose_samples_depend_on_each_other_is_left_whole() -> None:
     native, emulated = with_memory(Mixing, IMAGES, limit, formats="fp16", strategies="autocast")
     assert native.environment.memory == (ladder.CHUNKS, ladder.HOST, ladder.INSTEAD)
     assert differences(emulated, native) == []
+
+
+class Chooser(nn.Module):
+    """Answers with a choice alone; what decides it is read on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.enter(x).relu()).argmax(-1)
+
+
+class ReadOn(nn.Module):
+    """Its first output is read by what gives the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.enter(x).exp()
+        return hidden, self.leave(hidden / hidden.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("build", [Chooser, ReadOn])
+@natively
+def test_values_on_the_host_are_attributed_alike(build: Callable[[], nn.Module]) -> None:
+    subject = subject_of(seeded(build).to("pretend"), normal(8, 8).to("pretend"))
+    captured = capture(subject, ("fp16", "bf16"))
+    found = []
+    for host in (False, True):
+        with sparing(Sparing(host=host)):
+            measured = measure(captured, subject.model, subject.batches[0], ("fp16", "bf16"))
+            estimates = estimate(measured, 0)
+        shares = {(name, fmt): estimates.contribution(name, fmt) for name in measured.live for fmt in measured.formats}
+        found.append((measured.errors, shares))
+        assert isinstance(measured.values, OnHost) is host
+    assert found[0] == found[1]
+    assert any(one.isolated for one in found[0][1].values())
 
 
 @pytest.mark.parametrize("part", [0.5, *(pytest.param(i / 20, marks=SLOW) for i in range(20) if i != 10)])

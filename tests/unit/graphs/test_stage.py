@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import auditor
+from auditor.document.stored import read_plans
 from auditor.errors import PlanError
 from auditor.formats.metrics import output_error
 from auditor.records.audit import Audit
+from auditor.report.layer import explain_layer
 from auditor.runs.outputs import tensor_outputs
 from auditor.verify import run_patched
 from tests.unit.graphs.models import flat
@@ -95,3 +98,26 @@ def test_alone_that_is_an_error() -> None:
     with pytest.raises(PlanError, match="cannot be exported as a graph") as caught:
         auditor.audit(Chooses(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")
     assert caught.value.slug == "cannot-export"
+
+
+def test_what_takes_plans_knows_programs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    strategies, formats = ("autocast", "graph"), "fp16"
+    both = auditor.audit(flat(), torch.randn(4, 16), strategies=strategies, formats=formats, device="cpu")
+    both.save(tmp_path)
+    assert both.recommended == "autocast_fp16"
+    for plan in (both, tmp_path, both.to_json()):
+        with pytest.raises(PlanError, match=r"torch\.export\.load\('graph_fp16\.pt2'\)") as caught:
+            auditor.apply(flat(), plan, "graph_fp16")
+        assert caught.value.slug == "plan-is-program"
+        auditor.apply(flat(), plan, "autocast_fp16")
+    _, plans, chosen = read_plans(tmp_path, None)
+    assert (list(plans), chosen) == (["autocast_fp16"], "autocast_fp16")
+    text = (tmp_path / "patched_model.py").read_text(encoding="utf-8")
+    assert "# graph_fp16: a program of its own, torch.export.load('graph_fp16.pt2').module()" in text
+    again = auditor.load(tmp_path)
+    assert again.plans["graph_fp16"].program == both.plans["graph_fp16"].program
+    owners = {report.node.name: report.node.owner for report in both.nodes}
+    said = explain_layer(both.plans, both.recommended, owners, "pow_1")
+    assert "graph_fp16: FP32: unsafe: overflow" in said
+    assert "pow_1 FP32: unsafe" in explain_layer(both.plans, both.recommended, owners, "")
