@@ -45,7 +45,7 @@ def audit(
     rules: str | Path | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
-    target: str = "A100",
+    target: str | None = None,
     evaluate: Callable[[nn.Module], Any] | None = None,
     max_drop: float | None = None,
     better: str | None = None,
@@ -58,7 +58,7 @@ def audit(
     example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of every call.
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)` of two lists. criteria:
     what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function, limit), or a list}.
-    target: the device that times are predicted for. rules: a directory of your own. objective: what plans save, "time",
+    target: the GPU that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time",
     "memory" or "flops". use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache:
     a directory that keeps measurements for the next audit. measure_time: whether forwards are timed, on a GPU unless False.
     mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those

@@ -55,7 +55,7 @@ def assembled(
     subject, captured = bench.subject, bench.capture
     plans = planned.plans
     return Audit(
-        subject=subject,
+        subject=subject.given or subject,  # no copy on a GPU lives on in it
         parameters=size_of(subject.model),
         inputs=_inputs(subject),
         graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),

@@ -5,11 +5,14 @@ Importing this needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 from .errors import AuditorError
+from .resources import table
 
 CPU = "cpu"
 
@@ -50,6 +53,23 @@ def chosen(asked: object) -> str:
     return f"{kind}:{number}"
 
 
+def followed(asked: object, found: Collection[str]) -> str:
+    """Where a model is audited whose tensors are on the devices found: there, where that is on GPUs and no other was asked for.
+
+    Several are joined by commas: the model stays spread over them. Raises: as `chosen`.
+    """
+    kind, index = check_device(asked)
+    natives = sorted(device for device in found if type_of(device) in NATIVE)
+    if not natives or index or kind not in ("auto", type_of(natives[0])):
+        return chosen(asked)
+    return ",".join(natives)
+
+
+def is_spread(device: str) -> bool:
+    """Whether it is several, which `followed` found a model on."""
+    return "," in device
+
+
 def is_native(device: str) -> bool:
     """Whether formats run natively on what `chosen` chose."""
     return device != CPU
@@ -61,17 +81,26 @@ def type_of(device: str) -> str:
 
 
 def name_of(device: str) -> str:
-    """What its maker calls what `chosen` chose."""
-    return str(_module(type_of(device)).get_device_name(device)) if is_native(device) else device
+    """What its maker calls what `chosen` chose; of several, each name with how many there are."""
+    if not is_native(device):
+        return device
+    names = Counter(str(_module(type_of(one)).get_device_name(one)) for one in device.split(","))
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
+
+
+def row_of(name: str) -> str | None:
+    """The row of plan/devices.toml for a GPU of that name: `NVIDIA H100 80GB HBM3` -> `H100`; its variants for laptops have none."""
+    rows = (row for row in table("plan/devices") if re.search(rf"(?<!\w){row}(?!\w)", name))
+    return None if "Laptop" in name else max(rows, key=len, default=None)
 
 
 def has_clock(device: str) -> bool:
-    """Whether what `chosen` chose is a GPU that times what it runs by itself."""
-    return is_native(device) and hasattr(_module(type_of(device)), "Event")
+    """Whether what `chosen` chose is one GPU that times what it runs by itself."""
+    return is_native(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
 
 
 def let_go(device: str) -> None:
-    """Memory that torch keeps for later goes back to what `chosen` chose."""
+    """Memory that torch keeps for later, and holds nothing in, goes back to what `chosen` chose."""
     if is_native(device):
         _module(type_of(device)).empty_cache()
 

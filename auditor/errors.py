@@ -1,5 +1,7 @@
 """Errors the user meets: one root class, one child per stage, each with a slug that links to the docs."""
 
+from __future__ import annotations
+
 
 class AuditorError(Exception):
     """A condition the user can act on; `slug` names it in errors.md, the message says what to do next."""
@@ -7,6 +9,16 @@ class AuditorError(Exception):
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(message)
         self.slug = slug
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Its message and what else it holds: other processes may raise it, pools of them among those."""
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[AuditorError], args: tuple[object, ...]) -> AuditorError:
+    made = kind.__new__(kind, *args)
+    made.args = args
+    return made
 
 
 class LoadError(AuditorError):

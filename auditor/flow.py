@@ -19,7 +19,7 @@ from .judge.severities import about
 from .judge.verdicts import judge
 from .ladder import climbed
 from .loading import in_eval
-from .loading.placement import placed
+from .loading.placement import devices_of, placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate
 from .measure.noise import heard
@@ -68,7 +68,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         raised(subject),
         listening(stages.beat),
     ):
-        subject = placed(subject, options.where)
+        options, subject = _where_it_runs(options, subject)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
@@ -111,6 +111,12 @@ def _once(subject: Subject, options: Options) -> Audit:
         training=training,
         seconds=stages.seconds,
     )
+
+
+def _where_it_runs(options: Options, subject: Subject) -> tuple[Options, Subject]:
+    """Where the model is, or where it was asked for."""
+    options = options.following(devices_of(subject.model))
+    return options, placed(subject, options.where, options.seed)
 
 
 def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> Planned:

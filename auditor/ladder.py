@@ -10,7 +10,7 @@ from .devices import CPU, let_go, name_of
 from .errors import AuditorError, first_line
 from .loading.halved import halved, samples
 from .options import Options
-from .raised import device_is_full, origin_of
+from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Subject
 from .sparing import Sparing, sparing
 
@@ -37,6 +37,8 @@ def climbed(once: Callable[[Subject, Options], Audit], subject: Subject, options
             with sparing(how):
                 return once(smaller, options)
         except Exception as error:
+            if device_failed(error) and not isinstance(error, AuditorError):
+                raise gave_up(error) from error
             if not device_is_full(error):
                 raise
             taken, said = how.taken, first_line(origin_of(error))[:200]

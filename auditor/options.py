@@ -6,7 +6,7 @@ Importing this needs no torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .cache.store import check as check_cache
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
-from .devices import chosen, has_clock, is_native
+from .devices import chosen, followed, has_clock, is_native, name_of, row_of
 from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .rulebook import Rule
     from .score import Scoring
 
+DEFAULT_GPU = "A100"
 MODES = ("inference", "training")
 OBJECTIVES = ("time", "memory", "flops")
 
@@ -34,7 +35,7 @@ class Options:
     """Raises: AuditorError(slug="bad-option" or "no-cuda") for what no audit can be asked.
 
     max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)`, of all outputs that no criterion speaks of. device: where it
-    runs, as `devices.chosen` takes it. gpu: the one that times are predicted for, a row of plan/devices.toml. rules: those that are tried;
+    runs, as `devices.chosen` takes it; found: where that is, once there is a model. gpu: the one that times are predicted for, a row of plan/devices.toml; see figures. rules: those that are tried;
     selection: those of their findings that are wanted. objective: what plans save within the budget. wanted_for:
     inference or training, what the recommended plan is for, the mode unless given. command: what the user called, for the report.
     timeout: seconds that a plan may take to answer in the process that verifies it, and one score, half an hour unless given.
@@ -52,7 +53,8 @@ class Options:
     metric: Distance | None = None
     criteria: tuple[Criterion, ...] = ()
     device: Any = "auto"
-    gpu: str = "A100"
+    found: str | None = None
+    gpu: str | None = None
     mode: str = "inference"
     objective: str = "time"
     wanted_for: str | None = None
@@ -75,7 +77,7 @@ class Options:
             trainable = [name for name in auditable() if runs(name)]
             check_names("formats that a training step runs in", self.formats, trainable)
         check_budget(self.max_error)
-        if self.gpu not in (figures := table("plan/devices")):
+        if self.gpu is not None and self.gpu not in (figures := table("plan/devices")):
             raise AuditorError(
                 f"there are no figures for {self.gpu!r}: target is one of {', '.join(figures)}", slug="bad-option"
             )
@@ -88,8 +90,18 @@ class Options:
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ..."""
-        return chosen(self.device)
+        """The device that the audit runs on: cpu, cuda:0, ...; several where `following` found a model on them."""
+        return self.found or chosen(self.device)
+
+    def following(self, devices: Collection[str]) -> Options:
+        """The same for a model whose tensors are on these: an audit goes where its model is, unless told where to go."""
+        return replace(self, found=followed(self.device, devices))
+
+    @property
+    def figures(self) -> str:
+        """The row of plan/devices.toml that times are predicted by: what was asked for, else the GPU that the audit runs on
+        where there is a row for it."""
+        return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property
     def native(self) -> bool:

@@ -44,6 +44,22 @@ def _is_full(error: BaseException) -> bool:
     return named or (isinstance(error, RuntimeError) and bool(_FULL_DEVICE.search(str(error))))
 
 
+def device_failed(error: BaseException) -> bool:
+    """Whether a GPU gave up, as after an assertion in a kernel: nothing runs on it any more in this process."""
+    failed = any(kind.__name__ == "AcceleratorError" for one in _raised_from(error) for kind in type(one).__mro__)
+    return failed and not device_is_full(error)
+
+
+def gave_up(error: BaseException, where: str = "") -> AuditorError:
+    """What to say of a GPU that failed. where: in which stage."""
+    said = f"{type(error).__name__}: {first_line(error)[:200]}"
+    return AuditorError(
+        f"the GPU failed{where} ({said}), and nothing runs on it any more in this process: audit with device=cpu, or run "
+        "again with CUDA_LAUNCH_BLOCKING=1 to see where",
+        slug="device-failed",
+    )
+
+
 def origin_of(error: BaseException) -> BaseException:
     """The first of the errors that it was raised from."""
     *_, first = _raised_from(error)
@@ -77,8 +93,8 @@ def time_is_up(error: BaseException) -> bool:
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
     """Raise the error again where it says nothing of what ran: a time limit, the loss of a rank, or, with `memory`, that there
-    is none left."""
-    if isinstance(error, RankError) or time_is_up(error) or (memory and out_of_memory(error)):
+    is none left, or that the GPU failed."""
+    if isinstance(error, RankError) or time_is_up(error) or (memory and (out_of_memory(error) or device_failed(error))):
         raise error
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .errors import AuditorError, first_line
-from .raised import from_outside, out_of_memory, time_is_up
+from .raised import device_failed, from_outside, gave_up, out_of_memory, time_is_up
 from .records import Progress
 
 QUIET = 1.0
@@ -72,6 +72,8 @@ def _told(stage: str, error: Exception) -> None:
             f"out of memory in the stage {stage!r} ({said}): give smaller inputs, or a machine with more memory",
             slug="out-of-memory",
         ) from error
+    if device_failed(error):
+        raise gave_up(error, f" in the stage {stage!r}") from error
     if from_outside(error):
         raise AuditorError(
             f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. Does it keep state of "

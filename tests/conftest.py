@@ -17,6 +17,17 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STUBS), os.environ.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests are of the imitation, and see no GPU, unless those that need one are asked for: `-m gpu`."""
+    if not sees_a_gpu(config.getoption("markexpr")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def sees_a_gpu(markers: str) -> bool:
+    """Whether tests marked `gpu` are among those that `-m` asks for by name."""
+    return "gpu" in markers.split() and "not gpu" not in markers
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 

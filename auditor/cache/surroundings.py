@@ -65,10 +65,11 @@ def _processor() -> list[Any]:
 
 
 def _device(device: str) -> list[str]:
-    if torch.device(device).type != "cuda":
+    """device: several, joined by commas, where a model is spread over them."""
+    if torch.device(device.partition(",")[0]).type != "cuda":
         return [device]
-    cuda = torch.cuda
-    return [device, cuda.get_device_name(device), str(cuda.get_device_capability(device)), str(torch.version.cuda)]
+    known = [(torch.cuda.get_device_name(one), torch.cuda.get_device_capability(one)) for one in device.split(",")]
+    return [device, str(known), str(torch.version.cuda)]
 
 
 def _settings() -> list[Any]:

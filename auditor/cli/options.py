@@ -116,8 +116,7 @@ def _where(parser: argparse.ArgumentParser) -> None:
         dest="gpu",
         metavar="GPU",
         choices=list(table("plan/devices")),
-        default="A100",
-        help="times are predicted for it: %(choices)s; default %(default)s",
+        help="times are predicted for it: %(choices)s; default: the GPU that the audit runs on, else A100",
     )
 
 

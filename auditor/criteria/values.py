@@ -51,7 +51,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 def _called(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
     assert criterion.function is not None
     try:
-        return float(criterion.function(reference.detach(), candidate.detach()))
+        return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
     except Exception as error:
         let_through(error)
         raise AuditorError(

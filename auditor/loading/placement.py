@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType
@@ -13,25 +13,79 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..devices import CPU, is_native
-from ..errors import AuditorError
+from ..devices import CPU, NATIVE, is_native, is_spread
+from ..errors import AuditorError, first_line
+from ..raised import device_failed, let_through
 from ..records import Subject
+from ..runs.answer import answer
 
 _STORES = ("_parameters", "_buffers", "_modules")
 
 
-def placed(subject: Subject, device: str) -> Subject:
-    """The subject itself where all of it is on the CPU and stays there, else a copy of it on the device.
+def devices_of(model: nn.Module) -> set[str]:
+    """Devices of its parameters and buffers, but for tensors without values."""
+    return {str(x.device) for x in (*model.parameters(), *model.buffers()) if x.device.type != "meta"}
 
-    Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied.
+
+def placed(subject: Subject, device: str, seed: int = 0) -> Subject:
+    """The subject itself where its model is on the device, or on several that it stays on; else a copy that is there.
+
+    Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied, or does not run there.
     """
-    if not is_native(device) and not _on_others(subject.model):
+    here = devices_of(subject.model)
+    if is_spread(device) or here <= {device} or (not is_native(device) and not here):
         return subject
+    there = moved(subject, device)
+    refused: Exception | None = None
+    for inputs in _placements(subject, device):
+        candidate = replace(there, **inputs)
+        try:
+            answer(candidate.model, candidate.batches[0], seed=seed)
+        except Exception as error:
+            if not device_failed(error):
+                let_through(error)
+            refused = refused or error
+        else:
+            return candidate
+    assert refused is not None
+    raise AuditorError(
+        f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
+        f"({type(refused).__name__}: {first_line(refused)[:160]}): audit it with "
+        f"{'device=auto, where it is' if _natives(here) else 'device=cpu'}",
+        slug="no-copy",
+    ) from refused
+
+
+def beside(subject: Subject) -> Iterator[Subject]:
+    """Where the model is on a GPU: the subject with inputs there that came on the CPU."""
+    device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
+    if device is not None:
+        held = subject.objective
+        objective = replace(held, targets=_inputs(held.targets, device)) if held is not None else None
+        for inputs in _placements(subject, device):
+            yield replace(subject, **inputs, objective=objective)
+
+
+def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
+    """Inputs on the device; but for whole numbers, since lengths may have to stay on the CPU; as they are."""
+    for wanted in (lambda x: True, torch.Tensor.is_floating_point, lambda x: False):
+        yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
+
+
+def _natives(devices: Collection[str]) -> bool:
+    return any(is_native(device) for device in devices)
+
+
+def moved(subject: Subject, device: str) -> Subject:
+    """A copy of the subject on the device, with all that its model, its loss and its inputs hold.
+
+    Raises: AuditorError(slug="no-copy").
+    """
     memo: dict[int, Any] = {}
-    model, objective = copied(subject.model, memo), subject.objective
+    model, objective = copied(subject.model, memo, device), subject.objective
     if objective is not None:
         loss_fn = _function(objective.loss_fn, memo)
-        objective = replace(objective, loss_fn=loss_fn, targets=_moved(objective.targets, device))
+        objective = replace(objective, loss_fn=loss_fn, targets=_inputs(objective.targets, device))
     move = _Move(device, memo.values())
     move(model)
     if objective is not None:
@@ -40,30 +94,29 @@ def placed(subject: Subject, device: str) -> Subject:
     return replace(
         subject,
         model=model,
-        batches=_moved(subject.batches, device),
-        held_out=_moved(subject.held_out, device),
+        batches=_inputs(subject.batches, device),
+        held_out=_inputs(subject.held_out, device),
         objective=objective,
+        given=subject,
     )
 
 
-def _on_others(model: nn.Module) -> bool:
-    found = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
-    return bool(found - {CPU, "meta"})
-
-
-def _moved(batches: Any, device: str) -> Any:
+def _inputs(batches: Any, device: str, wanted: Callable[[torch.Tensor], bool] = lambda x: True) -> Any:
     def move(x: torch.Tensor) -> torch.Tensor:
-        return x.detach().to(device).requires_grad_(x.requires_grad)
+        return x.detach().to(device).requires_grad_(x.requires_grad) if wanted(x) else x
 
     return pytree.tree_map_only(torch.Tensor, move, batches)
 
 
-def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+def copied(module: nn.Module, memo: dict[int, Any] | None = None, device: str | None = None) -> nn.Module:
     """A copy that can be moved: none of its modules and parameters is the caller's. Raises: AuditorError("no-copy").
 
-    memo: filled as copy.deepcopy fills it.
+    memo: filled as copy.deepcopy fills it. device: parameters are copied there at once, and take no memory beside the caller's.
     """
     advice = "audit it with device='cpu'"
+    memo = {} if memo is None else memo
+    if device is not None:
+        memo.update({id(x): _there(x, device) for x in module.parameters() if type(x) is nn.Parameter})
     try:
         twin = copy.deepcopy(module, memo)
     except Exception as error:
@@ -79,6 +132,12 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
             slug="no-copy",
         )
     return twin
+
+
+def _there(parameter: nn.Parameter, device: str) -> nn.Parameter:
+    data = parameter.data.to(device)
+    own = data.clone() if data.data_ptr() == parameter.data_ptr() else data
+    return nn.Parameter(own, parameter.requires_grad)
 
 
 def _function(value: Any, memo: dict[int, Any]) -> Any:

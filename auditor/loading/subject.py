@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ from ..state.draws import reseed
 from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
+from .placement import beside
 from .sandbox import blame, user_code
 from .state import in_eval, materialise, switch
 from .stored import in_fp32, settled
@@ -112,7 +113,7 @@ def check(subject: Subject) -> Subject:
     """
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
-        outputs = [_forward(subject, batch) for batch in subject.batches + subject.held_out]
+        subject, outputs = _run(subject)
         leaves = [leaf for output in outputs for leaf in output]
         _reject_closed(subject, leaves, "returns", "return")
         _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
@@ -127,6 +128,17 @@ def check(subject: Subject) -> Subject:
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
+
+
+def _run(subject: Subject) -> tuple[Subject, list[list[Tensor]]]:
+    """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
+    try:
+        return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
+    except LoadError:
+        for candidate in beside(subject):
+            with suppress(LoadError):
+                return candidate, [_forward(candidate, batch) for batch in candidate.batches + candidate.held_out]
+        raise
 
 
 def _reject_closed(subject: Subject, tensors: Iterable[Tensor], met: str, advice: str) -> None:

@@ -19,8 +19,14 @@ def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def raised(tree: Any) -> Any:
-    """Low tensors of `tree` as float32; the rest as it is."""
-    return over_tensors(lambda x: plain(x).float() if is_low(x.dtype) or carried_in(x) is not None else x, tree)
+    """Low tensors of `tree` as float32, pairs of float16 as those of float32; the rest as it is."""
+    return over_tensors(_wide, tree)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is torch.complex32:
+        return x.to(torch.complex64)
+    return plain(x).float() if is_low(x.dtype) or carried_in(x) is not None else x
 
 
 def lowered(tree: Any, row: Format) -> Any:

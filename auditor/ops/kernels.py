@@ -14,10 +14,12 @@ from ..formats.table import Format, format_of, is_low
 from ..raised import let_through
 from ..trees import tensors_in
 from .casting import in_float32, scalars_lowered
+from .fourier import transformed
 from .nodes import operation_of, settled
 from .products import is_tensor_core, product
 from .rounded import asks_for_rounding, rounding
 from .scans import is_scan, scanned
+from .table import Operation
 
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
@@ -44,20 +46,23 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
-    Raises: UnsupportedInFormat where the operation has no half kernel on CUDA, refuses a literal, or mixes dtypes.
+    Raises: UnsupportedInFormat where the operation has no half kernel on CUDA (on a GPU it is tried), refuses a literal,
+    or mixes dtypes.
     """
     tensors = tensors_in((args, kwargs))
     if asks_for_rounding(tensors, args, kwargs):
         if is_tensor_core(target):
             _refuse_mixed(operation_of(target).name, args, kwargs)
         return rounding(target, args, kwargs)
-    row, on_cpu = _low_format(tensors)
+    known = operation_of(target)
+    row, on_cpu = _low_format(tensors, known)
     if row is None:
         return settled(target, target(*args, **kwargs))
-    known = operation_of(target)
     name = known.name
-    if not known.half_on_cuda:
+    if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
+    if on_cpu and known.powers_of_two:
+        return _of_powers_of_two(target, args, kwargs, row)
     if on_cpu and is_tensor_core(target):
         _refuse_mixed(name, args, kwargs)
         return product(target, args, kwargs, row)
@@ -76,9 +81,22 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise UnsupportedInFormat(_reason(name, row, error)) from error
 
 
-def _low_format(tensors: Sequence[torch.Tensor]) -> tuple[Format | None, bool]:
-    low = next((x for x in tensors if is_low(x.dtype)), None)
-    return (None, False) if low is None else (format_of(low.dtype), low.device.type == "cpu")
+def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
+    """The format that the tensors are in, and whether they are on a CPU; a transform's may be of complex numbers."""
+    for x in tensors:
+        dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
+        if is_low(dtype):
+            return format_of(dtype), x.device.type == "cpu"
+    return None, False
+
+
+def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    result, lengths = transformed(target, args, kwargs, row)
+    if odd := [length for length in lengths if length & (length - 1)]:
+        raise UnsupportedInFormat(
+            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for a length of {odd[0]}, no power of two"
+        )
+    return result
 
 
 def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
+from ..formats.table import FORMATS
 from ..resources import table
 
 Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
@@ -44,13 +46,36 @@ def only_fp16(op: str) -> bool:
 
 
 @cache
-def lacks_half_kernel(packet: str, device: str) -> bool:
-    """Whether half-precision tensors are refused on "cuda"; on "cpu": whether they may be, though CUDA takes them."""
-    return any(fnmatchcase(packet, pattern) for pattern in table("ops/half_kernels")[f"missing_on_{device}"])
+def refused_on_cuda(packet: str) -> frozenset[str]:
+    """Names of the low formats that CUDA has no kernel in."""
+    held = table("ops/half_kernels")
+    return frozenset(
+        row.name
+        for row in FORMATS.values()
+        if row.low
+        and row.native
+        and _matches(packet, (*held["missing_on_cuda"], *held.get(f"missing_on_cuda_in_{row.name}", ())))
+    )
+
+
+@cache
+def takes_powers_of_two(packet: str) -> bool:
+    """Whether CUDA has half kernels for lengths that are powers of two alone."""
+    return _matches(packet, table("ops/half_kernels")["powers_of_two_on_cuda"])
+
+
+@cache
+def lacks_half_on_cpu(packet: str) -> bool:
+    """Whether half-precision tensors may be refused on a CPU, though CUDA takes them."""
+    return _matches(packet, table("ops/half_kernels")["missing_on_cpu"])
+
+
+def _matches(packet: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(packet, pattern) for pattern in patterns)
 
 
 def lists_any(op: str) -> bool:
     """Whether one of the lists has the operation."""
     packet = op.removeprefix("aten.").partition(".")[0]
     listed = treatment(op) != "none" or treatment(op, "cpu") != "none"
-    return listed or lacks_half_kernel(packet, "cuda") or lacks_half_kernel(packet, "cpu")
+    return listed or bool(refused_on_cuda(packet)) or lacks_half_on_cpu(packet)

@@ -111,7 +111,7 @@ def _differentiated(args: tuple[Any, ...]) -> bool:
 
 def is_slow(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a convolution is one with 1x1 filters on one thread, which torch does not leave to oneDNN."""
-    one = x.dim() == 4 and x.numel() >= _LARGE and weight.shape[2:] == (1, 1)
+    one = x.device.type == "cpu" and x.dim() == 4 and x.numel() >= _LARGE and weight.shape[2:] == (1, 1)
     return one and torch.get_num_threads() == 1 and _has_onednn()
 
 

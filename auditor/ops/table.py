@@ -13,7 +13,15 @@ from functools import cache
 from typing import Any, Literal
 
 from ..resources import table
-from .lists import Treatment, lacks_half_kernel, lists_any, only_fp16, treatment
+from .lists import (
+    Treatment,
+    lacks_half_on_cpu,
+    lists_any,
+    only_fp16,
+    refused_on_cuda,
+    takes_powers_of_two,
+    treatment,
+)
 
 ENTRIES = {
     "same": "all, in their order, under another shape at most",
@@ -120,7 +128,8 @@ class Operation:
     # From the lists of torch: autocast.toml and half_kernels.toml.
     autocast: Treatment = "none"  # what autocast on CUDA does to it
     only_fp16: bool = False  # autocast lowers it to FP16 in a region of BF16 too
-    half_on_cuda: bool = True  # has half kernels on CUDA
+    refused_on_cuda: frozenset[str] = frozenset()  # the low formats that CUDA has no kernel in
+    powers_of_two: bool = False  # and has them elsewhere for lengths that are powers of two
     half_on_cpu: bool = True  # has half kernels on the CPU wherever it has them on CUDA
 
     @property
@@ -145,7 +154,7 @@ class Operation:
 
 
 _COLUMNS = {field.name: field for field in fields(Operation)}
-_NOT_IN_ROWS = ("op", "packet", "known", "autocast", "only_fp16", "half_on_cuda", "half_on_cpu")
+_NOT_IN_ROWS = ("op", "packet", "known", "autocast", "only_fp16", "refused_on_cuda", "powers_of_two", "half_on_cpu")
 _WORDS = {
     "entries": ENTRIES,
     "view": VIEW,
@@ -178,8 +187,9 @@ def operation(op: str) -> Operation:
         known=row is not None or listed,
         autocast=treatment(op),
         only_fp16=only_fp16(op),
-        half_on_cuda=not lacks_half_kernel(own, "cuda"),
-        half_on_cpu=not lacks_half_kernel(own, "cpu"),
+        refused_on_cuda=refused_on_cuda(own),
+        powers_of_two=takes_powers_of_two(own),
+        half_on_cpu=not lacks_half_on_cpu(own),
     )
 
 

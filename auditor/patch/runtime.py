@@ -159,3 +159,5 @@ def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
         for key, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in stored:
                 module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])
+        if stored and isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them in one piece; elsewhere this does nothing

@@ -18,7 +18,7 @@ from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.chosen import scoped
 from ..replay.strategies import running
-from ..runs.outputs import NamedTensors
+from ..runs.outputs import on_cpu
 from ..verify import Answers, said_no_memory
 from .answered import answered
 from .choose import (
@@ -330,16 +330,10 @@ def _unrun(bench: Workbench) -> Verification:
 
 def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:
     """FP32 and patched outputs, on the CPU, of every run without gradients, and of the one with them where there is one."""
-    pairs = [(_on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
     if expected.graded is None or answer.graded is None:
         return pairs, None
-    return pairs, (_on_cpu(expected.graded), answer.graded)
-
-
-def _on_cpu(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs where they are compared, under the names that they have."""
-    moved = [x.cpu() for x in outputs]
-    return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
+    return pairs, (on_cpu(expected.graded), answer.graded)
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..criteria import Criterion
+from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
 from ..formats.metrics import output_error
@@ -17,6 +18,7 @@ from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
 from ..ops.casting import lowered
 from ..records import Capture, Contribution, Distance, Subject
+from ..runs.outputs import on_cpu
 from .workbench import reference
 
 LARGEST_BUDGET = 100.0
@@ -40,6 +42,7 @@ def yardstick_of(
     if metric is None and not criteria and not flips:
         return Yardstick(max_error)
     outputs = reference(subject, subject.batches[0], seed)
+    metric = _of_the_cpu(metric) if metric is not None else None
     if flips and capture is not None:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
     if metric is None and not criteria:
@@ -49,6 +52,16 @@ def yardstick_of(
         return Yardstick(1.0, shares)
     assert metric is not None
     return Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
+
+
+def _of_the_cpu(metric: Distance) -> Distance:
+    """The user's metric, given the outputs where it is given those of the patched models: on the CPU."""
+
+    def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+        return metric(on_cpu(reference), on_cpu(candidate))
+
+    measured.__name__ = name_of(metric)
+    return measured
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

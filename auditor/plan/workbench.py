@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import ranks
 from ..cache.kept import NOTHING, Kept
@@ -135,10 +134,9 @@ class Workbench:
     @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed. Raises: NotHandedOver."""
-        batches = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(ranks.part(self.checks)))
         gradients = self.graded is not None and ranks.leads()
         verifier = Verifier(
-            batches,
+            ranks.part(self.checks),
             Path(self.scratch),
             seed=self.seed,
             device=self.device,
@@ -204,7 +202,7 @@ def workbench(
         distance=yardstick.distance,
         budget=yardstick.budget,
         seed=options.seed,
-        gpu=options.gpu,
+        gpu=options.figures,
         device=options.where,
         timeout=options.timeout,
         objective=options.objective,

@@ -57,7 +57,7 @@ class Subject:
     raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
-    are not where an audit was loaded from its files.
+    are not where an audit was loaded from its files. given: the caller's own, where this is a copy on another device.
     """
 
     model: nn.Module
@@ -76,6 +76,7 @@ class Subject:
     stored_low: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     present: bool = True
+    given: Subject | None = None
 
 
 @dataclass(frozen=True)

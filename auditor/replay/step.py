@@ -18,6 +18,7 @@ from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..state.draws import forked
+from ..state.ieee import open_to_changes
 from .execute import Replay, apart
 
 
@@ -150,9 +151,12 @@ def _differentiable(wanted: bool) -> Iterator[None]:
         yield
         return
     cudnn = torch.backends.cudnn
-    kept, cudnn.enabled = cudnn.enabled, False  # its recurrent layers have no second derivative
+    kept = cudnn.enabled
+    with open_to_changes():
+        cudnn.enabled = False  # its recurrent layers have no second derivative
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        cudnn.enabled = kept
+        with open_to_changes():
+            cudnn.enabled = kept

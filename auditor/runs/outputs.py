@@ -38,6 +38,12 @@ class NamedTensors(list[torch.Tensor]):
         return NamedTensors(map(change, self), self.names)
 
 
+def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs where they are compared, under the names that they have."""
+    moved = [x.cpu() for x in outputs]
+    return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
+
+
 def tensor_outputs(output: Any) -> NamedTensors:
     """The tensors in `output`, depth first, each under its name there: keys, fields and positions joined by dots.
 

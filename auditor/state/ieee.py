@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,16 +22,25 @@ def ieee() -> Iterator[None]:
     matmul, convolutions = matmul_precision(), _read(lambda: cudnn.allow_tf32)
     kept, benchmark = _own(_parts()), cudnn.benchmark
     try:
-        _set("highest" if matmul else None, False if convolutions is not None else None)
-        for part, _ in kept:
-            part.fp32_precision = "ieee"
-        cudnn.benchmark = False
+        with open_to_changes():
+            _set("highest" if matmul else None, False if convolutions is not None else None)
+            for part, _ in kept:
+                part.fp32_precision = "ieee"
+            cudnn.benchmark = False
         yield
     finally:
-        _set(matmul, convolutions)
-        for part, precision in kept:
-            part.fp32_precision = precision
-        cudnn.benchmark = benchmark
+        with open_to_changes():
+            _set(matmul, convolutions)
+            for part, precision in kept:
+                part.fp32_precision = precision
+            cudnn.benchmark = benchmark
+
+
+def open_to_changes() -> AbstractContextManager[Any]:
+    """Whoever has imported torch's own tests finds the flags frozen: only what puts them back may set them."""
+    opened: Any = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
+    changes: AbstractContextManager[Any] = opened()
+    return changes
 
 
 def _parts() -> list[Any]:

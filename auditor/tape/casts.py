@@ -13,7 +13,10 @@ _aten = torch.ops.aten
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """`aten.to.dtype` and its arguments for an operation that casts, the operation itself otherwise."""
+    """`aten.to.dtype` and its arguments for an operation that casts, the operation itself otherwise.
+
+    Whoever records it moves the result to another device, where that is what the author asked for.
+    """
     dtype = cast_to(op, given, args, kwargs)
     return (
         (_aten.to.dtype, (args[0], dtype), {})

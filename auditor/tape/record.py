@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
 from ..ops.nodes import mutates, operation_of, tensors_of
+from ..ops.transfers import to_device
 from ..records import Batch
 from ..runs.outputs import tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
@@ -254,6 +255,8 @@ class _Recorder:
         if not found and op.namespace != "aten":  # a number or a truth
             self.noticed(*given)
         node = self._emit(target, args, kwargs, result)
+        if target is _aten.to.dtype and result.device != given[0].device:
+            node = self._emit(to_device, (node, result.device), {}, result)
         for path, x in found:
             own = self._item(node, path, result)
             source = next((y for y in given if shares_memory(x, y)), None)

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from ..devices import let_go
 from ..errors import first_line
 from ..folder import own
 from ..records import Batch, Timed
@@ -91,7 +92,7 @@ class Verifier:
         timeout: float | None = None,
         entry: str = WORKER,
     ) -> None:
-        """entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
+        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
         pickled."""
         self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
@@ -102,11 +103,12 @@ class Verifier:
             "device": device,
             "gradients": gradients,
             "most": most,
+            "places": [str(x.device) for x in pytree.tree_leaves(list(batches)) if isinstance(x, torch.Tensor)],
         }
         self._process: Process | None = None
         self._folder, self._begun = scratch, 0
         try:
-            torch.save(list(batches), self._settings["batches"])
+            torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
             raise NotHandedOver(str(error)) from error
 
@@ -117,8 +119,7 @@ class Verifier:
         with ExitStack() as held:
             held.enter_context(unwound())
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
-            there = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
-            yield held.enter_context(cls(there, Path(folder), **settings)), Path(folder)
+            yield held.enter_context(cls(list(batches), Path(folder), **settings)), Path(folder)
 
     def __enter__(self) -> Verifier:
         return self
@@ -208,6 +209,7 @@ class Verifier:
 
     def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""
+        let_go(self._settings["device"])  # the other process is to use it
         try:
             process = self._process = self._process or self._started()
         except OSError as error:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..devices import is_native
+from ..devices import is_native, is_spread
 from ..loading.state import materialise, switch
 from ..records import Batch, Timed
 from ..recursion import deep
@@ -71,7 +71,8 @@ def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Modu
     except Exception:
         (folder / UNREAD).touch()
         return None
-    batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(settings["device"]), batches)
+    places = iter(settings["places"])
+    batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
     materialise(model, batches[0], settings["seed"])
     return model, batches
 
@@ -83,7 +84,8 @@ def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     reseed(settings["seed"])
     model: nn.Module = patched.original()
     switch(model, training=False)
-    return model.to(settings["device"]) if is_native(settings["device"]) else model
+    device = settings["device"]
+    return model.to(device) if is_native(device) and not is_spread(device) else model
 
 
 def run_plan(

@@ -14,7 +14,7 @@ from auditor.trees import over_tensors
 from tests.pretend_gpu.memory import NAME
 
 KEY = "AutocastPrivateUse1"
-RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+RECURRENT = tuple(f"{name}.{of}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data"))
 """What cuDNN runs; its autocast has no other names for them (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
 _weights: dict[tuple[int, torch.dtype, bool], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -38,8 +38,9 @@ def register() -> list[torch.library.Library]:
 
 def _cast(op: Any, *args: Any, **kwargs: Any) -> Any:
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C._dispatch_key_parse(KEY))):
-        row = format_of(torch.get_autocast_dtype(NAME))
-        known = operation_of(op)
+        row, known = format_of(torch.get_autocast_dtype(NAME)), operation_of(op)
+        if known.autocast == "banned":
+            raise RuntimeError(f"{op} is unsafe to autocast")
         if row is None or row.name == "fp32":
             return op(*args, **kwargs)
         if known.autocast != "lower":

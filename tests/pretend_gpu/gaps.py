@@ -1,10 +1,16 @@
-"""Operations that CUDA has no half kernels for and the CPU has: those of PyTorch's OpInfo (`dtypesIfCUDA`) that the pipeline's models use."""
+"""Operations that CUDA has no half kernels for: what PyTorch's OpInfo says (`dtypesIfCUDA`), and nothing else."""
 
 from __future__ import annotations
 
-MISSING = frozenset({"igamma", "igammac", "angle", "histc", "_cdist_forward", "_ctc_loss", "cdist", "geqrf"})
+from functools import cache
+
+from tests.opinfo import has_half
+
+PARTS = {"_cdist_forward": "cdist", "_ctc_loss": "ctc_loss", "_linalg_eigh": "linalg_eigh", "_linalg_svd": "linalg_svd"}
+"""Kernels that an operation is made of, which OpInfo has no name for."""
 
 
-def lacks_half(packet: str) -> bool:
-    """Whether CUDA refuses half-precision tensors."""
-    return packet in MISSING
+@cache
+def half(packet: str, fmt: str) -> bool | None:
+    """Whether CUDA takes tensors of the format; None where OpInfo does not say."""
+    return has_half(PARTS.get(packet, packet), fmt)

@@ -22,12 +22,12 @@ class _Block(bytearray):
 
 
 class Allocator:
-    """Memory of each GPU, in bytes. limit: what one of them has. taken: allocations so far; failing: the one that fails."""
+    """Memory of each GPU, in bytes. cached: what was given back and is kept for later. limit: what one of them has. taken: allocations so far; failing: the one that fails."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
         self.taken, self.failing = 0, cast("int | None", None)
-        self.used, self.peak = [0] * COUNT, [0] * COUNT
+        self.used, self.peak, self.cached = [0] * COUNT, [0] * COUNT, [0] * COUNT
 
     def take(self, size: int, index: int) -> _Block:
         """Raises: torch.OutOfMemoryError."""
@@ -37,6 +37,7 @@ class Allocator:
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU {index} has {self.limit} bytes"
             )
         self.used[index] += size
+        self.cached[index] = max(0, self.cached[index] - size)
         self.peak[index] = max(self.peak[index], self.used[index])
         block = _Block(max(size, 1))
         weakref.finalize(block, self._give_back, size, index)
@@ -44,6 +45,7 @@ class Allocator:
 
     def _give_back(self, size: int, index: int) -> None:
         self.used[index] -= size
+        self.cached[index] += size
 
 
 ALLOCATOR = Allocator()

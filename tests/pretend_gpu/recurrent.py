@@ -9,13 +9,13 @@ from torch._decomp import decomposition_table
 
 from auditor.ops.kernels import run_op
 from auditor.trees import over_tensors, tensors_in
-from tests.pretend_gpu.kernels import drawing
-from tests.pretend_gpu.memory import on_cpu, on_pretend
+from tests.pretend_gpu.kernels import drawing, lent
+from tests.pretend_gpu.memory import on_pretend
 
 
 def run(op: Any, *args: Any) -> Any:
     """A recurrent layer over a sequence; step by step where cuDNN is off, or a gradient is wanted, which autograd then finds."""
-    tensors = tensors_in(args)
+    tensors = [x for x in tensors_in(args) if x.is_floating_point()]  # a packed sequence's lengths stay on the CPU
     if len({x.device for x in tensors}) > 1:
         raise RuntimeError("Input and parameter tensors are not at the same device")
     if len({x.dtype for x in tensors}) > 1:
@@ -32,7 +32,7 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, op: Any, args: Any, *tensors: torch.Tensor) -> Any:
         index = tensors[0].device.index
         with drawing(op, index):
-            result = run_op(op, over_tensors(on_cpu, args), {})
+            result = run_op(op, over_tensors(lent, args), {})
         return over_tensors(lambda x: on_pretend(x, index), result)
 
     @staticmethod

@@ -17,21 +17,25 @@ LAYOUT = ("aten.contiguous.default",)
 """Operations that are there or not as attention's kernels lay out their results."""
 
 
-def differences(emulated: Audit, native: Audit) -> list[str]:
-    """What is not the same in them, a line each."""
+TRANSFERS = ("to_device",)
+
+
+def differences(emulated: Audit, native: Audit, transfers: bool = False) -> list[str]:
+    """What is not the same in them, a line each. transfers: values go from one device to another in the native one."""
+    left_out = (*LAYOUT, *TRANSFERS) if transfers else LAYOUT
     return [
         *_unequal("recommended", emulated.recommended, native.recommended),
         *_unequal("rules", [(f.rule, f.node) for f in emulated.findings], [(f.rule, f.node) for f in native.findings]),
-        *_of_nodes(emulated, native),
+        *_of_nodes(emulated, native, left_out),
         *_of_plans(emulated, native),
         *_of_baselines(emulated, native),
         *_of_training(emulated.training, native.training),
     ]
 
 
-def _of_nodes(emulated: Audit, native: Audit) -> Iterator[str]:
+def _of_nodes(emulated: Audit, native: Audit, left_out: tuple[str, ...]) -> Iterator[str]:
     known = {report.node.name: report for report in native.nodes}
-    laid_out = {r.node.name for r in (*emulated.nodes, *native.nodes) if r.node.op in LAYOUT}
+    laid_out = {r.node.name for r in (*emulated.nodes, *native.nodes) if r.node.op in left_out}
     names = [r.node.name for r in emulated.nodes]
     yield from _unequal("nodes", sorted({*names} - laid_out), sorted({*known} - laid_out))
     for ours in emulated.nodes:

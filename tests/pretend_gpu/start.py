@@ -67,7 +67,7 @@ class _Module:
         ALLOCATOR.peak = list(ALLOCATOR.used)
 
     def empty_cache(self) -> None:
-        pass
+        ALLOCATOR.cached = [0] * COUNT
 
 
 class _Guard(torch._C._acc.DeviceGuard):
@@ -87,7 +87,7 @@ def start() -> None:
         return
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), device_guard=_Guard())
     from auditor import devices
-    from tests.pretend_gpu import autocast, kernels, recurrent
+    from tests.pretend_gpu import autocast, fourier, kernels, recurrent
 
     library = torch.library.Library("_", "IMPL", "PrivateUse1")
     library.fallback(kernels.run)
@@ -99,6 +99,9 @@ def start() -> None:
         op = getattr(getattr(torch.ops.aten, packet), overload)
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             ours.impl(name, partial(recurrent.run, op), key)
+    for op in fourier.overloads():
+        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+            ours.impl(op._schema.name.partition("::")[2], partial(fourier.run, op), key)
     _kept.extend([library, ours, *autocast.register()])
     devices.NATIVE.insert(0, NAME)
     _copying()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from auditor.devices import chosen, is_native, name_of, type_of
+from auditor.devices import chosen, followed, is_native, is_spread, name_of, row_of, type_of
 from auditor.errors import AuditorError
 
 
@@ -58,3 +58,41 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("auto") == "cpu" == name_of("cpu")
     with pytest.raises(AuditorError, match="sees no CUDA device"):
         chosen("cuda:1")
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("asked", "found", "device"),
+    [
+        ("auto", {"cpu"}, "cuda:1"),
+        ("auto", {"cuda:0"}, "cuda:0"),
+        ("auto", {"cuda:0", "cpu"}, "cuda:0"),
+        ("auto", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
+        ("cuda", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
+        ("cuda:0", {"cuda:1", "cuda:0"}, "cuda:0"),
+        ("cpu", {"cuda:1", "cuda:0"}, "cpu"),
+        ("auto", set(), "cuda:1"),
+    ],
+)
+def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: set[str], device: str) -> None:
+    chosen_one = followed(asked, found)
+    assert chosen_one == device
+    assert is_spread(chosen_one) == ("," in device) and is_native(chosen_one) == (device != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GH200 480GB", None),
+        ("cpu", None),
+    ],
+)
+def test_the_figures_of_a_gpu_go_by_its_name(name: str, row: str | None) -> None:
+    assert row_of(name) == row

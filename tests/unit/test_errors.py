@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from auditor import errors
+from auditor.ops.kernels import UnsupportedInFormat
 
 
 def test_every_error_is_of_one_family_and_carries_its_slug() -> None:
@@ -22,3 +25,9 @@ def test_every_error_is_of_one_family_and_carries_its_slug() -> None:
 )
 def test_the_first_line_of_an_error(error: Exception, expected: str) -> None:
     assert errors.first_line(error) == expected
+
+
+def test_errors_go_from_one_process_to_another() -> None:
+    for error in (errors.AuditorError("no", "bad-option"), UnsupportedInFormat("no kernel", "layer")):
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))

@@ -36,7 +36,7 @@ THEMES = {
     "formats": "made_up nowhere_else twin",
     "imitation": "against_replay autocast backward transforms",
     "measure": "refusals",
-    "ops": "made_up one_place",
+    "ops": "half_kernels made_up one_place",
     "patch": "checkpointing compiling distributed emitted_text fused_paths keeping precisions sharing",
     "plan": "rules_alone",
     "replay": "in_place partly_low simulation",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
-from auditor.loading.placement import placed
+from auditor.loading import placement
 from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
@@ -181,8 +181,8 @@ def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
     with unchanged(*tensors, model.shift):
-        placed(subject_of(model, x), "meta")
-        placed(subject_of(model, x.clone().requires_grad_()), "meta")
+        placement.moved(subject_of(model, x), "meta")
+        placement.moved(subject_of(model, x.clone().requires_grad_()), "meta")
 
 
 Case = Callable[[torch.dtype], None]
@@ -201,7 +201,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "formats/profile.py:_gap": ("sub_", profile),
     "formats/profile.py:_positive": ("clamp_max_", profile),
     "formats/profile.py:_steps": ("clamp_min_", profile),
-    "loading/placement.py:_moved.move": ("requires_grad_", moved),
+    "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "runs/answer.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.raised import from_outside, let_through, out_of_memory, time_is_up
+from auditor.raised import device_failed, device_is_full, from_outside, let_through, out_of_memory, time_is_up
 
 FULL = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried")
 
@@ -66,6 +66,19 @@ def test_want_of_memory_is_let_through_unless_that_is_the_answer(error: Exceptio
     with pytest.raises(type(error)):
         let_through(error)
     let_through(error, memory=False)
+
+
+def test_a_gpu_that_failed_is_let_through_unless_that_is_the_answer() -> None:
+    error = torch.AcceleratorError("CUDA error: device-side assert triggered")
+    wrapped = RuntimeError("a library's own words")
+    wrapped.__cause__ = error
+    for one in (error, wrapped):
+        assert device_failed(one) and not device_is_full(one)
+        with pytest.raises(type(one)):
+            let_through(one)
+        let_through(one, memory=False)
+    full = torch.AcceleratorError("CUDA error: out of memory")
+    assert device_is_full(full) and not device_failed(full)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory format"), ValueError("DefaultCPUAllocator"), KeyError("x")])

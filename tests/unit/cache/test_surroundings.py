@@ -34,3 +34,13 @@ def test_a_kernel_that_python_replaces_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.library, "_impls", {*torch.library._impls, "aten/relu/CPU"})
     with pytest.raises(Uncomparable, match="aten/relu/CPU"):
         surroundings("cpu")
+
+
+def test_a_model_over_several_gpus_is_in_all_of_their_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"cuda:0": "NVIDIA H100", "cuda:1": "NVIDIA A100"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    both = module._device("cuda:0,cuda:1")
+    assert all(name in str(both) for name in names.values())
+    assert module._device("cuda:0") != both
+    assert module._device("cpu") == ["cpu"]

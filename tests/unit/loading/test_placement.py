@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.loading.placement import copied, placed
+from auditor.loading.placement import copied, moved, placed
 from auditor.training.objective import training_subject
 from tests.subjects import normal, subject_of
 
@@ -44,7 +44,7 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
     moved: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(self) or self)
     with pytest.raises(AuditorError, match="device='cpu'") as caught:
-        placed(subject_of(model, normal(3, 4)), "cuda:0")
+        placed(subject_of(model, normal(3, 4)), "meta")
     assert caught.value.slug == "no-copy"
     assert moved == []
 
@@ -65,7 +65,7 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
 
     model, weight = Held(), torch.ones(2)
     subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
-    twin = placed(subject, "meta")
+    twin = moved(subject, "meta")
     assert isinstance(twin.model, Held)
     inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
     assert {x.device.type for x in inside} == {"meta"}

@@ -32,9 +32,13 @@ UNTRIED = {
 """Registered, and beyond what fake tensors can run; see autocast_calls.py."""
 
 
+OF_CUDA_BUILDS = {"_cudnn_rnn", "miopen_rnn"}
+"""Registered where torch is built for a GPU: what `lstm` and its like come to there."""
+
+
 def registered(device: str) -> set[str]:
     names = torch._C._dispatch_get_registrations_for_dispatch_key(KEYS[device])
-    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")} - OF_CUDA_BUILDS
 
 
 def listed(device: str) -> list[str]:

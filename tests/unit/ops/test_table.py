@@ -16,7 +16,7 @@ from auditor.resources import table
 from tests.architectures.zoo import ZOO, specimen
 from tests.subjects import capture_of
 
-PYTHONS = {"getitem"}
+PYTHONS = {"getitem", "to_device"}
 """Rows of what is no operation of torch."""
 
 OLDER = {"rename"}
@@ -150,8 +150,11 @@ def test_autocast_tells_overloads_and_in_place_variants_apart() -> None:
 
 
 def test_kernels() -> None:
-    assert not operation("aten.linalg_svd.default").half_on_cuda
-    assert operation("aten.renorm.default").half_on_cuda
+    assert operation("aten.linalg_svd.default").refused_on_cuda == {"fp16", "bf16"}
+    assert operation("aten.complex.default").refused_on_cuda == {"bf16"}
+    assert not operation("aten.renorm.default").refused_on_cuda
+    assert operation("aten.fft_rfft.default").powers_of_two
+    assert not operation("aten.fft_fftshift.default").powers_of_two
     assert not operation("aten.renorm.default").half_on_cpu
     assert operation("aten.renorm_.default").half_on_cpu  # in float32 it would write to a copy
 

@@ -162,3 +162,16 @@ def test_functional_call_runs_the_weights_it_is_given(name: str) -> None:
     other.load_state_dict(doubled, strict=False)
     with torch.no_grad():
         assert torch.equal(torch.func.functional_call(model, doubled, (x,)), other(x))
+
+
+def test_recurrent_weights_are_put_in_one_piece_once_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN would copy them together at every call; on a CPU this does nothing."""
+    found: list[set[torch.dtype]] = []
+    monkeypatch.setattr(
+        torch.nn.LSTM, "flatten_parameters", lambda self: found.append({x.dtype for x in self.parameters()})
+    )
+    model = torch.nn.Sequential(torch.nn.LSTM(4, 4))
+    found.clear()
+    for strategy, after in (("autocast", []), ("cast", [{torch.float16}])):
+        apply_plan(model, plan(strategy, {"": scope("fp16")}))
+        assert found == after

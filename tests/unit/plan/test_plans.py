@@ -15,7 +15,7 @@ from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
 from auditor.plan.plans import _allowed, _outdone, _tightened, as_run, judged, plans_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject
+from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification
 from auditor.verify import Answers
 
 ROOT = {"": ScopeChoice("fp16")}
@@ -129,6 +129,9 @@ def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
     assert _outdone(plan, Baseline(0.001, True))
     assert not _outdone(plan, Baseline(0.002, True))
     assert not _outdone(plan, Baseline(None, False))
+    noisy = replace(plan, verification=Verification(0.002, True, None, "held-out", "native", noise=0.0004))
+    assert not _outdone(noisy, Baseline(0.001, True))  # no further apart than runs in FP32 are
+    assert _outdone(noisy, Baseline(0.0007, True))
     assert not _outdone(replace(plan, scopes=ROOT), Baseline(0.001, True))  # everything low: that is no plan
     assert _allowed(plan, Baseline(0.001, True), 0.01) == 0.001
     assert _allowed(plan, Baseline(0.5, True), 0.01) == 0.01

@@ -74,3 +74,17 @@ def test_what_follows_the_general_setting_follows_it_afterwards() -> None:
         assert torch.backends.mkldnn.matmul.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "none"
     finally:
         torch.backends.fp32_precision = "none"
+
+
+def test_flags_that_are_frozen_are_set_all_the_same() -> None:
+    """Importing torch's own tests freezes them, as `torch.backends.disable_global_flags` does."""
+    start = flags()
+    torch.backends.disable_global_flags()
+    try:
+        with ieee():
+            assert {flags()[name] for name in _PARTS} == {"ieee"}
+        assert flags() == start
+        with pytest.raises(RuntimeError, match="not allowed"):
+            torch.backends.cudnn.benchmark = True
+    finally:
+        torch.backends.__dict__["__allow_nonbracketed_mutation_flag"] = True

@@ -1,0 +1,40 @@
+"""Fourier transforms of the pretend GPU: torch lets those of float16 through to CUDA alone, and cuFFT takes powers of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from auditor.formats.table import FORMATS
+from auditor.ops.casting import lowered, raised
+from auditor.ops.fourier import transformed
+from auditor.ops.table import operation
+from auditor.trees import over_tensors, tensors_in
+from tests.opinfo import infos
+from tests.pretend_gpu.gaps import half
+from tests.pretend_gpu.kernels import lent
+
+NAMES = {"torch.float16": "fp16", "torch.complex32": "fp16", "torch.bfloat16": "bf16"}
+
+
+def overloads() -> list[Any]:
+    """Those that OpInfo knows as transforms with float16 for some lengths."""
+    packets = [name for name in infos() if operation(f"aten.{name}").powers_of_two]
+    return [getattr(torch.ops.aten, name).default for name in packets]
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """As its parts; in float16 with float32 inside. Raises: RuntimeError, as CUDA does."""
+    dtype = tensors_in((args, kwargs))[0].dtype
+    low = NAMES.get(str(dtype))
+    if low is None:
+        return op.decompose(*args, **kwargs)
+    if not half(op._schema.name.partition("::")[2], low):
+        raise RuntimeError(f"Unsupported dtype {dtype}")
+    with torch.no_grad():
+        _, lengths = transformed(op, over_tensors(lent, args), over_tensors(lent, kwargs), FORMATS["fp16"])
+    if any(length & (length - 1) for length in lengths):
+        raise RuntimeError(f"cuFFT only supports dimensions whose sizes are powers of two in half precision: {lengths}")
+    wide = op.decompose(*raised(args), **raised(kwargs))
+    return wide.to(torch.complex32) if wide.is_complex() else lowered(wide, FORMATS["fp16"])

@@ -1,0 +1,133 @@
+"""An audit goes where its model is: on one GPU, on several, or from a file that put it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.cli import main
+from auditor.errors import AuditorError
+from tests.pretend_gpu.models import made
+from tests.pretend_gpu.natively import natively
+from tests.pretend_gpu.places import Fixed, Halves, Packed, mapped
+from tests.pretend_gpu.same import differences
+from tests.subjects import normal, seeded
+
+
+def places(model: nn.Module) -> list[str]:
+    return [str(x.device) for x in (*model.parameters(), *model.buffers())]
+
+
+@natively
+def test_an_audit_goes_where_its_model_is() -> None:
+    model = seeded(lambda: nn.Linear(4, 2)).to("pretend:1")
+    weight = model.weight.data_ptr()
+    audit = auditor.audit(model, (normal(3, 4).to("pretend:1"),), formats="fp16")
+    assert (audit.environment.execution, audit.environment.device) == ("native", "Pretend GPU")
+    assert audit.subject.model is model
+    assert places(model) == ["pretend:1", "pretend:1"] and model.weight.data_ptr() == weight
+
+
+@natively
+def test_inputs_of_the_cpu_go_to_the_model() -> None:
+    model = seeded(lambda: nn.Linear(4, 2)).to("pretend:1")
+    audit = auditor.audit(model, (normal(3, 4),), formats="fp16")
+    assert audit.environment.execution == "native" and places(model) == ["pretend:1", "pretend:1"]
+
+
+def by_hand(first: Any, second: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return Halves(first, second).eval()
+
+
+def by_map(first: Any, second: Any) -> nn.Module:
+    model = by_hand("cpu", "cpu")
+    return mapped(model, {"enter": first, "inside": second, "leave": first})
+
+
+@pytest.mark.parametrize("spread", [by_hand, by_map])
+@natively
+def test_a_model_over_two_gpus_is_audited_where_it_is(spread: Callable[[Any, Any], nn.Module]) -> None:
+    model, inputs = spread("pretend:0", "pretend:1"), (normal(6, 8),)
+    before = places(model)
+    native = auditor.audit(model, inputs)
+    assert len(set(before)) == 2 and places(model) == before
+    assert (native.environment.execution, native.environment.device) == ("native", "2 x Pretend GPU")
+    emulated = auditor.audit(spread("cpu", "cpu"), inputs, device="cpu")
+    found = differences(emulated, native, transfers=True)
+    assert not found, found
+    assert any(plan.verified for plan in native.plans.values())
+
+
+@natively
+def test_a_model_that_names_its_devices_is_refused_elsewhere_in_one_line() -> None:
+    model, inputs = seeded(Fixed).eval(), (normal(2, 8).to("pretend:0"),)
+    assert auditor.audit(model, inputs, formats="fp16").environment.execution == "native"
+    for device in ("cpu", "pretend:0"):
+        with pytest.raises(AuditorError, match=r"runs on pretend:0, pretend:1 and not on .*device=auto") as caught:
+            auditor.audit(model, inputs, device=device)
+        assert caught.value.slug == "no-copy" and "\n" not in str(caught.value)
+
+
+@natively
+def test_lengths_that_have_to_stay_on_the_cpu_do() -> None:
+    inputs = normal(2, 5, 4), torch.tensor([5, 3])
+    audit = auditor.audit(seeded(Packed).eval(), inputs, device="pretend", formats="fp16")
+    assert audit.environment.execution == "native"
+
+
+FILE = """
+from tests.pretend_gpu.start import start
+
+start()
+
+import torch
+from tests.pretend_gpu.places import Halves
+
+
+def build():
+    torch.manual_seed(0)
+    return Halves("pretend:0", {second!r}).eval()
+
+
+def get_inputs():
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+"""
+
+
+@pytest.mark.parametrize("second", ["pretend:0", "pretend:1"])
+@natively
+def test_a_file_may_put_its_model_on_gpus_and_its_inputs_on_the_cpu(second: str) -> None:
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "placed.py")
+        file.write_text(FILE.format(second=second), encoding="utf-8")
+        assert main([f"{file}:build", "--out", f"{folder}/out", "--formats", "fp16", "--strategies", "autocast"]) == 0
+        audit = auditor.load(f"{folder}/out")
+    (plan,) = audit.plans.values()
+    assert audit.environment.execution == "native" and plan.verified
+    assert plan.verification is not None and plan.verification.execution == "native"
+
+
+@natively
+def test_audits_keep_no_copy_of_the_model() -> None:
+    model, inputs = made("mlp")
+    before = _used()
+    audit = auditor.audit(model, inputs, device="pretend:1", formats="fp16")
+    assert audit.subject.model is model
+    assert _used() == before
+
+
+def _used() -> list[int]:
+    import gc
+
+    from tests.pretend_gpu.memory import ALLOCATOR
+
+    gc.collect()
+    return list(ALLOCATOR.used)

@@ -1,0 +1,179 @@
+"""What can go wrong on a GPU alone: one test each, of whole audits where it takes one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import auditor
+from auditor.cli import main
+from auditor.formats.metrics import output_error
+from auditor.formats.table import dtype_of
+from tests.opinfo import HALVES
+from tests.pretend_gpu.memory import ALLOCATOR
+from tests.pretend_gpu.natively import natively
+from tests.pretend_gpu.same import differences
+from tests.subjects import normal, seeded
+
+
+class Own(nn.Module):
+    """Its author runs a part low, and a loss that autocast refuses outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.inside, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            hidden = self.inside(self.enter(x)).relu()
+        scores = self.leave(hidden.float()).sigmoid()
+        return F.binary_cross_entropy(scores, torch.full_like(scores, 0.5), reduction="none")
+
+
+class Loud(nn.Module):
+    """A recurrent layer whose input is beyond float16 and within bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over, self.head = nn.RNN(8, 8, nonlinearity="relu", batch_first=True), nn.Linear(8, 4)
+        self.over.weight_ih_l0.data.abs_().mul_(1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.over(x + 1e5)[0])
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(x).chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if self.training else 0.0))
+
+
+def audits(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[auditor.Audit, auditor.Audit]:
+    emulated, native = (auditor.audit(model, inputs, device=device, **options) for device in ("cpu", "pretend"))
+    return emulated, native
+
+
+def same(emulated: auditor.Audit, native: auditor.Audit) -> None:
+    found = differences(emulated, native)
+    assert not found, found
+
+
+@natively
+def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
+    same(*audits(seeded(Own).eval(), normal(4, 8), formats="fp16"))
+
+
+@pytest.mark.parametrize("fmt", HALVES)
+@natively
+def test_recurrent_layers_answer_in_float16_under_autocast(fmt: str) -> None:
+    """aten/src/ATen/cudnn/AutocastRNN.cpp casts to kHalf, whatever the region asks for."""
+    layer, x = seeded(lambda: nn.GRU(4, 4)), normal(3, 2, 4)
+    with auditor.imitated("cuda"), torch.autocast("cuda", dtype=dtype_of(fmt)):
+        imitated = layer(x)[0]
+    with torch.autocast("pretend", dtype=dtype_of(fmt)):
+        native = layer.to("pretend")(x.to("pretend"))[0]
+    assert imitated.dtype is native.dtype is torch.float16
+    assert torch.equal(imitated, native.cpu())
+
+
+@natively
+def test_their_overflow_is_found_in_bf16_too() -> None:
+    emulated, native = audits(seeded(Loud).eval(), normal(2, 3, 8), formats="bf16", strategies="autocast")
+    for audit in (emulated, native):
+        assert not audit.baselines["autocast_bf16"].finite
+        plan = audit.plans["autocast_bf16"]
+        assert plan.verified and {plan.scopes[path].precision for path in ("", "over") if path in plan.scopes} == {
+            "fp32"
+        }
+        assert any(reason.modules == ("over",) and "non-finite" in reason.words for reason in plan.reasons)
+    same(emulated, native)
+
+
+@natively
+def test_attention_drops_the_same_entries_low_and_in_fp32() -> None:
+    model, x, target = seeded(Attending), normal(2, 6, 8), torch.zeros(2, 6, 4)
+    emulated, native = audits(
+        model,
+        x,
+        target,
+        mode="training",
+        loss_fn=lambda y, t: (y - t).square().mean(),
+        formats="fp16",
+        strategies="autocast",
+    )
+    found = native.training.errors if native.training else {}
+    assert found and all(error is not None and error < 0.05 for error in found.values()), found
+    same(emulated, native)
+
+
+@natively
+def test_a_large_1x1_convolution_on_one_thread() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+        audit = auditor.audit(
+            seeded(lambda: model).eval(), (normal(1, 8, 128, 128),), device="pretend", formats="fp16", quick=True
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert audit.environment.execution == "native"
+
+
+@pytest.mark.parametrize("as_criterion", [False, True])
+@natively
+def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:
+    seen: set[str] = set()
+
+    def off(reference: Any, candidate: Any) -> float:
+        pair = (reference, candidate) if as_criterion else (*reference, *candidate)
+        seen.update(x.device.type for x in pair)
+        return output_error([reference], [candidate]) if as_criterion else output_error(reference, candidate)
+
+    model = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))).eval()
+    how: dict[str, Any] = {"criteria": {"output": (off, 0.01)}} if as_criterion else {"metric": off}
+    auditor.audit(model, (normal(4, 8),), device="pretend", formats="fp16", **how)
+    assert seen == {"cpu"}
+
+
+@natively
+def test_cached_memory_is_given_back_before_another_process_verifies() -> None:
+    held: list[int] = []
+    with TemporaryDirectory() as folder, _processes(held):
+        file = Path(folder, "model.py")
+        text = (
+            "from tests.pretend_gpu.start import start\n\nstart()\n\nfrom torch import nn\n\nmodel = nn.Linear(8, 8)\n"
+        )
+        file.write_text(text + "example_inputs = __import__('torch').ones(2, 8)\n", encoding="utf-8")
+        out = [f"{file}", "--out", f"{folder}/out", "--formats", "fp16", "--strategies", "autocast"]
+        assert main([*out, "--device", "pretend"]) == 0
+    assert held and not any(held)
+
+
+@contextmanager
+def _processes(held: list[int]) -> Iterator[None]:
+    """Adds what the GPU caches, and nothing uses, whenever a process is started."""
+    original = subprocess.Popen.__init__
+
+    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
+        held.append(sum(ALLOCATOR.cached))
+        original(self, *args, **kwargs)
+
+    subprocess.Popen.__init__ = begun  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = original  # type: ignore[method-assign]
