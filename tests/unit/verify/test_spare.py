@@ -24,7 +24,7 @@ TELLING = """
 import json
 with open("../../../../seen.json", "w") as seen:
     json.dump({
-        "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path[0], "stdin": sys.stdin.read(),
+        "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path[0], "own": os.getcwd() in sys.path, "stdin": sys.stdin.read(),
         "term": repr(signal.getsignal(signal.SIGTERM)), "interrupt": repr(signal.getsignal(signal.SIGINT)),
         "leader": os.getpgid(0) == os.getpid(), "grad": torch.is_grad_enabled(),
         "open": sorted(os.listdir("/proc/self/fd"), key=int)[:3],
