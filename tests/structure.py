@@ -42,7 +42,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "cli"),
+    "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

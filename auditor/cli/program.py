@@ -13,7 +13,7 @@ from .. import ranks
 from ..errors import AuditorError, first_line
 from ..raised import hiding, out_of_memory, time_is_up
 from ..report.words import printable
-from . import audit, completion, diff, explain_layer, guard, options, snippet, streams, verbs
+from . import audit, completion, diff, explain_layer, fleet, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
 
 
@@ -127,6 +127,7 @@ VERBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse
     "apply": (verbs.apply_parser, verbs.apply),
     "snippet": (snippet.snippet_parser, snippet.snippet),
     "diff": (diff.diff_parser, diff.diff),
+    "fleet": (fleet.fleet_parser, fleet.fleet),
     "completion": (completion.completion_parser, _complete),
 }
 

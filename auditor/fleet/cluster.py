@@ -1,0 +1,78 @@
+"""A fleet on a Ray cluster: each audit is a task, on whichever node has a processor free."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import folder
+from ..errors import AuditorError
+from ..records.audit import FILES
+from .outcome import Outcome, asked_of
+from .running import Task, run
+
+Answer = tuple[Outcome, dict[str, str]]
+"""How an audit ended, and its files."""
+
+
+def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome], None]) -> None:
+    """Make all audits on a cluster; `done` hears of each as it ends, when its files are in place here.
+
+    A task whose node is lost is made again elsewhere, as often as its retries say; one that is lost for good harms no
+    other. Targets' files have to be there, at the same paths, on every node. Raises: AuditorError(slug="no-ray").
+    """
+    ray = _connected(address)
+    try:
+        audited = ray.remote(num_cpus=1)(_audited)
+        waiting = {audited.options(max_retries=task.retries).remote(task): task for task in tasks}
+        while waiting:
+            ready, _ = ray.wait([*waiting], num_returns=1)
+            for reference in ready:
+                task = waiting.pop(reference)
+                done(task, _kept(task, ray, reference))
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise AuditorError(f"--address needs ray ({error}): pip install ray, or leave it out", slug="no-ray") from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise AuditorError(
+            f"there is no Ray cluster at {address}: start one with `ray start --head`", "no-ray"
+        ) from error
+    return ray
+
+
+def _audited(task: Task) -> Answer:
+    """What runs on a node: the audit, into a folder of the node's own."""
+    scratch = Path(tempfile.mkdtemp(prefix=folder.own()))
+    try:
+        ended = run(replace(task, out=scratch / "audit"))
+        there = [scratch / "audit" / name for name in FILES]
+        return ended, {
+            file.name: file.read_text(encoding="utf-8") for file in there if ended.audited and file.is_file()
+        }
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _kept(task: Task, ray: Any, reference: Any) -> Outcome:
+    try:
+        ended, texts = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
+        return Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
+    if texts:
+        folder.write(task.out, texts)
+    outcome: Outcome = ended
+    return outcome

@@ -1,0 +1,104 @@
+"""The page about a fleet: a row for every target, and the way to its report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from ..document.compared import Record, read
+from ..errors import AuditorError
+from ..report.diff_words import error, speedup
+from ..report.templates import environment
+from ..report.words import count
+from .outcome import Outcome
+from .targets import Target
+from .worse import worse
+
+REPORT = "report.html"
+STATES = ("failed", "worse", "no plan", "findings", "clean", "waiting")
+"""What a target may be, the most urgent first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One target. state: of STATES; link: to its report; worse: what got worse since the baseline, a line each."""
+
+    name: str
+    target: str
+    state: str
+    said: str = ""
+    link: str | None = None
+    plan: str | None = None
+    error: str = ""
+    budget: str = ""
+    speedup: str = ""
+    findings: Mapping[str, int] | None = None
+    seconds: float | None = None
+    worse: Sequence[str] = ()
+
+
+def rows_of(
+    targets: Sequence[Target], outcomes: Mapping[str, Outcome], directory: Path, baseline: Path | None
+) -> list[Row]:
+    """A row for each target, in their order. baseline: the directory of an earlier fleet."""
+    return [_row(target, outcomes.get(target.name), directory, baseline) for target in targets]
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """The fleet in one sentence."""
+    found = Counter(row.state for row in rows)
+    told = {
+        "failed": f"{found['failed']:,} failed",
+        "worse": f"{found['worse']:,} got worse",
+        "no plan": f"{found['no plan']:,} without a plan to recommend",
+        "waiting": f"{found['waiting']:,} not audited yet",
+    }
+    said = [words for state, words in told.items() if found[state]]
+    return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'every one has a plan to recommend'}."
+
+
+def render(rows: Sequence[Row], baseline: Path | None) -> str:
+    """The page, one file that loads nothing."""
+    order = sorted(rows, key=lambda row: STATES.index(row.state))
+    states = [(state, number) for state in STATES if (number := sum(row.state == state for row in rows))]
+    page = environment().get_template("fleet.html.jinja")
+    return page.render(rows=order, states=states, headline=headline(rows), baseline=baseline)
+
+
+def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Path | None) -> Row:
+    named = target.words[-1]
+    if outcome is None:
+        return Row(target.name, named, "waiting")
+    before = _record(baseline / target.name) if baseline is not None else None
+    after = _record(directory / target.name) if outcome.audited else None
+    if after is None:
+        lost = ["there was an audit before"] if before is not None else []
+        said = outcome.said or "its files are not there, or cannot be read"
+        return Row(target.name, named, "failed", said, seconds=outcome.seconds, worse=lost)
+    plan = after.plans.get(after.recommended or "")
+    findings = Counter(finding.severity for finding in after.findings)
+    lines = worse(before, after) if before is not None else []
+    state = "worse" if lines else "no plan" if plan is None else "findings" if outcome.code == 1 else "clean"
+    return Row(
+        name=target.name,
+        target=named,
+        state=state,
+        link=f"{quote(target.name)}/{REPORT}",
+        plan=after.recommended,
+        error=error(plan) if plan else "",
+        budget=after.settings["budget"],
+        speedup=speedup(plan) if plan else "",
+        findings=findings,
+        seconds=outcome.seconds,
+        worse=lines,
+    )
+
+
+def _record(directory: Path) -> Record | None:
+    try:
+        return read(directory)
+    except AuditorError:
+        return None

@@ -1,0 +1,82 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from auditor.fleet import running
+from auditor.fleet.local import run_all
+from auditor.fleet.running import Task, run
+from auditor.fleet.targets import Target
+
+
+@pytest.fixture
+def scripted(monkeypatch, tmp_path):
+    """Tasks whose audit is a script of this test."""
+
+    def task(name, script, **how):
+        return Task(Target(name, (script,), tmp_path), tmp_path / name, **how)
+
+    monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.target.words[0]])
+    return task
+
+
+def test_findings_are_an_audit_and_an_error_says_its_line(scripted):
+    assert run(scripted("a", "import sys; sys.exit(1)")).audited
+    script = "import sys; print('warning: w\\nerror: no such file\\nhint: look', file=sys.stderr); sys.exit(2)"
+    ended = run(scripted("b", script))
+    assert not ended.audited
+    assert ended.said == "no such file"
+
+
+def test_one_that_a_signal_ended_is_tried_again_and_others_are_not(scripted):
+    killed = run(scripted("a", "import os; os.kill(os.getpid(), 9)", retries=2))
+    assert (killed.tries, killed.said) == (3, "the process was killed by SIGKILL")
+    assert not killed.audited
+    assert run(scripted("b", "import sys; sys.exit(2)", retries=2)).tries == 1
+
+
+def test_one_that_crashed_once_is_audited(scripted, tmp_path):
+    script = (
+        "import os, pathlib, signal\nseen = pathlib.Path('seen')\n"
+        "if not seen.exists():\n    seen.touch()\n    os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    ended = run(scripted("a", script, retries=1))
+    assert ended.audited
+    assert ended.tries == 2
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(scripted, tmp_path):
+    script = "import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\nopen('child', 'w').write(str(child.pid))\ntime.sleep(60)"
+    ended = run(scripted("a", script, limit=1.5))
+    assert ended.said == "it took longer than 1.5 seconds"
+    child = int((tmp_path / "child").read_text())
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
+    assert state in ("", "Z")
+
+
+def test_a_fleet_goes_on_where_one_fails(scripted):
+    ends = {}
+    tasks = [scripted("a", "import os; os.abort()"), scripted("b", "pass"), scripted("c", "import sys; sys.exit(2)")]
+    run_all(tasks, 2, lambda task, ended: ends.update({task.target.name: ended.audited}))
+    assert ends == {"a": False, "b": True, "c": False}
+
+
+def test_an_interrupted_fleet_leaves_nothing_running(scripted, tmp_path):
+    script = "import os, time\nopen(f'pid{os.getpid()}', 'w').close()\ntime.sleep(60)"
+    tasks = [scripted(name, script) for name in "abc"]
+
+    def interrupt():
+        while len([*tmp_path.glob("pid*")]) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_all(tasks, 2, lambda task, ended: None)
+    started = [int(file.name.removeprefix("pid")) for file in tmp_path.glob("pid*")]
+    assert len(started) == 2
+    assert not [pid for pid in started if subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0]

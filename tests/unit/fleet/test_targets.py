@@ -1,0 +1,77 @@
+import pytest
+
+from auditor.cli.fleet import _known, _wrong
+from auditor.errors import AuditorError
+from auditor.fleet.targets import read
+
+
+def written(tmp_path, text):
+    file = tmp_path / "targets.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_options_become_words_and_a_target_goes_before_the_defaults(tmp_path):
+    file = written(
+        tmp_path,
+        """
+[defaults]
+formats = ["fp16", "bf16"]
+max-error = 0.1
+
+[[target]]
+name = "small net"
+target = "net.py:Net(width=8)"
+max_error = 0.001
+quick = true
+model-explorer = false
+criterion = ["logits: kl <= 0.01", "boxes: max_abs <= 0.5"]
+""",
+    )
+    (target,) = read(file, _known(), _wrong)
+    assert target.name == "small net"
+    assert target.folder == tmp_path
+    assert set(target.words[:-1]) == {
+        "--formats=fp16,bf16",
+        "--max-error=0.001",
+        "--quick",
+        "--criterion=logits: kl <= 0.01",
+        "--criterion=boxes: max_abs <= 0.5",
+    }
+    assert target.words[-1] == "net.py:Net(width=8)"
+
+
+ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it names no model"),
+        ("[[target]\n", "targets.toml: "),
+        ("[target]\nname = 'a'\n", "it names no model"),
+        (ONE + "[[targets]]\n", "there is no table 'targets'"),
+        ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = '" + "a" * 101 + "'\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = 'a'\n", "target 'a' has no `target`"),
+        (ONE + ONE.replace('"a"', '"A"'), "two targets are called 'A'"),
+        (ONE + "formatz = 'fp16'\n", "'formatz', which is no option of an audit in a fleet: did you mean formats?"),
+        (ONE + "out = 'b'\n", "'out', which is no option"),
+        (ONE + "formats = 'fp7'\n", "target 'a': argument --formats: "),
+        (ONE + "max-error = -1\n", "target 'a': argument --max-error: "),
+        (ONE + "seed = {}\n", "seed must be a plain value"),
+        (ONE + "[defaults]\nsed = 1\n", "[defaults] has 'sed'"),
+    ],
+)
+def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path, text, said):
+    with pytest.raises(AuditorError) as raised:
+        read(written(tmp_path, text), _known(), _wrong)
+    assert raised.value.slug == "bad-fleet"
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(AuditorError, match="cannot be read"):
+        read(tmp_path / "none.toml", _known(), _wrong)

@@ -1,0 +1,88 @@
+"""`auditor fleet` as a user calls it, with audits that are made up."""
+
+import sys
+
+import pytest
+
+from auditor import cli
+from auditor.fleet import running
+
+SCRIPT = """
+import pathlib, sys
+name, out = sys.argv[1:]
+with open("calls", "a") as calls:
+    calls.write(name + "\\n")
+if name == "bad.py":
+    print("error: it cannot be loaded", file=sys.stderr)
+    sys.exit(2)
+pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+pathlib.Path(out, "plan.json").write_bytes(pathlib.Path("plan.json").read_bytes())
+"""
+
+FLEET = '[[target]]\nname = "one"\ntarget = "one.py"\n[[target]]\nname = "two"\ntarget = "two.py"\n'
+BAD = '[[target]]\nname = "bad"\ntarget = "bad.py"\n'
+
+
+@pytest.fixture
+def fleet(monkeypatch, tmp_path):
+    from tests.unit.report.factory import make_audit
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.py").write_text(SCRIPT, encoding="utf-8")
+    made = make_audit(5)
+    made.save(tmp_path / "made")
+    (tmp_path / "made" / "plan.json").rename(tmp_path / "plan.json")
+    monkeypatch.setattr(
+        running,
+        "command_of",
+        lambda task: [sys.executable, "audit.py", task.target.words[-1], str(task.out.absolute())],
+    )
+
+    def called(text, *options):
+        (tmp_path / "targets.toml").write_text(text, encoding="utf-8")
+        return cli.main(["fleet", "targets.toml", "--out", "out", "--jobs", "1", *options])
+
+    return called
+
+
+def calls(tmp_path):
+    file = tmp_path / "calls"
+    return file.read_text().split() if file.exists() else []
+
+
+def test_what_is_done_is_not_done_again(fleet, tmp_path, capsys):
+    fleet(FLEET)
+    assert calls(tmp_path) == ["one.py", "two.py"]
+    fleet(FLEET + BAD)
+    assert calls(tmp_path) == ["one.py", "two.py", "bad.py"]
+    fleet(FLEET + BAD, "--again")
+    assert len(calls(tmp_path)) == 6
+    told = capsys.readouterr()
+    assert "bad: failed, it cannot be loaded\n" in told.out
+    assert "Fleet    out/index.html\n" in told.out
+    assert "3 of 3, bad, " in told.err
+
+
+def test_a_failure_is_exit_code_1_and_is_tried_anew_next_time(fleet, tmp_path):
+    assert fleet(BAD) == 1
+    assert fleet(BAD) == 1
+    assert calls(tmp_path) == ["bad.py", "bad.py"]
+    assert "it cannot be loaded" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
+        (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
+        (FLEET, ("--out", "targets.toml"), "targets.toml"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):
+    assert fleet(text, *options) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert told.err.startswith("error: ")
+    assert told.out == ""
+    assert not (tmp_path / "out").exists()
+    assert calls(tmp_path) == []
