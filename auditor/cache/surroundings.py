@@ -101,7 +101,7 @@ _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("matmul precision", torch.get_float32_matmul_precision),
     ("deterministic", torch.are_deterministic_algorithms_enabled),
     ("deterministic, warning", torch.is_deterministic_algorithms_warn_only_enabled),
-    ("autocast", lambda: [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]),
+    ("autocast states", lambda: [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]),
     ("subnormal", _subnormal),
     ("mkldnn", lambda: torch.backends.mkldnn.enabled),
     ("mkldnn deterministic", lambda: torch.backends.mkldnn.deterministic),

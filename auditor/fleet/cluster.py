@@ -57,7 +57,7 @@ def _audited(task: Task) -> Answer:
     """What runs on a node: the audit, into a folder of the node's own."""
     scratch = Path(tempfile.mkdtemp(prefix=folder.own()))
     try:
-        ended = run(replace(task, out=scratch / "audit"))
+        ended = run(replace(task, directory=scratch / "audit"))
         there = [scratch / "audit" / name for name in FILES]
         return ended, {
             file.name: file.read_text(encoding="utf-8") for file in there if ended.audited and file.is_file()
@@ -73,6 +73,6 @@ def _kept(task: Task, ray: Any, reference: Any) -> Outcome:
         said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
         return Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
     if texts:
-        folder.write(task.out, texts)
+        folder.write(task.directory, texts)
     outcome: Outcome = ended
     return outcome

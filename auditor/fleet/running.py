@@ -28,11 +28,11 @@ LOOK = 0.05
 
 @dataclass(frozen=True)
 class Task:
-    """An audit that is to be made. out: where its files go. limit: seconds for it. retries: how often it is tried again
+    """An audit that is to be made. directory: where its files go. limit: seconds for it. retries: how often it is tried again
     where a signal ended it."""
 
     target: Target
-    out: Path
+    directory: Path
     limit: float | None = None
     retries: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def run(task: Task, ended: Callable[[], bool] = lambda: False) -> Outcome:
 
 def command_of(task: Task) -> list[str]:
     """What makes the audit."""
-    return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.out.absolute()), "--quiet"]
+    return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
 def _tried(task: Task, ended: Callable[[], bool]) -> tuple[int, str, bool]:

@@ -35,7 +35,7 @@ def fleet(monkeypatch, tmp_path):
     monkeypatch.setattr(
         running,
         "command_of",
-        lambda task: [sys.executable, "audit.py", task.target.words[-1], str(task.out.absolute())],
+        lambda task: [sys.executable, "audit.py", task.target.words[-1], str(task.directory.absolute())],
     )
 
     def called(text, *options):

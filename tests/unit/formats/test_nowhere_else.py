@@ -16,9 +16,11 @@ NAMES = re.compile(r"(?<![a-z0-9])(fp16|bf16|b?float16)(?![0-9])")
 """`fp16`, `bf16`, `float16` and `bfloat16`, also as a part of a longer name."""
 
 ALLOWED = {
+    "cache/surroundings.py": "flags of torch, by their names",
     "document/contents.py": "the rounding of gradients that plan.json has keys for",
     "document/reference.py": "an example, in a document",
     "facts/table.py": "examples of addresses, and the names that facts had before they were kept by format",
+    "graphs/onnxmodel.py": "types of the ONNX format",
     "imitation/mode.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
     "measure/backward.py": "differences that enter inner products alone are kept in two bytes",
     "measure/testrun.py": "differences that enter inner products alone are kept in two bytes",
@@ -30,6 +32,7 @@ ALLOWED = {
     "plan/units.py": "the rounding that a metric is tried on",
     "records/audit.py": "examples, in a document",
     "records/plan.py": "examples, in a document",
+    "records/run.py": "values, in a document",
     "replay/running.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
     "report/following.py": "formats to ask for where no plan holds",
     "report/gradients.py": "loss scaling, which FP16 needs",
@@ -41,6 +44,7 @@ ALLOWED = {
     "snippets/offer.py": "loss scaling, which FP16 needs",
     "snippets/onnx.py": "a converter to FP16",
     "state/half.py": "text of patched_model.py, which has nothing but torch to read",
+    "state/flags.py": "flags of torch, by their names",
     "strategies/runtime.py": "text of patched_model.py, which has nothing but torch to read",
     "tape/stand_in.py": "the format that stands in for those without a dtype",
     "training/advice.py": "loss scaling, which FP16 needs, and weights stored in BF16",
@@ -50,6 +54,7 @@ ALLOWED = {
     "training/trials.py": "loss scaling, which FP16 needs",
     "training/updates.py": "weights stored in BF16",
     "training/window.py": "loss scaling, which FP16 needs",
+    "verify/onnxruns.py": "types of the ONNX format",
 }
 """{file: what it says of the one format}."""
 
