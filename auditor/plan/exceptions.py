@@ -12,32 +12,43 @@ if TYPE_CHECKING:
 
 
 def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{module: names of functions}, of modules whose own forward has products that are worth running low."""
-    worthy = _with_products(problem)
+    """{module: names of functions}, of modules whose own forward has products that are worth running low.
+
+    Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.
+    """
+    safe, able = _products(problem, "safe"), _products(problem, "safe", "sensitive")
     found: dict[str, set[str]] = {}
+    unsafe: dict[str, set[str]] = {}
     casts = set[str]()  # these say themselves what they give
     for name, node in problem.capture.nodes.items():
-        if node.function is None or node.owner not in worthy:
+        if node.function is None or node.owner not in able:
             continue
+        verdict = _verdict(problem, name)
         if operation(node.op).cast:
             casts.add(node.function.path)
-        elif _troubles(problem, name):
+        elif verdict != "safe":
             found.setdefault(node.owner, set()).add(node.function.path)
-    left = {owner: frozenset(names - casts) for owner, names in found.items() if worthy[owner] - names}
+            if verdict != "sensitive":
+                unsafe.setdefault(node.owner, set()).add(node.function.path)
+    left = {
+        owner: frozenset(names - casts)
+        for owner, names in found.items()
+        if safe.get(owner, set()) - names or (owner in unsafe and able[owner] - unsafe[owner])
+    }
     return {owner: names for owner, names in left.items() if names}
 
 
-def _with_products(problem: Problem) -> Mapping[str, set[str]]:
-    """{module: functions of its own whose products are safe low; "" for those that no function of torch made}."""
+def _products(problem: Problem, *verdicts: str) -> Mapping[str, set[str]]:
+    """{module: functions of its own with products of these verdicts; "" for those that no function of torch made}."""
     found: dict[str, set[str]] = {}
     for name, node in problem.capture.nodes.items():
-        if problem.costs[name].flops and operation(node.op).product and not _troubles(problem, name):
+        if problem.costs[name].flops and operation(node.op).product and _verdict(problem, name) in verdicts:
             found.setdefault(node.owner, set()).add(node.function.path if node.function is not None else "")
     return found
 
 
-def _troubles(problem: Problem, name: str) -> bool:
-    """Whether a node that a plan may lower is unsafe low, or dear in error; what autocast protects by itself is not lowered."""
+def _verdict(problem: Problem, name: str) -> str:
+    """That of a node which a plan may lower; what autocast protects by itself, or the author runs low, is `safe` here."""
     verdict = problem.verdicts.get(name)
-    troubles = name not in problem.kept and verdict is not None and verdict.verdict != "safe"
-    return troubles and problem.lowest.resolution.touches_low(name)
+    lowered = name not in problem.kept and problem.lowest.resolution.touches_low(name)
+    return verdict.verdict if verdict is not None and lowered else "safe"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
@@ -31,6 +32,13 @@ def test_nothing_is_offered_where_nothing_is_unsafe() -> None:
     assert offered(seeded(FlatBlock), *LARGE, strategy="autocast") == {}  # autocast raises them by itself
 
 
+def error_by_hand(kind: type[nn.Module], inputs: tuple[Tensor, ...], audit: Audit, plan: str) -> float:
+    with torch.no_grad():
+        expected = seeded(kind)(*inputs).double()
+    ((found,),) = run_patched(auditor.apply(seeded(kind), audit, plan), [(inputs, {})], "cpu")
+    return float((found.double() - expected).norm() / expected.norm())
+
+
 class Norm(nn.Module):
     """A module of its own for what is unsafe: an island does, and there is no product in it."""
 
@@ -53,6 +61,54 @@ def test_products_that_are_all_unsafe_are_no_reason_for_exceptions() -> None:
     assert offered(Unsafe(), 400 * normal(2, 8, 32)) == {}
 
 
+class Distances(nn.Module):
+    """Distances by expansion, whose terms cancel, then layers that are dear in BF16 and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = nn.Parameter(8 + torch.randn(16, 32) / 4)
+        self.mix = nn.Parameter(0.25 + torch.randn(32, 16) / 6)
+        self.out = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = x.pow(2).sum(-1, keepdim=True) + self.book.pow(2).sum(-1) - 2 * (x @ self.book.T)
+        near = torch.exp(-apart)
+        return F.linear(F.silu(F.linear(3 * near / near.sum(-1, keepdim=True), self.mix)), self.out)
+
+
+def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> None:
+    inputs = (8 + normal(12, 32) / 4,)
+    audit = auditor.audit(seeded(Distances), inputs, formats=("bf16",), strategies=("autocast",))
+    verdicts = {report.node.name: report.verdicts["bf16"].verdict for report in audit.nodes if report.node.function}
+    products = [report.node for report in audit.nodes if report.node.op == "aten.linear.default"]
+    assert "sensitive" in {verdicts[node.name] for node in products}
+    assert "safe" not in {verdicts[node.name] for node in products}
+    plan = audit.plans["autocast_bf16"]
+    assert plan.verified
+    assert plan.low_precision_flops >= 0.5
+    assert ("", "matmul") in plan.exceptions
+    assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
+
+
+class Dear(nn.Module):
+    """Two layers in one forward, dear in BF16 as most are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(32, 32) / 6)
+        self.out = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.silu(x @ self.mix), self.out)
+
+
+def test_nothing_is_offered_where_products_are_dear_and_nothing_is_unsafe() -> None:
+    problem = bench_of(seeded(Dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
+    verdicts = {name: problem.verdicts[name].verdict for name in ("matmul", "linear")}
+    assert set(verdicts.values()) == {"sensitive"}
+    assert problem.exceptions == {}
+
+
 @pytest.fixture(scope="module")
 def audited() -> Audit:
     return auditor.audit(seeded(FlatBlock), LARGE, formats=("fp16",), strategies=("cast",))
@@ -73,12 +129,7 @@ def test_a_flat_block_runs_low_but_for_what_is_unsafe(audited: Audit) -> None:
 
 def test_the_plan_errs_as_stated_on_another_build(audited: Audit) -> None:
     plan = audited.plans["cast_fp16"]
-    with torch.no_grad():
-        (expected,) = [seeded(FlatBlock)(*LARGE)]
-    patched = auditor.apply(seeded(FlatBlock), audited, "cast_fp16")
-    ((found,),) = run_patched(patched, [(LARGE, {})], "cpu")
-    error = float((found.double() - expected.double()).norm() / expected.double().norm())
-    assert error == pytest.approx(plan.measured_error, rel=1e-6)
+    assert error_by_hand(FlatBlock, LARGE, audited, "cast_fp16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
 def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
