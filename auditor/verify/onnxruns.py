@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.dlpack import from_dlpack
 
 from .programs import serve
 from .running import Answers, failure_of
@@ -41,9 +42,26 @@ def run_model(file: Path, batches: list[Any], settings: dict[str, Any]) -> Answe
 def _answer(session: Any, batch: Any) -> list[torch.Tensor]:
     given = [x for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor)]
     taken = session.get_inputs()
-    fed = {each.name: x.to(_NAMES.get(each.type, x.dtype)).cpu().numpy() for each, x in zip(taken, given, strict=True)}
-    found = [torch.from_numpy(x) for x in session.run(None, fed)]
-    return [x.float() if x.dtype is torch.float16 else x for x in found]
+    fed = {each.name: _fed(x.to(_NAMES.get(each.type, x.dtype)).cpu()) for each, x in zip(taken, given, strict=True)}
+    found = [_taken(x) for x in session.run_with_ort_values(None, fed)]
+    return [x.float() if x.dtype in _NAMES.values() else x for x in found]
+
+
+def _fed(x: torch.Tensor) -> Any:
+    """A tensor as onnxruntime takes it; NumPy has no BF16, whose bits go by another name."""
+    from onnx import TensorProto
+    from onnxruntime import OrtValue
+
+    x = x.contiguous()
+    if x.dtype is _NAMES["tensor(bfloat16)"]:
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(x.view(torch.uint16).numpy(), TensorProto.BFLOAT16)
+    return OrtValue.ortvalue_from_numpy(x.numpy())
+
+
+def _taken(value: Any) -> torch.Tensor:
+    if value.data_type() == "tensor(bfloat16)":
+        return from_dlpack(value).clone()
+    return torch.from_numpy(value.numpy())
 
 
 if __name__ == "__main__":

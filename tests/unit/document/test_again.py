@@ -151,6 +151,28 @@ def test_the_first_version_comes_back_as_far_as_it_goes(real: Audit, tmp_path: P
     assert all(told(found).values())
 
 
+def test_files_from_before_programs_and_kept_functions_are_read_and_applied(real: Audit, tmp_path: Path) -> None:
+    real.save(tmp_path)
+    whole = json.loads((tmp_path / "plan.json").read_text())
+    for plan in whole["plans"].values():
+        assert "program" not in plan
+        for scope in plan["scopes"].values():
+            scope.pop("keep", None)
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+    found = load(tmp_path)
+    assert found.plans.keys() == real.plans.keys() != set()
+    for name, plan in found.plans.items():
+        assert plan.program is None
+        before = real.plans[name]
+        assert {path: (choice.precision, choice.keep) for path, choice in plan.scopes.items()} == {
+            path: (choice.precision, ()) for path, choice in before.scopes.items()
+        }
+        assert plan.measured_error == pytest.approx(before.measured_error, rel=1e-6)
+        with auditor.imitated("cuda"):
+            auditor.apply(seeded(), tmp_path, name)(torch.randn(4, 8))
+    assert all(told(found).values())
+
+
 def test_a_plan_alone_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(texts(real)["plan.json"])
     found = load(tmp_path)

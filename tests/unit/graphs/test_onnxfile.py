@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
@@ -80,6 +81,61 @@ def test_saving_writes_the_model(audit: Audit, tmp_path: Path) -> None:
     assert plan.program is not None
     assert plan.program.onnx is not None
     assert plan.program.onnx.error is not None
+
+
+@pytest.fixture(scope="module")
+def brain() -> Audit:
+    torch.manual_seed(0)
+    return auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")
+
+
+@pytest.mark.parametrize("ends", ["fp32", "low"])
+def test_bf16_is_checked_and_what_has_no_kernel_named(brain: Audit, ends: str) -> None:
+    done = with_onnx(brain, ends)
+    program = done.plans["graph_bf16"].program
+    assert program is not None
+    said = program.onnx
+    assert said is not None
+    assert said.error is None
+    model = onnx.load_from_string(done.programs["graph_bf16.onnx"])
+    onnx.checker.check_model(model, full_check=True)
+    types = _types_of(model)
+    assert onnx.TensorProto.FLOAT16 not in types.values()
+    assert {types[name] for name in types if "weight" in name} == {onnx.TensorProto.BFLOAT16}
+    wanted = onnx.TensorProto.FLOAT if ends == "fp32" else onnx.TensorProto.BFLOAT16
+    assert {types[port.name] for port in (*model.graph.input, *model.graph.output)} == {wanted}
+    lacking, _, rest = (
+        (said.failure or "").removeprefix("onnxruntime's CPU provider has no BF16 kernel for ").partition("(")
+    )
+    (first, *_) = [node for node in model.graph.node if node.op_type == lacking]
+    assert types[first.output[0]] == onnx.TensorProto.BFLOAT16
+    assert rest.endswith("; its types are checked")
+    assert f"checked, not run: {said.failure}" in program_line(program)
+
+
+def _types_of(model: onnx.ModelProto) -> dict[str, int]:
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    ports = (*graph.input, *graph.output, *graph.value_info)
+    return {x.name: x.type.tensor_type.elem_type for x in ports} | {x.name: x.data_type for x in graph.initializer}
+
+
+class Spectrum(nn.Module):
+    """Nothing in it can run low."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.det(x)
+
+
+def test_bf16_runs_where_there_are_kernels() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 4).bfloat16().float()
+    found = auditor.audit(Spectrum(), x, strategies="graph", formats="bf16", device="cpu")
+    done = with_onnx(found, "low")
+    said = done.plans["graph_bf16"].program.onnx  # type: ignore[union-attr]
+    assert said is not None
+    assert said.failure is None
+    expected = torch.linalg.det(x)
+    assert said.error == pytest.approx(output_error([expected], [expected.bfloat16().float()]), rel=1e-3)
 
 
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,3 +32,21 @@ def test_what_has_no_kernel_is_a_reason(tmp_path: Path) -> None:
     found = run_model(saved(tmp_path, TensorProto.BFLOAT16, "Pow"), [((torch.ones(2),), {})], {})
     assert isinstance(found, str)
     assert "\n" not in found
+
+
+def test_inputs_and_outputs_in_bf16_are_handed_over_where_there_are_kernels(tmp_path: Path) -> None:
+    low, wide = TensorProto.BFLOAT16, TensorProto.FLOAT
+    ports = [helper.make_tensor_value_info(name, low, ["n", 2]) for name in ("x", "y")]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["raised"], to=wide),
+        helper.make_node("Exp", ["raised"], ["grown"]),
+        helper.make_node("Cast", ["grown"], ["y"], to=low),
+    ]
+    graph = helper.make_graph(nodes, "three", ports[:1], ports[1:])
+    model: Any = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    save(model, tmp_path / "three.onnx")
+    x = torch.tensor([[1.01, -2.0], [0.3, 5.0]]).T  # not contiguous
+    found = run_model(tmp_path / "three.onnx", [((x,), {})], {})
+    assert isinstance(found, Answers), found
+    assert found.outputs[0][0].dtype is torch.float32
+    assert torch.equal(found.outputs[0][0], x.bfloat16().float().exp().bfloat16().float())

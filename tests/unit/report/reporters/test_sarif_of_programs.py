@@ -1,0 +1,44 @@
+"""What SARIF says of operations under a plan that is a program is true of the program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import auditor
+from auditor.report.findings import causes
+from auditor.report.reporters import sarif
+from tests.unit.graphs.models import flat
+
+
+@pytest.mark.parametrize(("formats", "kinds"), [("fp16", {"low", "kept"}), (("fp16", "bf16"), {"low", "spared"})])
+def test_what_becomes_of_operations(formats: str | tuple[str, ...], kinds: set[str]) -> None:
+    torch.manual_seed(0)
+    audit = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats=formats, device="cpu")
+    plan = audit.plans[audit.recommended or ""]
+    assert plan.program is not None
+    high = {each.node for each in plan.program.kept}
+    found = causes(audit).all
+    (run,) = json.loads(sarif.render(audit))["runs"]
+    assert len(run["results"]) == len(found)
+    seen = set()
+    for cause, result in zip(found, run["results"], strict=True):
+        nodes, said = {each.node for each in cause.members}, result["message"]["text"]
+        (bearing,) = [part for part in said.split(". ") if "the recommended plan, " in part]
+        assert bearing.startswith(f"{plan.format.upper()} as a graph, the recommended plan, ")
+        assert result["occurrenceCount"] == len(cause.members)
+        if "keeps " in bearing:
+            assert f"{len(nodes)} operations in FP32" in bearing
+            assert nodes <= high
+            seen.add("kept")
+        elif "runs the operation low and holds the budget" in bearing:
+            assert not nodes & high
+            seen.add("low")
+        else:
+            assert "is spared this: it takes FP16 with cast weights" in bearing
+            assert plan.format not in cause.formats
+            seen.add("spared")
+    assert seen == kinds
+    assert plan.verified
