@@ -29,6 +29,7 @@ from ..resources import table
 from ..runs.outputs import tensor_outputs
 from .costs import heavy
 from .energy import FORBIDDEN
+from .exceptions import needed
 from .islands import savings
 from .memory import memory_of
 from .problem import Problem
@@ -210,6 +211,7 @@ def lowers_unsafe(problem: Problem, plan: Plan) -> bool:
 
 def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Plan:
     slowest = max(curve, key=lambda point: point.seconds).seconds
+    chosen = evaluate(problem, needed(problem, chosen.precision))
     return Plan(
         name=problem.name,
         strategy=problem.strategy,

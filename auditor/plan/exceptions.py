@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..ops.table import operation
+from ..paths import of_function
+from ..replay.chosen import labelled
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -36,6 +38,18 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
         if safe.get(owner, set()) - names or (owner in unsafe and able[owner] - unsafe[owner])
     }
     return {owner: names for owner, names in left.items() if names}
+
+
+def needed(problem: Problem, precision: Mapping[str, str]) -> Mapping[str, str]:
+    """A choice without the exceptions that change nothing: what a function is handed, or autocast, has it in FP32 anyhow."""
+    kept, found = labelled(precision).keep, dict(precision)
+    for path in sorted(precision):
+        owner, name = of_function(path) or ("", "")
+        if name in kept.get(owner, ()):
+            without = {**found, path: found[owner]}
+            if problem.resolve(labelled(without)) == problem.resolve(labelled(found)):
+                found = without
+    return found
 
 
 def _products(problem: Problem, *verdicts: str) -> Mapping[str, set[str]]:

@@ -37,9 +37,10 @@ class Island:
 
     @property
     def name(self) -> str:
-        """What it is called: a path, several as one, or the root's own operations."""
+        """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
         modules = listed(self.paths, 2, self.what)
-        return f"{', '.join(self.functions)} in {modules}" if self.functions else modules
+        within = "the whole model" if self.paths == ("",) else modules
+        return f"{', '.join(self.functions)} in {within}" if self.functions else modules
 
     @property
     def which(self) -> str:

@@ -150,7 +150,8 @@ def _islands(page: Page, islands: tuple[Island, ...]) -> None:
         taken = max(30, min(cell_len(printable(name)), page.width - 42 - min(cell_len(printable(why)), 20) + 20))
         room = max(page.width - taken - 12, 8)
         fits = cell_len(printable(why)) <= room
-        page.line("    " + columns([(label(island.precision), 4), (name, taken), (why if fits else "", room)]))
+        cells = [(name, taken), (why, room)] if fits else [(name, page.width - 10)]
+        page.line("    " + columns([(label(island.precision), 4), *cells]))
         if not fits:
             page.paragraph(why, 8, WHY_LINES, "muted")
         if island.which:

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
+from auditor.patch.runtime import apply_plan
 from auditor.records import Audit
 from auditor.verify import run_patched
 from tests.flat_models import LARGE, FlatBlock
+from tests.patching import plan as planned
 from tests.planning import bench_of
 from tests.small_models import MODELS
 from tests.subjects import normal, seeded
@@ -86,7 +88,7 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     plan = audit.plans["autocast_bf16"]
     assert plan.verified
     assert plan.low_precision_flops >= 0.5
-    assert ("", "matmul") in plan.exceptions
+    assert plan.exceptions == (("", "matmul"),)  # what follows is handed FP32 by it
     assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
@@ -125,6 +127,18 @@ def test_a_flat_block_runs_low_but_for_what_is_unsafe(audited: Audit) -> None:
         if report.verdicts["fp16"].verdict == "unsafe":
             assert report.planned is not None
             assert report.planned.computed == "float32", report.node.name
+
+
+def test_every_exception_changes_what_the_model_says(audited: Audit) -> None:
+    names = [name for _, name in audited.plans["cast_fp16"].exceptions]
+
+    def said(keep: list[str]) -> Tensor:
+        scopes = {"": {"precision": "fp16", "keep": keep}}
+        ((found,),) = run_patched(apply_plan(seeded(FlatBlock), planned("cast", scopes, "fp16")), [(LARGE, {})], "cpu")
+        return found
+
+    for name in names:
+        assert not torch.equal(said([other for other in names if other != name]), said(names)), name
 
 
 def test_the_plan_errs_as_stated_on_another_build(audited: Audit) -> None:

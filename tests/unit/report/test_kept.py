@@ -39,6 +39,18 @@ def test_a_name_that_hides_modules_has_them_beside_it():
     assert islands(keeping("b.0.n", "b.1.n").plans["autocast_fp16"])[0].which == ""
 
 
+def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_of_them():
+    functions = ("add", "linalg_inv", "matmul", "mean", "rsqrt")
+    audit = make_audit(60)
+    plan = audit.plans["autocast_fp16"]
+    kept = replace(plan, scopes={"": ScopeChoice("fp16", ("a reason " * 12,), keep=functions)}, reasons=())
+    (found,) = islands(kept)
+    assert found.name == f"{', '.join(functions)} in the whole model"
+    assert found.which == ""
+    said = text.render(replace(audit, plans={**audit.plans, "autocast_fp16": kept}), width=80, color=False)
+    assert found.name in said
+
+
 def test_every_report_says_which_they_are():
     audit = keeping(*SCATTERED)
     which = each(SCATTERED)
