@@ -60,6 +60,16 @@ def test_kept_functions_give_fp32_and_products_low_values(strategy: str) -> None
     assert watch.seen["linear"] == watch.seen["matmul"] == {torch.bfloat16}
 
 
+@both
+def test_a_kept_product_is_not_lowered_by_autocast(strategy: str) -> None:
+    model = patched(strategy, scopes={"": {"precision": "bf16", "keep": ["linear"]}})
+    watch = Watch()
+    with watch, torch.no_grad():
+        model(*LARGE)
+    assert watch.seen["linear"] == {torch.float32}
+    assert watch.seen["matmul"] == {torch.bfloat16}
+
+
 class Spellings(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
