@@ -16,7 +16,7 @@ from .. import config, ranks
 from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
-from . import answer, guard, publish, streams, verbs
+from . import answer, guard, libraries, publish, streams, verbs
 
 if TYPE_CHECKING:
     from ..document.compared import Record
@@ -44,7 +44,9 @@ def audit(args: argparse.Namespace) -> int:
         known = _baseline(args.baseline)
         if args.out and ranks.leads():
             publish.check(args.out, args.model_explorer)
-        options = _options(args, progress)
+        with libraries.imported():
+            options = _options(args, progress)
+            _import_ahead(args)
         _set_aside(args, held)
         subject, directory = _loaded(args)
         options = _with_score(args, options)
@@ -151,15 +153,22 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
     )
 
 
+def _import_ahead(args: argparse.Namespace) -> None:
+    """What the audit and the process that verifies both need, imported once; only where this process is the command's own."""
+    if args.dry_run or not guard.is_watched():
+        return
+    from .. import flow  # noqa: F401
+    from ..loading.ahead import import_ahead
+
+    import_ahead(args.target, args.seed)
+
+
 def _set_aside(args: argparse.Namespace, held: ExitStack) -> None:
     """Keep a process that verifies, made before the user's code is run; only where this one is the command's own."""
     if args.dry_run or not guard.is_watched():
         return
-    from .. import flow  # noqa: F401 - what both processes need is imported once
-    from ..loading.ahead import import_ahead
     from ..verify.spare import kept
 
-    import_ahead(args.target, args.seed)
     held.enter_context(kept(args.device))
 
 

@@ -144,10 +144,15 @@ def _extremes(tensor: torch.Tensor) -> Extremes:
     if tensor.device.type == "meta":
         return Extremes(0.0, None)
     magnitudes = entries(tensor.detach()).abs()
-    magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
     if magnitudes.numel() == 0:
         return Extremes(0.0, None)
-    return Extremes(float(magnitudes.max()), float(magnitudes.min()))
+    least, most = (float(end) for end in torch.aminmax(magnitudes))
+    if not (least > 0 and most < math.inf):  # a selection takes far longer than the two; of NaN neither holds
+        magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
+        if magnitudes.numel() == 0:
+            return Extremes(0.0, None)
+        least, most = (float(end) for end in torch.aminmax(magnitudes))
+    return Extremes(most, least)
 
 
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:

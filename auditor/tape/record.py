@@ -255,7 +255,7 @@ class _Recorder:
         if not found and op.namespace != "aten":  # a number or a truth
             self.noticed(*given)
         node = self._emit(target, args, kwargs, result)
-        if target is _aten.to.dtype and result.device != given[0].device:
+        if target is _aten.to.dtype and given and result.device != given[0].device:
             node = self._emit(to_device, (node, result.device), {}, result)
         for path, x in found:
             own = self._item(node, path, result)

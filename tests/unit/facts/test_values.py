@@ -91,6 +91,27 @@ def test_extremes_of_what_a_node_reads() -> None:
     assert (weights.uses(nodes["linear"]), weights.uses(nodes["batch_norm"])) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ([-4.0, 0.5, 2.0], Extremes(4.0, 0.5)),
+        ([-4.0, 0.0, 0.5], Extremes(4.0, 0.5)),
+        ([3.0, -math.inf, 0.25], Extremes(3.0, 0.25)),
+        ([math.nan, 3.0, -0.25], Extremes(3.0, 0.25)),
+        ([math.nan, 0.0, math.inf], Extremes(0.0, None)),
+        ([1e-45, 3e38], Extremes(float(torch.tensor(3e38)), float(torch.tensor(1e-45)))),
+        ([], Extremes(0.0, None)),
+    ],
+)
+def test_extremes_are_of_what_is_finite_and_not_zero(entries: list[float], found: Extremes) -> None:
+    model = nn.Module()
+    model.register_buffer("held", torch.tensor(entries))
+    model.forward = lambda x: x + model.held.sum()
+    toy = capture_of(model, torch.ones(1, 2))
+    read = [one for node in toy.graph_module.graph.nodes for one in Weights(toy, model).read_by(node, "buffer")]
+    assert read == [found]
+
+
 class Mixing(nn.Module):
     """A sparse matrix, stored with the model."""
 
