@@ -171,6 +171,7 @@ def apply(args: argparse.Namespace) -> int:
     """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model."""
     from ..document.stored import patched_source, read_plans
     from ..loading import load
+    from ..report.words import count
 
     document, plans, chosen = read_plans(args.plan_file, args.plan)
     if args.out:
@@ -187,9 +188,10 @@ def apply(args: argparse.Namespace) -> int:
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
     functions = len(plans[chosen].exceptions)
-    within = f" and {functions} function{'s' * (functions != 1)} in low ones" if functions else ""
+    kept = [count(islands, "scope")] if islands or not functions else []
+    kept += [count(functions, "function")] if functions else []
     streams.say(
-        f"Plan     {chosen}, {islands} scope{'s' * (islands != 1)}{within} in FP32, not verified on this model: audit "
-        f"it for that\nPatched  {file}\n"
+        f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
+        f"Patched  {file}\n"
     )
     return 0

@@ -90,6 +90,16 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     assert not list(tmp_path.rglob("pwned"))
 
 
+@pytest.mark.parametrize(("precision", "said"), [("bf16", "2 functions"), ("fp32", "1 scope and 2 functions")])
+def test_functions_in_fp32_are_counted(plan, capsys, precision, said):
+    scopes = {"": {**choice("bf16"), "keep": ["mean", "pow"]}, HOSTILE: choice(precision)}
+    written = document()
+    written["plans"]["autocast_bf16"]["scopes"] = scopes
+    plan(written)
+    assert cli.main(["apply", "plan.json", "model.py"]) == 0
+    assert capsys.readouterr().out.startswith(f"Plan     autocast_bf16, {said} in FP32, not verified")
+
+
 def test_named_plan_and_directory(plan, tmp_path):
     assert cli.main(["apply", "plan.json", "model.py", "--plan", "cast_fp16", "--out", "else where"]) == 0
     text = (tmp_path / "else where" / "patched_model.py").read_text()
