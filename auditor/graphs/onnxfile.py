@@ -26,7 +26,7 @@ from ..records import Audit, Batch, Onnx, Plan
 from ..runs.answer import answer
 from ..verify import Answers, NotHandedOver, Verifier
 from ..verify.onnxruns import PROVIDER, SUFFIX
-from .onnxmodel import counted, lowered_ends
+from .onnxmodel import counted, lowered_ends, tidied
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
@@ -78,9 +78,9 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes | str:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
-            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
             assert made is not None
-            model = made.model_proto
+            model = tidied(made.model)
             if ends == "low":
                 lowered_ends(model, plan.format)
             onnx.checker.check_model(model, full_check=True)
@@ -88,9 +88,14 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes | str:
             return content
     except Exception as error:
         let_through(error)
-        return f"it could not be written: {first_line(error)[:200]}"
+        return f"it could not be written: {first_line(_cause(error))[:200]}"
     finally:
         logging.disable(level)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Where it began: what torch's exporter raises tells of the steps of an export."""
+    return error if error.__cause__ is None else _cause(error.__cause__)
 
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, float | str]:

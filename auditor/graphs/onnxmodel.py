@@ -9,6 +9,30 @@ _TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity")
 
 
+def tidied(model: Any) -> Any:
+    """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice; returns its proto.
+
+    The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
+    """
+    import onnx_ir
+    from onnx_ir.passes import common
+    from onnxscript.optimizer import fold_constants
+
+    common.InlinePass()(model)
+    fold_constants(model)
+    for tidy in (
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        tidy(model)
+    return onnx_ir.serde.serialize_model(model)
+
+
 def counted(content: bytes) -> tuple[int, int, int]:
     """Nodes of a model, casts and constants aside; those that read or give FP32; casts."""
     import onnx

@@ -138,6 +138,47 @@ def test_bf16_runs_where_there_are_kernels() -> None:
     assert said.error == pytest.approx(output_error([expected], [expected.bfloat16().float()]), rel=1e-3)
 
 
+class Apart(nn.Module):
+    """An epsilon that is zero in FP16, and that the exporter's own optimizer takes for zero in FP32 too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1e-9 / (x + 1e-9)
+
+
+def test_an_epsilon_stays_in_the_file() -> None:
+    x = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    found = with_onnx(auditor.audit(Apart(), x, strategies="graph", formats="fp16", device="cpu"))
+    said = found.plans["graph_fp16"].program.onnx  # type: ignore[union-attr]
+    assert said is not None
+    assert said.failure is None
+    session = onnxruntime.InferenceSession(found.programs["graph_fp16.onnx"], providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert answer[0, 0] == pytest.approx(1.0, rel=1e-3)
+    assert answer[0, 1] == pytest.approx(1e-9, abs=1e-9)
+
+
+class Singular(nn.Module):
+    """The exporter to ONNX knows no such operation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x)
+
+
+def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
+    found = auditor.audit(Singular(), torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
+    done = with_onnx(found)
+    program = done.plans["graph_fp16"].program
+    assert program is not None
+    said = program.onnx
+    assert said is not None
+    assert (said.file, said.error) == ("", None)
+    assert (said.failure or "").startswith("it could not be written: No ONNX function found for <OpOverload")
+    assert "linalg_svd" in (said.failure or "")
+    assert "\n" not in (said.failure or "")
+    assert program_line(program).endswith(f"; as ONNX {said.failure}")
+    assert "graph_fp16.onnx" not in done.programs
+
+
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuditorError, match="are fp32 or low, not half"):
         with_onnx(audit, "half")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import onnxruntime
 from onnx import TensorProto, checker, helper
 
-from auditor.graphs.onnxmodel import counted, lowered_ends
+from auditor.graphs.onnxmodel import counted, lowered_ends, tidied
 
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -44,3 +45,20 @@ def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
     assert {found.dtype for found in after} == {np.dtype(np.float16)}
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert counted(changed.SerializeToString()) == (2, 1, 2)  # into the FP32 sum and out of it
+
+
+def test_constants_are_folded_and_an_epsilon_is_left() -> None:
+    scalar = {name: helper.make_tensor(name, FULL, [], [value]) for name, value in (("a", 4e-10), ("b", 6e-10))}
+    nodes = [helper.make_node("Constant", [], [name], value=value) for name, value in scalar.items()]
+    nodes += [helper.make_node("Add", ["a", "b"], ["eps"])]
+    nodes += [helper.make_node("Add", ["x", "eps"], [f"apart_{i}"]) for i in range(2)]
+    nodes += [helper.make_node("Div", ["eps", "apart_0"], ["y"]), helper.make_node("Sqrt", ["apart_1"], ["z"])]
+    ports = [helper.make_tensor_value_info(name, FULL, [2]) for name in ("x", "y", "z")]
+    graph = helper.make_graph(nodes, "apart", ports[:1], ports[1:])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    found = tidied(onnx_ir.serde.deserialize_model(whole))
+    checker.check_model(found, full_check=True)
+    assert [node.op_type for node in found.graph.node] == ["Add", "Div", "Sqrt"]
+    answer, root = ran(found, np.array([0.0, 1.0], dtype=np.float32))
+    np.testing.assert_allclose(answer, [1.0, 1e-9], rtol=1e-5)
+    np.testing.assert_allclose(root, [1e-9**0.5, 1.0], rtol=1e-5)
