@@ -19,6 +19,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
+from ..ops.nodes import operation_of
 from ..trees import tensors_in
 from .branches import cond, while_loop
 from .handler import Handler, Traced, alone, uncompiled, unfused
@@ -80,6 +81,9 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if operation_of(func).unfolds:
+            with self:
+                return func._op_dk(_kernel_of_parts(func), *args, **kwargs)
         region = region_now()  # inside the guards below autocast always looks closed
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
@@ -87,6 +91,14 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
                 return self.handler.whole(func, args, kwargs, region)
             with self.parts.of(region), _below(self.parts):
                 return func(*args, **kwargs)
+
+
+@cache
+def _kernel_of_parts(op: Any) -> Any:
+    """The key of the kernel that calls other operations."""
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]

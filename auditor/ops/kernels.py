@@ -14,6 +14,7 @@ from ..formats.table import Format, format_of, is_low
 from ..raised import let_through
 from ..trees import tensors_in
 from .casting import in_float32, scalars_lowered
+from .cells import is_fused_cell, stepped
 from .fourier import transformed
 from .nodes import operation_of, settled
 from .products import is_tensor_core, product
@@ -43,7 +44,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
     and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
-    Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
+    Steps of a GRU or LSTM round their products and what they return. Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA (on a GPU it is tried), refuses a literal,
@@ -66,6 +67,9 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if on_cpu and is_tensor_core(target):
         _refuse_mixed(name, args, kwargs)
         return product(target, args, kwargs, row)
+    if on_cpu and is_fused_cell(target):
+        _refuse_mixed(name, args, kwargs)
+        return stepped(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return scanned(target, args, kwargs, row)
     if on_cpu and known.promotes:

@@ -68,8 +68,12 @@ def today_error(today: Today) -> str:
 def times_in_words(times: Times) -> str:
     """`1.2 ms (1.1 to 1.4), 1.72x`."""
     size, unit = next(((size, unit) for size, unit in UNITS if times.median >= size), UNITS[-1])
-    low, median, high = (f"{value / size:.3g}" for value in (times.low, times.median, times.high))
+    low, median, high = (_figures(value / size) for value in (times.low, times.median, times.high))
     return f"{median} {unit} ({low} to {high}){_faster(times)}"
+
+
+def _figures(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"  # 1430 rather than 1.43e+03
 
 
 def _faster(times: Times) -> str:

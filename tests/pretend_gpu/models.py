@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.architectures.zoo import Specimen, specimen
@@ -60,6 +61,34 @@ class Lengths(nn.Module):
         return torch.stack([self.layer(row)[:length].sum(0) for row, length in zip(x, lengths.tolist(), strict=True)])
 
 
+class Cells(nn.Module):
+    """Decodes step by step, and reads what the steps before gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over, self.then, self.head = nn.LSTMCell(8, 8), nn.GRUCell(8, 8, bias=False), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = cell = state = x.new_zeros(len(x), 8)
+        for step in x.unbind(1):
+            hidden, cell = self.over(step + state, (hidden, cell))
+            state = self.then(hidden, state)
+        return self.head(state)
+
+
+class Unfolded(nn.Module):
+    """What autocast leaves alone, with products inside that it lowers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.mix = nn.Linear(8, 6), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        grid = F.affine_grid(self.place(x).view(-1, 2, 3).tanh(), [len(x), 1, 4, 4], align_corners=False)
+        among = torch.cov(self.mix(x).T)
+        return grid, torch.linalg.matrix_power(among, 3), torch.linalg.pinv(among + torch.eye(8, device=x.device))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8), nn.Softmax(-1)
@@ -82,6 +111,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "recurrent": (Recurrent, (normal(2, 6, 8),)),
     "regions": (Regions, (normal(4, 16),)),
     "attribute": (Attribute, (normal(4, 8),)),
+    "cells": (Cells, (normal(2, 3, 8),)),
+    "unfolded": (Unfolded, (normal(4, 8),)),
     "lengths": (Lengths, (torch.tensor([2, 3]), normal(2, 4, 8))),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from auditor.ops.cells import STEPS
 from auditor.ops.kernels import run_op
 from auditor.trees import over_tensors, tensors_in
 from tests.pretend_gpu.kernels import drawing, lent
@@ -25,6 +26,14 @@ def run(op: Any, *args: Any) -> Any:
     if not torch.backends.cudnn.enabled or (train and way_back):
         return decomposition_table[op](*args)
     return _Whole.apply(op, args, *tensors)
+
+
+def cell(op: Any, *args: Any) -> Any:
+    """The gates of one step, as CUDA's fused kernels compute them: in float32, and rounded once; autograd finds the way back."""
+    wide = over_tensors(lambda x: x.float(), args)
+    found = STEPS[op._schema.name.removeprefix("aten::_thnn_fused_")](*wide, *[None] * (5 - len(wide)))
+    results = found if isinstance(found, tuple) else (found,)
+    return (*(x.to(args[0].dtype) for x in results), torch.empty(0, device=args[0].device))  # the last: its workspace
 
 
 class _Whole(torch.autograd.Function):

@@ -99,6 +99,9 @@ def start() -> None:
         op = getattr(getattr(torch.ops.aten, packet), overload)
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             ours.impl(name, partial(recurrent.run, op), key)
+    for op in (torch.ops.aten._thnn_fused_gru_cell.default, torch.ops.aten._thnn_fused_lstm_cell.default):
+        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+            ours.impl(op._schema.name.partition("::")[2], partial(recurrent.cell, op), key)
     for op in fourier.overloads():
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             ours.impl(op._schema.name.partition("::")[2], partial(fourier.run, op), key)

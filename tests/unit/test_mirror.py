@@ -33,6 +33,7 @@ CORE = (
 
 THEMES = {
     "criteria": "audits",
+    "dispatch": "unfolded",
     "formats": "made_up nowhere_else twin",
     "imitation": "against_replay autocast backward transforms",
     "measure": "refusals",

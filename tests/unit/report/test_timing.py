@@ -31,6 +31,7 @@ def timed_audit(decides: bool) -> Audit:
     [
         (FAST, "1.2 ms (1.1 to 1.3), 2.00x"),
         (Times(2.5, 2.25, 3.0, 7), "2.5 s (2.25 to 3)"),
+        (Times(5e-4, 4e-4, 1.432e-3, 7), "500 µs (400 to 1432)"),
         (Times(0.00002, 0.00001, 0.00004, 7, 1.1, 0.9, 1.3), "20 µs (10 to 40), 1.10x, not to be told from FP32"),
     ],
 )
