@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..devices import is_native
-from .ieee import set_general
+from .ieee import open_to_changes, set_general
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
 
@@ -61,11 +61,13 @@ def flags() -> dict[str, Any]:
 def under(wanted: Flags) -> Iterator[None]:
     """In the body torch's flags are as `flags()` once said; then they come back."""
     before = flags()
-    _set(wanted)
     try:
+        with open_to_changes():
+            _set(wanted)
         yield
     finally:
-        _set(before)
+        with open_to_changes():
+            _set(before)
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:

@@ -54,12 +54,12 @@ def test_what_atomics_do_is_no_error() -> None:
     torch.manual_seed(0)
     model, computed, order = Pools().eval(), kernels._computed, torch.Generator()
 
-    def atomic(op: Any, packet: str, args: Any, kwargs: Any) -> Any:
+    def atomic(op: Any, packet: str, args: Any, kwargs: Any, low: Any) -> Any:
         if packet != "index_add":
-            return computed(op, packet, args, kwargs)
+            return computed(op, packet, args, kwargs, low)
         given, axis, index, rows = args
         shuffled = torch.randperm(len(index), generator=order)
-        return computed(op, packet, (given, axis, index[shuffled], rows[shuffled]), kwargs)
+        return computed(op, packet, (given, axis, index[shuffled], rows[shuffled]), kwargs, low)
 
     asked: dict[str, Any] = {"formats": "fp16", "strategies": "autocast", "device": "pretend", "max_error": 1e-4}
     still = auditor.audit(model, (X,), **asked)

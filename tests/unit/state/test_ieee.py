@@ -66,6 +66,10 @@ def test_fp32_is_ieee_in_the_body_and_flags_come_back(allow: Callable[[], None])
 
 
 def test_what_follows_the_general_setting_follows_it_afterwards() -> None:
+    parts = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    own = [part.fp32_precision for part in parts]
+    for part in parts:  # who sets the older flag, as another test may have, sets these too
+        part.fp32_precision = "none"
     torch.backends.fp32_precision = "tf32"
     try:
         with ieee():
@@ -74,6 +78,8 @@ def test_what_follows_the_general_setting_follows_it_afterwards() -> None:
         assert torch.backends.mkldnn.matmul.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "none"
     finally:
         torch.backends.fp32_precision = "none"
+        for part, precision in zip(parts, own, strict=True):
+            part.fp32_precision = precision
 
 
 def test_flags_that_are_frozen_are_set_all_the_same() -> None:
