@@ -134,6 +134,19 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None, device: str | 
     return twin
 
 
+def sent(module: nn.Module, device: str) -> nn.Module:
+    """The module itself, on a device; weights that were one stay one, which torch sees to on CUDA and not on every device."""
+    groups: dict[int, list[tuple[nn.Module, str]]] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            groups.setdefault(id(parameter), []).append((part, name))
+    module.to(device)
+    for (first, name), *others in groups.values():
+        for part, other in others:
+            part._parameters[other] = first._parameters[name]
+    return module
+
+
 def _there(parameter: nn.Parameter, device: str) -> nn.Parameter:
     data = parameter.data.to(device)
     own = data.clone() if data.data_ptr() == parameter.data_ptr() else data

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..devices import is_native, is_spread
+from ..loading.placement import sent
 from ..loading.state import materialise, switch
 from ..records import Batch, Timed
 from ..recursion import deep
@@ -85,7 +86,7 @@ def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     model: nn.Module = patched.original()
     switch(model, training=False)
     device = settings["device"]
-    return model.to(device) if is_native(device) and not is_spread(device) else model
+    return sent(model, device) if is_native(device) and not is_spread(device) else model
 
 
 def run_plan(

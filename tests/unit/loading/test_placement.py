@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.loading.placement import copied, moved, placed
+from auditor.loading.placement import copied, moved, placed, sent
 from auditor.training.objective import training_subject
 from tests.subjects import normal, subject_of
 
@@ -74,3 +74,16 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
     assert twin.objective.loss_fn(ones, ones).device.type == "meta"
     ours = [model.shift, model.more["list"][0], model.more["pair"][0], model.weight, weight]
     assert {x.device.type for x in ours} == {"cpu"}
+
+
+def test_weights_that_are_one_stay_one_where_a_device_takes_new_ones() -> None:
+    """As on devices whose tensors cannot stand in for a CPU's."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        weight = model[0].weight
+        assert sent(model, "cpu")[0].weight is model[1].weight
+        assert model[0].weight is not weight  # so it was put to the test
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
