@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from ..ops.nodes import row_of, tensors_of
-from ..ops.table import packet
+from ..ops.table import operation, packet
 from ..records import Capture
 from .exported import INNER
 
@@ -52,7 +52,7 @@ def _first_path(capture: Capture, path: str) -> str:
 def _key(op: str, shape: Iterable[int]) -> Key:
     """Names that differ by tracer alone are one."""
     name = packet(op).removesuffix("_copy")
-    return {"view": "reshape", "_unsafe_view": "reshape", "_to_copy": "to"}.get(name, name), tuple(shape)
+    return operation(op).traced_as or name, tuple(shape)
 
 
 def _matched(ours: list[tuple[Key, str]], recorded: list[tuple[Key, str]]) -> dict[str, str]:

@@ -114,6 +114,7 @@ class Operation:
     truth: bool = False  # returns truths, which its variant in place writes as numbers
     reads: bool = False  # hands Python a number or a truth
     assertion: bool = False  # computes nothing
+    traced_as: str = ""  # the packet that another tracer records of the same call
     unfolds: bool = False  # its kernel calls others, some of which autocast lowers: those are seen in its place
     shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = (
         ""  # what the result's shape depends on: SHAPE_FROM
