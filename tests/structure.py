@@ -24,6 +24,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "leaving",
         "devices",
         "sparing",
+        "mapped",
         "ranks",
     ),
     "nouns": ("records", "formats", "ops"),

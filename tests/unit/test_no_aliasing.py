@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ import auditor
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
 from auditor.loading import placement
+from auditor.mapped import Arena, Spilling
 from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
@@ -185,6 +187,16 @@ def moved(dtype: torch.dtype) -> None:
         placement.moved(subject_of(model, x.clone().requires_grad_()), "meta")
 
 
+def spilt(dtype: torch.dtype) -> None:
+    with TemporaryDirectory() as folder:
+        arena = Arena(Path(folder))
+        for x in (normal(6, 40).to(dtype), normal(40, 6).to(dtype).t()):
+            with unchanged(x), Spilling(arena, 64):
+                for made in (x * 2, x.t().contiguous(), x.float(), x.contiguous(), x[1:, ::2] + 1):
+                    assert made.numel()
+        assert arena.written
+
+
 Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
@@ -208,6 +220,8 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
     "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "replay/step.py:bind_step": ("requires_grad_", trained),
+    "mapped/arena.py:Arena.copy_of": ("copy_", spilt),
+    "mapped/spilling.py:laid_as": ("set_", spilt),
 }
 ON_PURPOSE = {
     "state/storages.py:_write": "resize_ copy_",

@@ -1,0 +1,25 @@
+"""Memory of large tensors goes back to the system as soon as nothing holds it, and does not wait to be used again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MMAP_THRESHOLD, _USUAL = -3, 32 << 20
+"""What glibc's mallopt calls the size from which memory comes from the system by itself, and where that ends up usually:
+freeing such memory raises it, and smaller pieces then stay in a heap that grows around what is still held."""
+
+
+@contextmanager
+def freeing(size: int) -> Iterator[None]:
+    """In the body that goes for what has at least `size` bytes; where the C library cannot be told, nothing happens."""
+    told = getattr(ctypes.CDLL(None), "mallopt", None)
+    if told is None:
+        yield
+        return
+    told(_MMAP_THRESHOLD, size)
+    try:
+        yield
+    finally:
+        told(_MMAP_THRESHOLD, _USUAL)

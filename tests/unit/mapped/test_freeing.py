@@ -1,0 +1,18 @@
+"""Large memory goes back as soon as it is free, though small pieces are held that were made beside it."""
+
+from __future__ import annotations
+
+import torch
+
+from auditor.mapped.freeing import freeing
+from auditor.mapped.limit import resident
+
+
+def test_what_is_free_is_no_longer_resident() -> None:
+    with freeing(1 << 18):
+        before, small = resident(), list[bytes]()
+        for _ in range(40):
+            large = torch.ones(2_500_000)
+            small += [bytes(1000) for _ in range(200)]
+            del large
+        assert resident() - before < 40_000_000

@@ -1,0 +1,103 @@
+"""Large results of operations lie in mapped files, and are what they are without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.mapped import Arena, Spilling
+from auditor.mapped.spilling import is_mapped, moved
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return Arena(tmp_path)
+
+
+def lies_there(x: Tensor) -> bool:
+    return is_mapped(x.untyped_storage())
+
+
+MAKING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product": lambda x: x @ x,
+    "columns first": lambda x: torch.empty_strided((64, 64), (1, 64)).copy_(x),
+    "with gaps": lambda x: (x + 1)[::2, 1::3],
+    "half": Tensor.half,
+    "booleans": lambda x: x.repeat(8, 1) > 0,
+    "one of several": lambda x: torch.linalg.qr(x)[1],
+    "of a list": lambda x: torch.stack(list(x.split(32))).sum(0).repeat(4, 1),
+    "complex": torch.fft.fft2,
+    "expanded": lambda x: (x * 2).unsqueeze(0).expand(3, 64, 64),
+}
+
+
+@pytest.mark.parametrize("make", MAKING.values(), ids=MAKING)
+def test_a_large_result_is_the_same_entries_at_the_same_strides(make: Callable[[Tensor], Tensor], arena: Arena) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    plain = make(x)
+    with Spilling(arena, 4096):
+        spilt = make(x)
+    assert lies_there(spilt) and arena.written > 0
+    assert torch.equal(plain, spilt) and plain.dtype is spilt.dtype
+    assert (plain.shape, plain.stride(), plain.storage_offset()) == (
+        spilt.shape,
+        spilt.stride(),
+        spilt.storage_offset(),
+    )
+
+
+LEAVING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a view": lambda x: x.t(),
+    "itself": lambda x: x.add_(0),
+    "written out": lambda x: torch.add(x, 1, out=x),
+    "detached": Tensor.detach,
+    "a small one": lambda x: x[0] + 1,
+    "sparse": lambda x: x.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("make", LEAVING.values(), ids=LEAVING)
+def test_what_was_there_before_stays_where_it_is(make: Callable[[Tensor], Tensor], arena: Arena) -> None:
+    x = torch.randn(64, 64)
+    with Spilling(arena, 4096):
+        made = make(x)
+    assert arena.written == 0
+    assert made.layout is not torch.strided or made.numel() < 4096 or made.data_ptr() == x.data_ptr()
+
+
+def test_gradients_are_the_same_and_what_autograd_keeps_lies_there_too(arena: Arena) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Softmax(-1)), torch.randn(64, 64)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain, kept = gradients(), list[Tensor]()
+    with Spilling(arena, 4096), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        spilt = gradients()
+    assert len(plain) == 4 and all(map(torch.equal, plain, spilt))
+    given = {p.data_ptr() for p in [x, *model.parameters()]}
+    assert kept and all(lies_there(t) for t in kept if t.numel() >= 1024 and t.data_ptr() not in given)
+    assert [lies_there(g) for g in spilt] == [True, False, True, False]
+
+
+def test_a_model_may_be_made_there(arena: Arena) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(64, 64)
+    torch.manual_seed(0)
+    with Spilling(arena, 4096):
+        model = nn.Linear(64, 64)
+    assert lies_there(model.weight) and type(model.weight) is nn.Parameter
+    assert torch.equal(model.weight, plain.weight) and torch.equal(model.bias, plain.bias)
+
+
+def test_all_of_a_storage_is_moved(arena: Arena) -> None:
+    whole = torch.arange(100.0)
+    part = moved(whole[10:20], arena)
+    assert part.tolist() == list(range(10, 20)) and part.untyped_storage().nbytes() == 400
