@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..errors import first_line
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
 from ..verify import Answers, NotHandedOver, Verifier, answers_of, failure_of
 from ..verify.programs import SUFFIX
-from .exported import Exported, program_of, varies
+from .exported import Exported, cannot, program_of, varies
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,15 @@ class Artefact:
 
 
 def artefact(module: fx.GraphModule, exported: Exported) -> Artefact:
-    """The lowered graph as a file. Raises: what torch.export raises."""
+    """The lowered graph as a file. Raises: PlanError(slug="cannot-export") where torch.export cannot write one."""
+    try:
+        return _saved(module, exported)
+    except Exception as error:
+        let_through(error)
+        raise cannot(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
+
+
+def _saved(module: fx.GraphModule, exported: Exported) -> Artefact:
     fixed, program = exported.fixed, None
     if not fixed:
         try:
@@ -52,8 +62,7 @@ def answers(
     bench: Workbench, artefacts: Mapping[str, Artefact], batches: Sequence[Batch], waiting: Callable[[], None]
 ) -> dict[str, Answers | str]:
     """What saved programs answer in a fresh process; in this one where the inputs cannot be handed over."""
-    folder = Path(bench.scratch, "programs")
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
     for name, each in artefacts.items():
         (folder / f"{name}{SUFFIX}").write_bytes(each.content)
     try:

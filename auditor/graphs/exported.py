@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
 
     Raises: PlanError(slug="cannot-export") for what torch.export does not take.
     """
-    wrapped = _Plain(model)
+    wrapped = _Plain(model, batch[1])
     example, fixed = _open(batch)
     if not fixed:
         try:
@@ -68,10 +69,12 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
         return Exported(_functional(program_of(wrapped, batch, dynamic=False)), batch, batch, fixed)
     except Exception as error:
         let_through(error)
-        raise PlanError(
-            f"the model cannot be exported as a graph ({first_line(error)[:240]}): plans of the other strategies do without.",
-            slug="cannot-export",
-        ) from error
+        raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
+
+
+def cannot(said: str) -> PlanError:
+    """That there are no plans as graphs, for the reason given."""
+    return PlanError(f"{said}: plans of the other strategies do without.", slug="cannot-export")
 
 
 def program_of(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
@@ -120,9 +123,12 @@ def module_of(program: ExportedProgram) -> fx.GraphModule:
 
 
 class _Plain(nn.Module):
-    """A model whose outputs are tensors in tuples, lists and dicts: what another process knows without its source."""
+    """A model whose outputs are tensors in tuples, lists and dicts: what another process knows without its source.
 
-    def __init__(self, model: nn.Module) -> None:
+    given: the keyword arguments that it is called with.
+    """
+
+    def __init__(self, model: nn.Module, given: Iterable[str]) -> None:
         super().__init__()
         self.add_module(INNER, model)
 
@@ -133,9 +139,19 @@ class _Plain(nn.Module):
             found = tensor_outputs(output)
             return dict(zip(found.names, found, strict=True))
 
-        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        forward.__signature__ = _spelt_out(model.forward, given)  # type: ignore[attr-defined]
         self.__dict__["forward"] = forward
         self.train(model.training)
+
+
+def _spelt_out(forward: Callable[..., Any], given: Iterable[str]) -> inspect.Signature:
+    """Its signature with what `**kwargs` stands for by name: torch leaves sizes open of arguments that have one."""
+    signature = inspect.signature(forward)
+    known = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(known) < len(signature.parameters):
+        others = [name for name in given if name not in {p.name for p in known}]
+        known += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
+    return signature.replace(parameters=known)
 
 
 def _is_plain(output: Any) -> bool:
@@ -151,6 +167,8 @@ def _open(batch: Batch) -> tuple[Batch, str]:
     takes a size of one for a fixed one."""
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors}
+    if not tensors:
+        return batch, "it takes no tensors"
     if len(sizes) != 1 or 0 in sizes:
         return batch, "the inputs do not share a first dimension"
     if sizes != {1}:
@@ -160,11 +178,7 @@ def _open(batch: Batch) -> tuple[Batch, str]:
 
 def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The first dimension of every tensor left open, by the names that torch.export gives the arguments."""
-    signature = inspect.signature(forward)
-    bound = dict(signature.bind(*args, **kwargs).arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            bound |= bound.pop(name, {})
+    bound = inspect.signature(forward).bind(*args, **kwargs).arguments
 
     def left_open(leaf: Any) -> Any:
         return {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None
@@ -220,11 +234,11 @@ def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """What torch.export tells of its own doings is not for the user of an audit."""
+    """What torch.export tells of its own doings is not for the user of an audit, be it by a plain print."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

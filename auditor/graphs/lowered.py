@@ -14,6 +14,9 @@ from .operations import Table, low_arguments
 
 _aten = torch.ops.aten
 
+COPIED = "copied"
+"""Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
+
 
 def lowered(exported: Exported, table: Table, low: frozenset[str], low_ends: bool = False) -> fx.GraphModule:
     """The exported model with these operations low; it shares with it the weights that stay FP32.
@@ -52,6 +55,7 @@ class _Writing:
         args, kwargs = fx.node.map_arg(args, reading), fx.node.map_arg(kwargs, reading)
         copy = graph.create_node(node.op, node.target, args, kwargs, node.name)
         copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
+        copy.meta[COPIED] = node.name
         self.copies[node] = copy
 
     def _wanted(self, node: fx.Node) -> torch.dtype | None:
@@ -85,18 +89,26 @@ class _Writing:
 def _store(module: fx.GraphModule, table: Table, dtype: torch.dtype) -> None:
     """Weights that nothing reads in FP32, converted once and for all."""
     for node in list(module.graph.nodes):
-        value = table.values.get(node.name)
+        value = table.values.get(node.meta[COPIED]) if COPIED in node.meta else None
         if node.op != "get_attr" or value is None or not node.users or not all(map(_is_cast, node.users)):
             continue
         path, _, name = str(node.target).rpartition(".")
         holder = module.get_submodule(path)
-        tensor = getattr(holder, name)
+        tensor = weight_of(module, node)
+        assert tensor is not None
         low = tensor.detach().to(dtype)
         setattr(holder, name, nn.Parameter(low, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else low)
         for user in list(node.users):
             user.replace_all_uses_with(node)
             module.graph.erase_node(user)
     module.recompile()
+
+
+def weight_of(module: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
+    """The tensor that a node fetches from the module; None where it fetches something else."""
+    path, _, name = str(node.target).rpartition(".")
+    found = getattr(module.get_submodule(path), name)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _is_cast(node: fx.Node) -> Any:

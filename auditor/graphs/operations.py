@@ -21,6 +21,7 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
 from ..replay.execute import low_literals, with_literals
+from ..state import unchanged
 from .aligned import aligned
 from .exported import Exported
 
@@ -78,15 +79,28 @@ class Table:
 
 
 class Seen:
-    """One FP32 run of an exported graph: what every node gave, and which recorded operation each one is."""
+    """One FP32 run of an exported graph: outlines of what every node gave, and which recorded operation each one is."""
 
     def __init__(self, exported: Exported, batch: Batch, bench: Workbench) -> None:
         self.graph = exported.graph_module.graph
         run = _Kept(exported.graph_module)
-        with torch.no_grad():
+        with unchanged(exported.graph_module, batch), torch.no_grad():
             run.run(*pytree.tree_leaves(batch), enable_io_processing=False)
-        self.values = run.kept
+        self.values: Mapping[str, Any] = run.kept
         self.captured = aligned(self.graph, self.values, bench.capture)
+        self._costs = bench.costs
+
+    def cost(self, node: fx.Node) -> Cost:
+        """That of the recorded operation; of one that has none, what it moves."""
+        known = self._costs.get(self.captured.get(node.name, ""))
+        return known or Cost(0, self._elements(node), bool(row_of(node).view))
+
+    def given(self, node: fx.Node) -> int:
+        """Floating elements of what a node gives."""
+        return sum(x.numel() for x in tensors_of(self.values.get(node.name)) if x.is_floating_point())
+
+    def _elements(self, node: fx.Node) -> int:
+        return self.given(node) + sum(map(self.given, node.all_input_nodes))
 
 
 def table_of(seen: Seen, format: str, bench: Workbench) -> Table:
@@ -109,14 +123,15 @@ def is_fp32(value: Any) -> bool:
 
 
 class _Kept(fx.Interpreter):
-    """Keeps what every node gave."""
+    """Keeps outlines of what every node gave."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.kept: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        self.kept[n.name] = result = super().run_node(n)
+        result = super().run_node(n)
+        self.kept[n.name] = pytree.tree_map_only(torch.Tensor, lambda x: _outline(x, x.dtype), result)
         return result
 
 
@@ -125,12 +140,13 @@ def _makers(seen: Seen) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in seen.graph.nodes:
         if node.op == "call_function":
-            picked = _is_pick(node) and node.args[0].op == "call_function"
+            picked = is_pick(node) and node.args[0].op == "call_function"
             found[node.name] = found[node.args[0].name] if picked else node.name
     return found
 
 
-def _is_pick(node: fx.Node) -> bool:
+def is_pick(node: fx.Node) -> bool:
+    """Whether it only picks one of several."""
     return op_name(node.target) == "getitem"
 
 
@@ -149,7 +165,7 @@ class _Reader:
 
     def reads(self, node: fx.Node) -> tuple[str, ...]:
         """FP32 values that an operation reads; none for one that only picks from several."""
-        if node.op not in ("call_function", "call_module") or _is_pick(node):
+        if node.op not in ("call_function", "call_module") or is_pick(node):
             return ()
         return tuple(source.name for source in node.all_input_nodes if is_fp32(self.seen.values.get(source.name)))
 
@@ -157,7 +173,7 @@ class _Reader:
         captured = self.seen.captured.get(node.name)
         literals = self._literals(node, captured)
         refused = _refused(node, self.seen.values, self.dtype, literals)
-        cost = self.bench.costs.get(captured or "", Cost(0, self._elements(node), bool(row_of(node).view)))
+        cost = self.seen.cost(node)
         contribution = self.contributions.get(captured or "")
         return Operation(
             node.name,
@@ -195,14 +211,8 @@ class _Reader:
         if self.bench.objective == "flops":
             own = seconds(Cost(cost.flops, 0, False), "fp32", self.bench.gpu) if format == "fp32" else 0.0
         else:
-            own = 0.0 if cost.free else seconds(Cost(0, self._given(node), False), format, self.bench.gpu)
+            own = 0.0 if cost.free else seconds(Cost(0, self.seen.given(node), False), format, self.bench.gpu)
         return own + TIE * elapsed
-
-    def _given(self, node: fx.Node) -> int:
-        return sum(x.numel() for x in tensors_of(self.seen.values.get(node.name)) if x.is_floating_point())
-
-    def _elements(self, node: fx.Node) -> int:
-        return self._given(node) + sum(self._given(source) for source in node.all_input_nodes)
 
     def _forbidden(self, node: fx.Node, captured: str | None) -> str:
         """Why an operation may not run low though it can."""
@@ -248,7 +258,9 @@ def _refused(node: fx.Node, values: Mapping[str, Any], dtype: torch.dtype, liter
         return "it reads what is neither FP32 nor of whole numbers"
 
     def outline(source: fx.Node) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda x: _outline(x, dtype), values[source.name])
+        return pytree.tree_map_only(
+            torch.Tensor, lambda x: _outline(x, dtype if x.dtype is torch.float32 else x.dtype), values[source.name]
+        )
 
     args, kwargs = fx.node.map_arg(low_arguments(node, dtype, literals), outline)
     try:
@@ -262,7 +274,8 @@ def _refused(node: fx.Node, values: Mapping[str, Any], dtype: torch.dtype, liter
 
 
 def _outline(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(x, dtype=dtype if x.dtype is torch.float32 else x.dtype, device="meta")
+    """One of its shape without entries."""
+    return torch.empty_like(x, dtype=dtype, device="meta")
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:

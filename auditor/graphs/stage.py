@@ -18,9 +18,10 @@ from ..verify import Answers
 from ..verify.programs import SUFFIX
 from .artefact import Artefact, answers, artefact
 from .cut import Network
-from .exported import exported
+from .exported import cannot, exported
 from .kept import kept_of
 from .lowered import lowered
+from .needed import memory_in_fp32, memory_needed
 from .operations import Seen, Table, low_flops, table_of
 from .search import NONE, Choice, search, without
 from .trial import Refused, Trial, fitting
@@ -85,16 +86,13 @@ class _Stage:
         self.exported = exported(bench.subject.model, bench.subject.batches[0])
         self.batches = fitting(self.exported, bench, bench.subject.batches)
         if not self.batches or self.batches[0] is not bench.subject.batches[0]:
-            raise PlanError(
-                "the graph that torch.export makes of the model does not answer as the model does: "
-                "plans of the other strategies do without.",
-                slug="cannot-export",
-            )
+            raise cannot("the graph that torch.export makes of the model does not answer as the model does")
         held_out = tuple(fitting(self.exported, bench, bench.subject.held_out))
         alike = len(held_out) == len(bench.subject.held_out)
         self.judging = bench if alike else replace(bench, subject=replace(bench.subject, held_out=held_out))
         self.seen = Seen(self.exported, self.batches[0], bench)
         self.trial = Trial(self.exported, bench, self.batches)
+        self.in_fp32 = memory_in_fp32(bench)
 
     def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
         """All there is."""
@@ -121,7 +119,9 @@ class _Stage:
         choice = search(table, None if self.bench.quick else self.trial, target)
         module = lowered(self.exported, choice.table, choice.low)
         file = artefact(module, self.exported)
-        return _Made(choice, self._plan(name, strategy, choice, file, target), file)
+        plan = self._plan(name, strategy, choice, file, target)
+        needed = memory_needed(module, self.seen, choice.table, choice.low)
+        return _Made(choice, replace(plan, memory=needed, fp32_memory=self.in_fp32), file)
 
     def _plan(self, name: str, strategy: str, choice: Choice, file: Artefact, target: float) -> Plan:
         table, network = choice.table, Network(choice.table)

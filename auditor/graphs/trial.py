@@ -17,7 +17,7 @@ from ..raised import let_through
 from ..records import Batch
 from ..runs.answer import answer, as_on
 from .exported import Exported
-from .lowered import lowered
+from .lowered import COPIED, lowered
 from .operations import Table
 
 AGREES = 0.02
@@ -106,4 +106,4 @@ class _Steps(fx.Interpreter):
             return super().run_node(n)
         except Exception as error:
             let_through(error)
-            raise Refused(n.name, error) from error
+            raise Refused(n.meta.get(COPIED, n.name), error) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -12,6 +13,8 @@ from ..ops.nodes import tensors_of
 from ..records import Capture, Memory
 from ..replay.resolve import Resolution
 from .costs import Cost
+
+NO_COPIES: Mapping[str, int] = MappingProxyType({})
 
 
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> Memory:
@@ -24,23 +27,39 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
     weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
-    held = {node.name: _holder(node, costs) for node in nodes}
-    last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
     copies = _copies(nodes, resolution, FORMATS[format].bytes)
+    free = {name for name, cost in costs.items() if cost.free}
+    return Memory(weights, most_alive(nodes, size, free, inputs, copies))
+
+
+def most_alive(
+    nodes: Sequence[fx.Node],
+    size: Mapping[str, int],
+    free: Collection[str],
+    inputs: Collection[str],
+    copies: Mapping[str, int] = NO_COPIES,
+) -> int:
+    """The most bytes that inputs, results and copies take at one time while nodes run in order.
+
+    size: bytes by name, of all nodes; free: views, which lie in their first argument. copies: what is made for one node alone.
+    """
+    held = {node.name: _holder(node, free) for node in nodes}
+    made = {node.name for node in nodes if node.op == "call_function"}
+    last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
     alive = peak = sum(size[name] for name in inputs)
     for index, node in enumerate(nodes):
-        if node.op != "call_function":
+        if node.name not in made:
             continue
         alive += size[node.name] if held[node.name] == node.name else 0
         peak = max(peak, alive + copies.get(node.name, 0))
         done = {held[source.name] for source in node.all_input_nodes} | {held[node.name]}
-        alive -= sum(size[name] for name in done if last.get(name, index) == index and name in capture.nodes)
-    return Memory(weights, peak)
+        alive -= sum(size[name] for name in done if last.get(name, index) == index and name in made)
+    return peak
 
 
-def _holder(node: fx.Node, costs: Mapping[str, Cost]) -> str:
+def _holder(node: fx.Node, free: Collection[str]) -> str:
     """The node whose storage a node's value lies in: its own, or that of what it is a view of."""
-    while node.name in costs and costs[node.name].free and node.args and isinstance(node.args[0], fx.Node):
+    while node.name in free and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.name
 

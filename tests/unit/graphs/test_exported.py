@@ -98,6 +98,26 @@ def test_inputs_of_several_sizes_keep_them() -> None:
     assert found.fixed == "the inputs do not share a first dimension"
 
 
+class Named(nn.Module):
+    def forward(self, x: Tensor, *rest: Tensor, scale: float = 1.0, **others: Tensor) -> Tensor:
+        return x * others["by"] * scale + sum(rest)
+
+
+def test_sizes_are_open_whatever_the_arguments_are_called() -> None:
+    found = exported(Named(), ((torch.randn(3, 4), torch.randn(3, 4)), {"by": torch.randn(3, 4), "scale": 2.0}))
+    assert found.fixed == ""
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(found.graph_module(x, x, by=x, scale=2.0), 2 * x * x + x)
+
+
+def test_what_takes_nothing_is_said_to() -> None:
+    class Made(nn.Module):
+        def forward(self) -> Tensor:
+            return torch.ones(3).exp()
+
+    assert exported(Made(), ((), {})).fixed == "it takes no tensors"
+
+
 def test_classes_of_the_users_own_become_names() -> None:
     x = torch.randn(3, 4)
     found = exported(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,10 @@ import auditor
 from auditor.document.stored import read_plans
 from auditor.errors import PlanError
 from auditor.formats.metrics import output_error
+from auditor.graphs import stage
+from auditor.graphs.search import search
+from auditor.plan.plans import judged
+from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.report.layer import explain_layer
 from auditor.runs.outputs import tensor_outputs
@@ -73,6 +79,63 @@ def test_the_baseline_is_the_graph_with_all_low(audit: Audit) -> None:
     assert not found.finite or (found.measured_error or math.inf) > 0.01
 
 
+class Counts(nn.Module):
+    """Writes to a buffer and to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(16, 16), nn.Buffer(torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.mul_(2).mean(0)
+        y: torch.Tensor = self.layer(x) + self.seen
+        return y
+
+
+def test_what_the_model_writes_to_comes_back() -> None:
+    torch.manual_seed(0)
+    model, x = Counts(), torch.randn(4, 16)
+    given = x.clone()
+    found = auditor.audit(model, x, strategies="graph", formats="fp16", device="cpu").plans["graph_fp16"]
+    assert found.verified
+    assert torch.equal(x, given)
+    assert not model.seen.any()
+
+
+def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Plan] = []
+    targets: list[float] = []
+
+    def harsh(bench: Any, plan: Plan, *others: Any) -> Plan:
+        tried.append(judged(bench, plan, *others))
+        return tried[-1] if len(tried) > 1 else replace(tried[-1], verified=False, measured_error=0.02)
+
+    def seen(table: Any, trial: Any, target: float) -> Any:
+        targets.append(target)
+        return search(table, trial, target)
+
+    monkeypatch.setattr(stage, "judged", harsh)
+    monkeypatch.setattr(stage, "search", seen)
+    torch.manual_seed(0)
+    found = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")
+    assert len(tried) == 2
+    assert all(plan.verified for plan in tried)
+    assert found.plans["graph_bf16"] == tried[-1]
+    assert targets[1] <= 0.5 * targets[0]
+
+
+class Sparse(nn.Module):
+    """Exported, and in no way to be saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.edges = nn.Buffer(torch.eye(8).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.edges, self.layer(x))
+
+
 class Chooses(nn.Module):
     """Python looks at a value: nothing that torch.export takes."""
 
@@ -85,13 +148,19 @@ class Chooses(nn.Module):
         return y if y.sum() > -1e9 else -y
 
 
-def test_what_cannot_be_exported_is_a_line_and_the_others_go_on() -> None:
-    found = auditor.audit(Chooses(), torch.randn(4, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
+@pytest.mark.parametrize(
+    ("model", "said"), [(Chooses, "cannot be exported as a graph"), (Sparse, "cannot be saved as a program")]
+)
+def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
+    model: type[nn.Module], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = auditor.audit(model(), torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
     assert list(found.plans) == ["autocast_bf16"]
     assert found.plans["autocast_bf16"].verified
     (line,) = [text for text in found.warnings if "There is no plan of strategy graph" in text]
-    assert "cannot be exported as a graph" in line
+    assert said in line
     assert "\n" not in line
+    assert "def forward" not in "".join(capfd.readouterr())
 
 
 def test_alone_that_is_an_error() -> None:
