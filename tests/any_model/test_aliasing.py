@@ -14,18 +14,10 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from tests.any_model.holding import held
+from tests.any_model.models import Two
 from tests.subjects import normal, seeded
 
 X = normal(4, 8)
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.first(x))
 
 
 class Reads(Two):

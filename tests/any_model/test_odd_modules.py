@@ -15,27 +15,7 @@ from torch.nn import functional as F
 import auditor
 from auditor.errors import LoadError
 from tests.any_model.holding import Call, held
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.norm = nn.LayerNorm(32)
-        self.last = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.norm(torch.relu(self.first(x))))
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.inner(x)))
+from tests.any_model.models import Around, Net
 
 
 class Sealed(Net):

@@ -14,6 +14,7 @@ from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.any_model.holding import Call, held
+from tests.any_model.models import Around
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -51,16 +52,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.relu(self.first(x)))
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.inner(x)))
 
 
 def static(convert: bool = True, aware: bool = False) -> nn.Module:

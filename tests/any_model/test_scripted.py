@@ -13,19 +13,9 @@ from torch.nn import functional as F
 
 import auditor
 from tests.any_model.holding import Call, held
+from tests.any_model.models import Around, Net
 
 Make = Callable[[], Any]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.norm = nn.LayerNorm(32)
-        self.last = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(torch.relu(self.first(x))))
 
 
 class Images(nn.Module):
@@ -66,16 +56,6 @@ class Large(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x * 1e6)
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.inner(x)))
 
 
 @torch.jit.script  # type: ignore[untyped-decorator]

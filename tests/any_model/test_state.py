@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.runs.answer import answer
 from tests.any_model.holding import held
+from tests.any_model.models import Two
 from tests.subjects import normal, seeded
 
 X = normal(4, 8)
@@ -25,15 +26,6 @@ STORE: list[Tensor] = []
 LOCAL = threading.local()
 LAST: ContextVar[Tensor] = ContextVar("LAST")
 BEFORE: ContextVar[Tensor] = ContextVar("BEFORE", default=ONES)
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.first(x))
 
 
 class WritesAParameter(Two):

@@ -19,6 +19,7 @@ from auditor.formats.metrics import output_error
 from auditor.loading.caveats import cautions
 from auditor.runs.answer import answer, as_on
 from tests.any_model.holding import Call, held
+from tests.any_model.models import Around
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -33,16 +34,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.norm(torch.relu(self.first(x))))
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.inner(x)))
 
 
 def refusing(graph: object, inputs: object) -> Any:

@@ -9,6 +9,18 @@ from .. import Built
 from .subjects import normal, subject
 
 
+class LogProb(nn.Module):
+    """How likely a distribution holds what it is given; of a module that makes one, under its other inputs."""
+
+    def __init__(self, density: nn.Module):
+        super().__init__()
+        self.density = density
+
+    def forward(self, x, *condition):
+        density = self.density if hasattr(self.density, "log_prob") else self.density(*condition)
+        return density.log_prob(x)
+
+
 @subject("nflows/maf")
 def _() -> Built:
     from nflows import distributions, flows, transforms
@@ -18,15 +30,7 @@ def _() -> Built:
     )
     flow = flows.Flow(t, distributions.StandardNormal([4]))
 
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.flow = flow
-
-        def forward(self, x):
-            return self.flow.log_prob(x)
-
-    return M(), (normal(6, 4),), {}
+    return LogProb(flow), (normal(6, 4),), {}
 
 
 @subject("nflows/rational quadratic spline")
@@ -52,15 +56,7 @@ def _() -> Built:
         ]
     m = nf.NormalizingFlow(nf.distributions.base.DiagGaussian(4), fl)
 
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.m = m
-
-        def forward(self, x):
-            return self.m.log_prob(x)
-
-    return M(), (normal(6, 4),), {}
+    return LogProb(m), (normal(6, 4),), {}
 
 
 @subject("zuko/NSF")
@@ -69,15 +65,7 @@ def _() -> Built:
 
     f = zuko.flows.NSF(4, 3, transforms=2, hidden_features=(32, 32))
 
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = f
-
-        def forward(self, x, c):
-            return self.f(c).log_prob(x)
-
-    return M(), (normal(6, 4), normal(6, 3)), {}
+    return LogProb(f), (normal(6, 4), normal(6, 3)), {}
 
 
 @subject("zuko/MAF distribution")
@@ -86,15 +74,7 @@ def _() -> Built:
 
     f = zuko.flows.MAF(4, 0, transforms=2, hidden_features=(32, 32))
 
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = f
-
-        def forward(self, x):
-            return self.f().log_prob(x)
-
-    return M(), (normal(6, 4),), {}
+    return LogProb(f), (normal(6, 4),), {}
 
 
 @subject("zuko/CNF")
@@ -103,15 +83,7 @@ def _() -> Built:
 
     f = zuko.flows.CNF(4, hidden_features=(32, 32))
 
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = f
-
-        def forward(self, x):
-            return self.f().log_prob(x)
-
-    return M(), (normal(6, 4),), {}
+    return LogProb(f), (normal(6, 4),), {}
 
 
 @subject("FrEIA/glow")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +12,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-import auditor
 from auditor import cli
 from auditor.cli import publish
 from auditor.errors import CaptureError
 from auditor.records import Environment
 from auditor.report import reporters
-from auditor.resources import errors
 
 MODEL = """
 import torch
@@ -286,95 +282,6 @@ def test_configuration_sets_defaults_and_options_win(stages, tmp_path):
     assert (stages.calls[0]["formats"], stages.calls[0]["max_error"]) == (("bf16",), 0.125)
     assert stages.calls[0]["gpu"] == "T4"
     assert (tmp_path / "here" / "plan.json").exists()
-
-
-def test_rules_and_explain(capsys):
-    assert cli.main(["rules", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert rows
-    assert cli.main(["rules"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
-    assert cli.main(["rules", "--format", "md"]) == 0
-    document = capsys.readouterr().out
-    assert all(f"### {row['code']}: {row['name']}\n" in document for row in rows)
-    assert cli.main(["explain", rows[0]["code"].lower()]) == 0
-    assert rows[0]["name"] in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["explain", "--help"],
-        ["diff", "--help"],
-        ["completion", "bash"],
-        ["absent.py", "--formats", "x"],
-    ],
-)
-def test_torch_is_not_imported_before_it_is_needed(root, words):
-    code = f"""
-import sys
-from auditor.cli import main
-try:
-    main({words!r})
-finally:
-    assert "torch" not in sys.modules
-"""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert "AssertionError" not in done.stderr
-    assert done.returncode in (0, 2)
-
-
-def test_help_names_the_verbs_and_exit_codes(root):
-    done = subprocess.run([sys.executable, "-m", "auditor", "--help"], capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0
-    assert "explain CODE" in done.stdout
-    assert "exit code" in done.stdout
-    assert all(len(line) <= 120 for line in done.stdout.splitlines())
-
-
-def test_the_version_is_said_by_every_verb(capsys):
-    for words in (["--version"], ["diff", "--version"], ["model.py", "--version"]):
-        with pytest.raises(SystemExit) as left:
-            cli.main(words)
-        assert left.value.code == 0
-        assert capsys.readouterr().out == f"auditor {auditor.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["model.py", "--fromats", "fp16"], "--formats"),
-        (["model.py", "--max_error=0.1"], "--max-error"),
-        (["model.py", "--basline", "x", "--quite"], "--baseline and --quiet"),
-        (["diff", "a", "b", "--htlm", "c.html"], "--html"),
-    ],
-)
-def test_a_misspelt_option_is_told_from_what_it_was_meant_to_be(words, meant, capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(words)
-    assert left.value.code == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(f": did you mean {meant}?")
-    assert second.startswith("hint: ")
-
-
-def test_an_option_like_no_other_is_just_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["model.py", "--zzzzzzz"])
-    assert capsys.readouterr().err.startswith("error: unrecognized arguments: --zzzzzzz\n")
-
-
-def test_errors_are_explained_by_name(capsys):
-    for slug, text in errors().items():
-        assert cli.main(["explain", slug]) == 0
-        assert capsys.readouterr().out == f"{slug}\n\n{text}\n"
-    assert "missing-target" in errors()
-    assert cli.main(["explain", "mising-target"]) == 2
-    assert "did you mean missing-target?" in capsys.readouterr().err
-    assert cli.main(["explain", "sft01"]) == 2
-    assert "did you mean SFT001?" in capsys.readouterr().err
 
 
 def test_the_hint_of_an_error_can_be_followed(stages, capsys):
