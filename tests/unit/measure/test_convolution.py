@@ -10,6 +10,7 @@ from torch import Tensor
 
 from auditor.measure.convolution import has_quick_backward, quick
 from auditor.ops import products
+from tests.gradients import same_gradients
 from tests.subjects import normal
 
 conv2d = torch.ops.aten.conv2d.default
@@ -29,10 +30,7 @@ def test_gradients(bias: bool, strided: bool) -> None:
     assert torch.equal(result, expected)
     weights = normal(*expected.shape, seed=3)
     weights = weights.transpose(2, 3).contiguous().transpose(2, 3) if strided else weights
-    result.backward(weights)
-    expected.backward(weights)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-3)
+    same_gradients(ours, theirs, (result, expected), weights)
 
 
 def test_what_needs_no_gradient_gets_none() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from auditor.measure.linear import is_quick, linear
 from auditor.ops import products
+from tests.gradients import same_gradients
 from tests.subjects import normal
 
 _linear = torch.ops.aten.linear.default
@@ -26,10 +27,7 @@ def test_gradients(bias: bool, shape: tuple[int, ...]) -> None:
     result, expected = linear(*ours), _linear(*theirs)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
     weights = normal(*expected.shape, seed=3)
-    result.backward(weights)
-    expected.backward(weights)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-3)
+    same_gradients(ours, theirs, (result, expected), weights)
 
 
 def test_what_needs_no_gradient_gets_none() -> None:
