@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.overrides import get_overridable_functions
@@ -22,3 +23,21 @@ def functions_by_name() -> dict[str, tuple[Any, ...]]:
         for function in functions:
             found.setdefault(function_name(function), {})[function] = None
     return {name: tuple(functions) for name, functions in found.items() if name}
+
+
+def kept_calls(entries: Iterable[str]) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """{function: (which call of it, of how many) of each that is kept}, none for all: "linear 2 of 3" is the second."""
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    for entry in sorted(entries):  # a name by itself comes before those with numbers
+        name, _, numbers = entry.partition(" ")
+        number, _, of = numbers.partition(" of ")
+        if not numbers:
+            found[name] = ()
+        elif found.get(name, (None,)):
+            found[name] = (*found.get(name, ()), (int(number), int(of)))
+    return found
+
+
+def is_kept(calls: tuple[tuple[int, int], ...], number: int) -> bool:
+    """Whether a call is among these; so are those beyond all that there were when the plan was made."""
+    return not calls or any(number == kept or number > of for kept, of in calls)

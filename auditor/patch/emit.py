@@ -36,8 +36,8 @@ Needs torch and the model's own source, nothing else. Names of layers below are 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
 codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
 they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
-called ("pow": torch.pow, x.pow, x ** 2), unless in place; products of what they give run low again. Errors are relative
-to FP32.
+called ("pow": torch.pow, x.pow, x ** 2), unless in place; "linear 2 of 3" is the second of three calls of linear in one
+forward of the scope. Products of what they give run low again. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable, Generator
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 
 from ..formats.table import label
+from ..ops.functions import kept_calls
 from ..ops.table import operation
 from ..records import Capture, Node, Reason
-from ..replay.chosen import labelled
+from ..replay.chosen import keeps, labelled
 from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
@@ -44,9 +45,11 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
     """A function that a module around this one keeps, in all that is in it."""
-    name = node.function.path if node.function else ""
-    by = next(call.path for call in node.calls if name in keep.get(call.path, ()))
-    return Reason("inherited", f"{name} stays FP32 in all of {by or 'the model'}", operations=(node.name,), by=by)
+    function = node.function
+    assert function is not None
+    by = next(c.path for c in node.calls if keeps(kept_calls(keep.get(c.path, ())), c, function))
+    where = f"{'in all of' if function.path in keep[by] else 'here, by its number, in'} {by or 'the model'}"
+    return Reason("inherited", f"{function.path} stays FP32 {where}", operations=(node.name,), by=by)
 
 
 class _Beginning(NamedTuple):

@@ -93,6 +93,18 @@ class Call:
 
 
 @dataclass(frozen=True)
+class FunctionCall(Call):
+    """One call of a function of torch. path: the function's name.
+
+    numbers: of each module call that encloses it, how many calls of the function there had been by then, this one with
+    them. of: the most there were in one call of the innermost module.
+    """
+
+    numbers: tuple[int, ...] = ()
+    of: int = 0
+
+
+@dataclass(frozen=True)
 class AutocastRegion:
     """A region of autocast that the author put an operation in. depth: how many module calls were open where it begins."""
 
@@ -131,8 +143,7 @@ class Node:
     owner: module path ("" is the root). source: the line that wrote it; called_from: the call beside it, where another function's. inputs: names of the graph nodes it reads. calls: the
     module calls that enclose it, the root's first. region: the author's own, if it lies in one.
     in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
-    what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32; path is
-    that function's name. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
+    what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
     name: Annotated[str, Written("in the captured graph")]
@@ -154,7 +165,7 @@ class Node:
     calls: tuple[Call, ...] = ()
     region: AutocastRegion | None = None
     in_place: bool = False
-    function: Call | None = None
+    function: FunctionCall | None = None
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
     called_from: CalledFrom = None

@@ -41,8 +41,9 @@ class ScopeChoice:
     keep: Annotated[
         tuple[str, ...],
         Written(
-            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
-            "not there where there are none",
+            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2, "
+            "`linear 2 of 3` the second of three calls of linear in one forward of the scope, those in modules in it counted, "
+            "and any after the third; not there where there are none",
             before="because",
             sparse=True,
         ),

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..formats.table import is_low
+from ..ops.functions import kept_calls
 from ..ops.nodes import dtype
 from ..paths import enclosing, function_in, nearest, nearest_above, within
-from ..records import Call, Capture
+from ..records import Call, Capture, FunctionCall
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .chosen import Chosen, kept_functions
+from .chosen import Chosen, keeps, kept_functions
 
 Steps = tuple[str, ...]
 """Precisions a value is converted to, one after the other."""
@@ -167,7 +168,7 @@ class Passage:
 
     def __init__(self, capture: Capture, wrapped: Mapping[str, Boundary]) -> None:
         self._nodes, self._wrapped = capture.nodes, {**wrapped, KEPT: _IN_FP32}
-        self._keeping = any(boundary.keep for boundary in wrapped.values())
+        self._kept_calls = {path: kept_calls(boundary.keep) for path, boundary in wrapped.items() if boundary.keep}
         self._functions: dict[str, tuple[Call, ...]] = {}
         self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
@@ -195,15 +196,18 @@ class Passage:
 
     def keeps(self, name: str) -> bool:
         """Whether a node is part of a call that a scope around it keeps in FP32."""
-        return self._keeping and bool(around := self.enclosing(name)) and around[-1].path == KEPT
+        return bool(self._kept_calls) and bool(around := self.enclosing(name)) and around[-1].path == KEPT
 
     def _with_function(self, name: str, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        function = self._nodes[name].function if self._keeping and name in self._nodes else None
-        if function is None or not any(function.path in self._wrapped[call.path].keep for call in calls):
+        function = self._nodes[name].function if self._kept_calls and name in self._nodes else None
+        if function is None or not any(self._keeps_call(call, function) for call in calls):
             return calls
         if function.key not in self._functions:
             self._functions[function.key] = (*calls, Call(KEPT, function.depth, function.key))
         return self._functions[function.key]
+
+    def _keeps_call(self, call: Call, function: FunctionCall) -> bool:
+        return call.path in self._kept_calls and keeps(self._kept_calls[call.path], call, function)
 
     def _convert(self, source: tuple[Call, ...], reader: tuple[Call, ...]) -> Steps:
         shared = 0

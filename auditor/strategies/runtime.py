@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..ops.functions import functions_by_name
+from ..ops.functions import functions_by_name, is_kept, kept_calls
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -78,28 +79,45 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
 
 
 class Kept:
-    """Functions that a scope keeps in FP32. They pickle by their names."""
+    """Functions that a scope keeps in FP32, all calls or some. They pickle by their names."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        unknown = next((name for name in names if name not in functions_by_name()), None)
+        self.names, self.calls = names, kept_calls(names)
+        unknown = next((name for name in self.calls if name not in functions_by_name()), None)
         if unknown is not None:
             raise ValueError(f"the plan keeps {unknown!r} in FP32, which is no function of this torch")
-        self.names, self.functions = names, tuple(f for name in names for f in functions_by_name()[name])
+        self.functions = {f: name for name in self.calls for f in functions_by_name()[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Kept, (self.names,)
 
 
 class Keeping(TorchFunctionMode):
-    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not."""
+    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not.
 
-    def __init__(self, functions: tuple[Any, ...], device: str) -> None:
+    It lasts for one call of a scope: calls of a function are counted from its beginning, those in other modules too.
+    """
+
+    def __init__(self, kept: Kept, device: str) -> None:
         super().__init__()
-        self.functions, self.device = functions, device
+        self.kept, self.device = kept, device
+        self.count = dict.fromkeys(kept.calls, 0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self.functions or kwargs.get("inplace") or kwargs.get("out") is not None:
+        if func not in self.kept.functions:
+            return func(*args, **kwargs)
+        name = self.kept.functions[func]
+        self.count[name] += 1
+        calls = self.kept.calls[name]
+        kept = is_kept(calls, self.count[name])
+        if calls and self.count[name] == calls[0][1] + 1 and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"the plan keeps calls of {name} in FP32 by their number, of {calls[0][1]} in one forward, and here "
+                "are more, which stay FP32 too: audit the model on inputs like these",
+                stacklevel=2,
+            )
+        if not kept or kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
             return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
@@ -110,7 +128,8 @@ def inside(module: nn.Module, inner: Any, keep: Kept | None, region: str | None,
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if keep is not None:
-        run = functools.partial(in_region, functools.partial(Keeping, keep.functions, device), run)
+        mode = Keeping(keep, device)
+        run = functools.partial(in_region, lambda: mode, run)
     if region is None:
         return run()
     low = region != "fp32"

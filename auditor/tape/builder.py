@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from torch import fx
 
 from ..dispatch import Region
 from ..ops.nodes import op_name, operation_of, tensors_of
-from ..records import Call
+from ..records import Call, FunctionCall
 from ..trees import over_tensors
 from .cuts import carry
 from .source import Written
@@ -34,7 +34,7 @@ class Mark:
     region: Region | None
     depth: int
     in_place: str | None = None
-    function: Call | None = None
+    function: FunctionCall | None = None
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Tape:
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
     holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here. operations:
-    how many ran, those that no output depends on too.
+    how many ran, those that no output depends on too. functions: see Functions.most.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -56,6 +56,7 @@ class Tape:
     reads: bool = False
     elsewhere: bool = False
     operations: int = 0
+    functions: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Builder:

@@ -91,7 +91,7 @@ def record(
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = [x.detach().clone() for x in outputs]
     recorder.end(outputs)
-    tape.elsewhere = calls.elsewhere
+    tape.elsewhere, tape.functions = calls.elsewhere, recorder.functions.most
     return tape, answer
 
 

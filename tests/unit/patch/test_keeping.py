@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from auditor.ops.functions import function_name, functions_by_name
+from auditor.ops.functions import function_name
 from auditor.patch.runtime import apply_plan
 from auditor.strategies.runtime import Keeping, Kept
 from tests.flat_models import LARGE, FlatBlock, Stack
@@ -26,6 +26,7 @@ DEEP: Scopes = {
     "blocks.1": {"precision": "bf16", "keep": ["pow", "exp"]},
     "head": {"precision": "fp32"},
 }
+CALLS: Scopes = {"": {"precision": "bf16", "keep": ["linear 2 of 3", "pow 1 of 2", "exp"]}}
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
 
 
@@ -101,6 +102,78 @@ def test_calls_that_write_to_what_they_are_given_are_left_alone() -> None:
     assert torch.equal(found, x.half().relu() * x.half().relu())
 
 
+class Layers(nn.Module):
+    """Three products of one name, called as often as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(8, 8)) for _ in range(3)])
+        self.times = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            for weight in self.weights:
+                x = F.linear(x, weight)
+        return x
+
+
+SECOND: Scopes = {"": {"precision": "bf16", "keep": ["linear 2 of 3"]}}
+
+
+class Each(TorchFunctionMode):
+    """Notes of each product whether it is low."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if function_name(func) == "linear":
+            self.low.append(result.dtype is torch.bfloat16)
+        return result
+
+
+def test_one_call_of_a_function_is_kept_in_every_forward() -> None:
+    model, watch = patched("cast", Layers, SECOND), Each()
+    with watch, torch.no_grad():
+        assert torch.equal(model(normal(4, 8)), model(normal(4, 8)))
+    assert watch.low == [True, False, True] * 2
+    x, w = normal(4, 8).bfloat16(), [weight.detach().bfloat16() for weight in seeded(Layers).weights]
+    middle = F.linear(F.linear(x, w[0]).float(), w[1].float())
+    assert torch.equal(model(normal(4, 8)), F.linear(middle.bfloat16(), w[2]))
+
+
+def test_calls_beyond_those_there_were_stay_fp32_and_say_so() -> None:
+    model, watch = patched("cast", Layers, SECOND), Each()
+    model.times = 2
+    with watch, torch.no_grad(), pytest.warns(UserWarning, match="linear in FP32 by their number, of 3 in one forward"):
+        model(normal(4, 8))
+    assert watch.low == [True, False, True, False, False, False]
+    with torch.no_grad(), pytest.warns(UserWarning):
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(normal(4, 8)), model(normal(4, 8)))
+
+
+class Steps(nn.Module):
+    """Computes while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(3):
+            x = F.linear(x, self.weight)
+            yield x
+
+
+def test_calls_are_counted_on_while_results_are_read() -> None:
+    watch = Each()
+    with watch, torch.no_grad():
+        assert len(list(patched("cast", Steps, SECOND)(normal(4, 8)))) == 3
+    assert watch.low == [True, False, True]
+
+
 @both
 def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
     how = patched(strategy, Stack, {"": {"precision": "bf16"}}).__dict__["forward"].args[2]
@@ -108,7 +181,9 @@ def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
 
 
 @both
-@pytest.mark.parametrize(("kind", "scopes"), [(FlatBlock, KEPT), (Stack, DEEP)], ids=["flat", "deep"])
+@pytest.mark.parametrize(
+    ("kind", "scopes"), [(FlatBlock, KEPT), (Stack, DEEP), (FlatBlock, CALLS)], ids=["flat", "deep", "calls"]
+)
 def test_the_model_stays_what_it_was(strategy: str, kind: type[nn.Module], scopes: Scopes) -> None:
     model = patched(strategy, kind, scopes)
     assert type(model) is kind
@@ -158,5 +233,5 @@ def test_they_pickle_by_name() -> None:
 
 
 def test_a_mode_of_the_users_own_goes_on_working() -> None:
-    with torch.device("meta"), Keeping(functions_by_name()["exp"], "cpu"):
+    with torch.device("meta"), Keeping(Kept(("exp",)), "cpu"):
         assert torch.zeros(2).exp().device.type == "meta"

@@ -92,6 +92,41 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
+class Gated(nn.Module):
+    """T5's gated layer in one forward: the last product is beyond FP16, and shares its name with the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Parameter(torch.randn(64, 32)) for _ in range(2))
+        self.down = nn.Parameter(60 * torch.randn(4, 64))
+        self.mix = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(x)
+        return torch.log1p(F.linear(F.silu(F.linear(x, self.gate)) * F.linear(x, self.up), self.down).abs())
+
+
+@pytest.fixture(scope="module", params=["autocast", "cast"])
+def gated(request: pytest.FixtureRequest) -> Audit:
+    inputs = (8 * normal(8, 32),)
+    return auditor.audit(seeded(Gated), inputs, formats=("fp16",), strategies=(request.param,))
+
+
+def test_one_call_is_kept_where_others_of_its_name_run_low(gated: Audit) -> None:
+    (plan,) = gated.plans.values()
+    assert plan.verified
+    assert {name for path, name in plan.exceptions if name.startswith("linear")} == {"linear 4 of 4"}
+    kept = [
+        report
+        for report in gated.nodes
+        if report.planned and report.planned.computed == "float32" and report.node.op == "aten.linear.default"
+    ]
+    assert [report.verdicts["fp16"].verdict for report in kept] == ["unsafe"]
+    assert error_by_hand(Gated, (8 * normal(8, 32),), gated, plan.name) == pytest.approx(plan.measured_error, rel=1e-6)
+    (because,) = (words for words in plan.scopes[""].because if words.startswith("linear"))
+    assert because.startswith("linear 4 of 4: linear_3 is unsafe: overflow")
+
+
 class Dear(nn.Module):
     """Two layers in one forward, dear in BF16 as most are."""
 
