@@ -21,6 +21,7 @@ from .formats.entries import extent
 from .graphs import Planned
 from .judge.verdicts import Judgement
 from .measure.calibrate import Calibration
+from .measure.storing import storing
 from .options import Options
 from .paths import enclosing
 from .plan.workbench import Workbench
@@ -76,6 +77,7 @@ def assembled(
         warnings=(
             *captured.warnings,
             *planned.said,
+            *storing(subject, captured, measured.ranges, options.formats),
             *_unsteady(bench),
             *_unheld(subject),
             *_spared(options.native),

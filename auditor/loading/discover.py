@@ -26,11 +26,18 @@ CONVENTIONS = (
 
 @dataclass(frozen=True)
 class Found:
-    """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave."""
+    """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave.
+
+    stored_low: of what its checkpoint held in FP16 or BF16, and the model now has in FP32, see Subject. notes: what there
+    is to say of it. checkpoint: and of the weights that it came with.
+    """
 
     model: nn.Module
     origin: Origin | None
     spec: Mapping[str, Any] = field(default_factory=dict)
+    stored_low: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    checkpoint: tuple[str, ...] = ()
 
 
 def discover(module: ModuleType, target: Target, seed: int) -> Found:

@@ -16,13 +16,14 @@ from ..errors import LoadError
 from ..records import Origin
 from ..state.draws import reseed
 from ..state.process import swapped
+from .checkpoint import counted, fitted, low_of, refuse_quantised, stored_by, told
 from .discover import Found
 from .sandbox import blame, call
 from .target import Target
 
 PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 @contextmanager
@@ -62,7 +63,8 @@ def require(target: Target) -> None:
 def build(target: Target, seed: int) -> Found:
     """The model a hub target names, in FP32, and how to make it again.
 
-    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises").
+    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
+    "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
     with offline():
         reseed(seed)
@@ -84,23 +86,77 @@ def _timm(target: Target) -> Found:
 def _hugging_face(target: Target) -> Found:
     transformers = importlib.import_module("transformers")
     folder = _folder(str(target.args[0]))
-    config = call(
-        transformers.AutoConfig.from_pretrained, f"reading {folder / 'config.json'}", "model-raises", str(folder)
-    )
-    names = getattr(config, "architectures", None) or ["AutoModel"]
-    kind = names[0] if hasattr(transformers, names[0]) else "AutoModel"
+    config = _config(transformers, folder)
+    refuse_quantised(config, folder)
+    kind, notes = _class_of(transformers, config)
     maker = getattr(transformers, kind)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
-        return Found(_float(call(make, f"{kind} from {folder.name}", "model-raises", config)), None)
+        return Found(_float(call(make, f"{kind} from {folder.name}", "model-raises", config)), None, notes=notes)
+    stored = stored_by(folder)
     arguments = {"dtype": "float32", "local_files_only": True}
     symbol = f"{kind}.from_pretrained"
-    model = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **arguments)
+    with _quiet(transformers):
+        model, info = call(
+            maker.from_pretrained,
+            f"{symbol} on {folder.name}",
+            "model-raises",
+            str(folder),
+            **arguments,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    counts = counted(model, stored)
+    said = (*fitted(model, info, folder.name), *told(model, counts))
     name, _, revision = str(target.args[0]).partition("@")
-    if Path(target.args[0]).is_dir():
-        return Found(model, Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder)))
     of = {"revision": revision} if revision else {}
-    return Found(model, Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **of}))
+    local = Path(target.args[0]).is_dir()
+    where: dict[str, Any] = {"folder": str(folder)} if local else {}
+    args, kwargs = ((), arguments) if local else ((name,), {**arguments, **of})
+    origin = Origin(None, "transformers", symbol, "factory", args, kwargs, **where)
+    return Found(model, origin, stored_low=low_of(counts), notes=notes, checkpoint=said)
+
+
+def _config(transformers: Any, folder: Path) -> Any:
+    """Code of the directory's own is never run. Raises: LoadError(slug="remote-code" | "model-raises")."""
+    what, read = f"reading {folder / 'config.json'}", transformers.AutoConfig.from_pretrained
+    try:
+        return call(read, what, "model-raises", str(folder), trust_remote_code=False)
+    except LoadError as error:
+        if "custom code" not in str(error):
+            raise
+        raise LoadError(
+            f"{folder} holds a model whose code is its own, and hf: runs no code of a directory: read it, write a model.py "
+            "whose get_model() calls from_pretrained(..., trust_remote_code=True), and audit that",
+            slug="remote-code",
+        ) from error
+
+
+def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
+    """The class that config.json names, and what to say where transformers has none of that name."""
+    wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
+    found = getattr(transformers, wanted, None)
+    if wanted == "AutoModel" or (isinstance(found, type) and issubclass(found, nn.Module)):
+        return wanted, ()
+    return "AutoModel", (
+        f"config.json names the class {wanted}, which transformers does not have: the model without a head of its own is "
+        "audited, as AutoModel makes it; for all of it, write a model.py that makes it",
+    )
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No bar and no table of names on stderr: what the latter says is said in notes."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _float(model: nn.Module) -> nn.Module:

@@ -78,6 +78,9 @@ def _candidates(subject: Subject) -> Iterator[tuple[str, Subject]]:
     """What may be raised, in the order in which it is tried, and the subject so; at last, the subject as it is."""
     model = subject.model
     weights, everything = stored_low(model), stored_low(model, attributes=True)
+    if not weights and subject.stored_low:  # its checkpoint is, and was raised while it was read
+        yield "read", _with_inputs(subject, "weights")
+        return
     if not weights:
         yield "none", subject
         if any(is_low(x.dtype) for x in _tensors((subject.batches, subject.held_out))):
@@ -113,7 +116,7 @@ def _counted(model: nn.Module) -> Mapping[str, int]:
 
 
 def _noted(subject: Subject, which: str, refused: LoadError | None) -> Subject:
-    if which == "none":
+    if which in ("none", "read"):
         return subject
     if which == "inputs":
         return _with_note(

@@ -176,6 +176,7 @@ def _load(
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
     model, *notes = unwrap(found.model)
+    notes += [*found.notes, *(() if weights_text else found.checkpoint)]
     found = replace(found, model=model)
     _reject_unfit(model)
     if weights_text:
@@ -198,6 +199,7 @@ def _load(
         synthetic_inputs=given.synthetic,
         random_weights=not restored,
         warnings=tuple(notes),
+        stored_low={} if weights_text else found.stored_low,
     )
     return objective(module, found.spec, subject) if objective is not None else subject
 

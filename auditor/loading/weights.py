@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import safetensors.torch
 import torch
@@ -102,7 +103,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     tied = _aliases(model, set(state))
     missing = [name for name in missing if name not in tied]
     if missing or unexpected:
-        parts = [f"{len(names)} {kind} ({_few(names)})" for kind, names in _named(missing, unexpected) if names]
+        parts = [f"{len(names)} {kind} ({few(names)})" for kind, names in _named(missing, unexpected) if names]
         raise LoadError(
             f"{path.name} does not fit the model: {' and '.join(parts)}; give the checkpoint of this very model",
             slug="weights-mismatch",
@@ -132,7 +133,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise LoadError(f"weights {path} do not exist: check --weights", slug="missing-weights")
     if path.name.endswith(".safetensors.index.json"):
-        shards = _shards(path)
+        shards = shards_of(path)
         return {k: v for shard in shards for k, v in read_checkpoint(path.parent / shard).items()}
     value = read_tensors(path)
     for container in CONTAINERS:
@@ -144,7 +145,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _shards(index: Path) -> list[str]:
+def shards_of(index: Path) -> list[str]:
+    """The files that an index of shards names. Raises: LoadError(slug="bad-weights")."""
     try:
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not files or not all(isinstance(file, str) for file in files):
@@ -156,12 +158,14 @@ def _shards(index: Path) -> list[str]:
     return files
 
 
-def read_tensors(path: Path) -> Any:
-    """What a .safetensors or torch file holds, on the CPU. Raises: LoadError(slug="bad-weights")."""
+def read_tensors(path: Path, mapped: bool = False) -> Any:
+    """What a .safetensors or torch file holds, on the CPU. mapped: nothing of it is read into memory where its layout
+    allows that. Raises: LoadError(slug="bad-weights")."""
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        mapped = mapped and is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except safetensors.SafetensorError as error:
         raise LoadError(f"{path.name} is not a safetensors file: {error}", slug="bad-weights") from error
     except Exception as error:
@@ -203,5 +207,6 @@ def _named(missing: list[str], unexpected: list[str]) -> tuple[tuple[str, list[s
     return ("missing", missing), ("unexpected", unexpected)
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
+    """The first three of them."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

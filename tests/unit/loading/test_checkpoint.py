@@ -1,0 +1,268 @@
+"""Checkpoints of Hugging Face directories: formats, names and shapes, and the memory that reading them takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import auditor
+from auditor.errors import LoadError
+from auditor.flow import run
+from auditor.loading import load
+from auditor.options import Options
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+WEIGHTS = "model.safetensors"
+
+
+def llama(**config: Any) -> Any:
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **config})).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub") / "tiny"
+    llama().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "tiny"))
+
+
+def write(model: Any, folder: Path, how: str, shard: str) -> None:
+    model.save_pretrained(folder, max_shard_size=shard if how == "shards" else "9GB")
+    if how == "torch file":
+        (folder / WEIGHTS).unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def with_config(folder: Path, **entries: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+def with_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    state = load_file(folder / WEIGHTS)
+    change(state)
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def numbers(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["one file", "shards", "torch file", "tied"])
+def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
+    dtype: torch.dtype, how: str, tmp_path: Path
+) -> None:
+    model = llama(tie_word_embeddings=how == "tied").to(dtype)
+    write(model, tmp_path, how, "3KB")
+    found = load(f"hf:{tmp_path}")
+    for name, value in found.model.state_dict().items():
+        assert value.dtype is torch.float32
+        assert torch.equal(value, model.state_dict()[name].float())
+    name = str(dtype).removeprefix("torch.")
+    assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
+    assert found.warnings == (
+        f"the checkpoint stores all of the model's {numbers(model):,} numbers in {name}: the reference is the same values "
+        f"in FP32; what {name} had cost before is in no error",
+    )
+
+
+def test_norms_in_fp32_are_not_counted_as_low(tmp_path: Path) -> None:
+    model = llama().bfloat16()
+    for name, module in model.named_modules():
+        if "norm" in name:
+            module.float()
+    model.save_pretrained(tmp_path)
+    found = load(f"hf:{tmp_path}")
+    assert found.stored_low == {"bfloat16": numbers(model) - 3 * 16}
+    assert f"stores {numbers(model) - 48:,} of the model's {numbers(model):,} numbers in bfloat16" in found.warnings[0]
+
+
+def test_a_checkpoint_in_fp32_or_fp64_is_not_stored_low(saved: Path, tmp_path: Path) -> None:
+    assert load(f"hf:{saved}").warnings == ()
+    llama().double().save_pretrained(tmp_path)
+    found = load(f"hf:{tmp_path}")
+    assert (found.raised, found.stored_low) == ("none", {})
+    assert "in float64: the reference is their values in FP32" in found.warnings[0]
+
+
+def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Path) -> None:
+    llama().bfloat16().save_pretrained(tmp_path)
+    torch.save(llama().state_dict(), tmp_path / "own.pt")
+    found = load(f"hf:{tmp_path}", weights=str(tmp_path / "own.pt"))
+    assert (found.raised, found.stored_low, found.warnings) == ("none", {}, ())
+
+
+def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
+    with_weights(copy, lambda state: state.pop("lm_head.weight"))
+    found = load(f"hf:{copy}")
+    assert "1 tensor of the model is not in the checkpoint and RANDOM: lm_head.weight;" in found.warnings[0]
+    assert torch.equal(load(f"hf:{copy}").model.lm_head.weight, found.model.lm_head.weight)
+    assert not torch.equal(load(f"hf:{copy}", seed=1).model.lm_head.weight, found.model.lm_head.weight)
+
+
+def test_what_the_model_has_no_place_for_is_told(copy: Path) -> None:
+    with_weights(copy, lambda state: state.update(one=torch.ones(2), two=torch.ones(2)))
+    (note,) = load(f"hf:{copy}").warnings
+    assert note == "2 tensors of the checkpoint are not the model's and left out: one, two"
+
+
+def test_a_class_that_transformers_does_not_have_is_told(copy: Path) -> None:
+    with_config(copy, architectures=["LlamaWithAHead"])
+    found = load(f"hf:{copy}")
+    assert type(found.model).__name__ == "LlamaModel"
+    assert "names the class LlamaWithAHead, which transformers does not have" in found.warnings[0]
+    assert "lm_head.weight" in found.warnings[1]
+
+
+def lose_a_shard(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    llama().save_pretrained(folder, max_shard_size="3KB")
+    sorted(folder.glob("model-*"))[1].unlink()
+
+
+def spoil_the_index(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text("{")
+
+
+def cut(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-8])
+
+
+def with_code(folder: Path) -> None:
+    with_config(folder, model_type="unheard_of", auto_map={"AutoConfig": "own.Config"})
+    (folder / "own.py").write_text("raise SystemExit('this is never run')")
+
+
+def as_torch_file(folder: Path, content: bytes) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "a shard is missing": (lose_a_shard, "missing-weights", "names model-00002-of-"),
+    "the index is none": (spoil_the_index, "bad-weights", "no weight_map"),
+    "a file is cut": (cut, "bad-weights", "not a safetensors file"),
+    "a file is empty": (lambda f: (f / WEIGHTS).write_bytes(b""), "bad-weights", "not a safetensors file"),  # type: ignore[dict-item,return-value]
+    "a torch file is none": (lambda f: as_torch_file(f, b"x" * 99), "bad-weights", "without running code"),
+    "shapes are another config's": (
+        lambda f: with_config(f, vocab_size=65),
+        "weights-mismatch",
+        "lm_head.weight is [64, 16] there and [65, 16] in LlamaForCausalLM, and 1 more",
+    ),
+    "the weights are another model's": (
+        lambda f: save_file({"a": torch.ones(2)}, f / WEIGHTS, metadata={"format": "pt"}),
+        "weights-mismatch",
+        "holds nothing of LlamaForCausalLM: it has a, and",
+    ),
+    "there is nothing in it": (
+        lambda f: save_file({}, f / WEIGHTS, metadata={"format": "pt"}),
+        "weights-mismatch",
+        "it has no tensor",
+    ),
+    "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
+    "it is quantised": (
+        lambda f: with_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quantised-model",
+        "is quantised (gptq)",
+    ),
+    "it is in FP8, with scales": (
+        lambda f: with_config(f, quantization_config={"quant_method": "fp8"}),
+        "quantised-model",
+        "is quantised (fp8)",
+    ),
+    "its code is its own": (with_code, "remote-code", "trust_remote_code=True"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_is_one_clear_line(case: str, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spoil, slug, words = BROKEN[case]
+    spoil(copy)
+    capfd.readouterr()
+    with pytest.raises(LoadError) as caught:
+        load(f"hf:{copy}")
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().out == ""
+
+
+def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
+    """Loaded in BF16 and patched, it is the plan that was verified on the same values in FP32."""
+    llama().bfloat16().save_pretrained(tmp_path)
+    subject = load(f"hf:{tmp_path}")
+    found = run(subject, Options(rules=(), command="audit", formats=("bf16",)))
+    args, kwargs = subject.batches[0]
+    for name in ("autocast_bf16", "cast_bf16"):
+        outputs = []
+        for dtype in ("auto", "float32"):
+            model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+            assert model.dtype is (torch.bfloat16 if dtype == "auto" else torch.float32)
+            with auditor.imitated("cuda"), torch.no_grad():
+                outputs.append(auditor.apply(model, found, name)(*args, **kwargs).logits.float())
+        assert torch.equal(*outputs)
+        with torch.no_grad():
+            reference = subject.model(*args, **kwargs).logits
+        assert float((outputs[0] - reference).norm() / reference.norm()) == pytest.approx(
+            found.plans[name].measured_error
+        )
+
+
+PEAK = """
+import sys
+import torch
+from transformers import LlamaForCausalLM
+from auditor.loading import hubs, load
+from auditor.patch.source import make_original
+
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024
+
+load(f"hf:{sys.argv[2]}")  # what is imported and compiled on first use
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+model = load(f"hf:{sys.argv[1]}").model
+print((status("VmHWM") - before) / (sum(p.numel() for p in model.parameters()) * 4 / 2**20))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1.5), (torch.bfloat16, 1.8)])
+@pytest.mark.parametrize("how", ["one file", "shards", "torch file"])
+def test_reading_takes_one_copy_of_the_weights(
+    dtype: torch.dtype, most: float, how: str, saved: Path, tmp_path: Path
+) -> None:
+    """One in FP32, and of a file in BF16 the pages that it was read from: half a copy more. A second copy is 1 more."""
+    model = llama(vocab_size=4000, hidden_size=768, intermediate_size=2048, num_hidden_layers=8).to(dtype)
+    write(model, tmp_path, how, "60MB")
+    command = [sys.executable, "-c", PEAK, str(tmp_path), str(saved)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=dict(os.environ))
+    assert float(found.stdout.split()[-1]) < most
