@@ -13,6 +13,9 @@ from ..sparing import now
 from .entries import dense, entries, is_plain, places
 from .table import Format
 
+_RUN = 1 << 17
+"""Entries of a run: their copies in float64 stay in the cache."""
+
 
 def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """Relative L2 error of `candidate` against `reference`.
@@ -48,11 +51,12 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
 
 
 def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors; on a GPU, whose memory is short, in runs of neighbours."""
-    if r.device.type == "cpu" or r.shape != c.shape:
+    """Both tensors, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
+    step = _RUN if r.device.type == "cpu" else now().run
+    if r.numel() <= step or r.shape != c.shape:
         yield r, c
         return
-    yield from zip(torch.split(r.reshape(-1), now().run), torch.split(c.reshape(-1), now().run), strict=True)
+    yield from zip(torch.split(r.reshape(-1), step), torch.split(c.reshape(-1), step), strict=True)
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:

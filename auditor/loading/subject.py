@@ -21,6 +21,7 @@ from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep
 from ..runs.answer import answer
+from ..runs.outputs import NamedTensors
 from ..state.draws import reseed
 from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
@@ -114,6 +115,8 @@ def check(subject: Subject) -> Subject:
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         subject, outputs = _run(subject)
+        checked = (subject.held_out or subject.batches)[0]
+        subject = replace(subject, answers={id(checked): outputs[len(subject.batches) if subject.held_out else 0]})
         leaves = [leaf for output in outputs for leaf in output]
         _reject_closed(subject, leaves, "returns", "return")
         _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
@@ -130,7 +133,7 @@ def check(subject: Subject) -> Subject:
     return subject
 
 
-def _run(subject: Subject) -> tuple[Subject, list[list[Tensor]]]:
+def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
@@ -254,7 +257,7 @@ def _reject_lazy(model: nn.Module) -> None:
             )
 
 
-def _forward(subject: Subject, batch: Batch) -> list[Tensor]:
+def _forward(subject: Subject, batch: Batch) -> NamedTensors:
     try:
         return answer(subject.model, batch)
     except (Exception, SystemExit) as error:

@@ -15,15 +15,13 @@ import torch
 from .. import ranks
 from ..cache.kept import NOTHING, Kept
 from ..devices import is_native
-from ..errors import first_line
 from ..folder import own
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..measure.known import measure_of
-from ..measure.noise import Heard, without_noise
+from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
-from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
 from ..runs.answer import answer, operations_of
 from ..runs.outputs import NamedTensors
@@ -40,7 +38,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    are asked for. enabled: see `noise.graded_on`, where that was run before. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
     Options. flags: how the caller had set torch to compute FP32.
     """
 
@@ -62,6 +60,7 @@ class Workbench:
     floor: Noise = field(default_factory=Noise)
     kept: Kept = NOTHING
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    enabled: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
@@ -114,11 +113,7 @@ class Workbench:
 
     @cached_property
     def _with_gradients(self) -> list[torch.Tensor] | str:
-        try:
-            return answer(self.subject.model, self.checks[0], seed=self.seed, gradients=True)
-        except Exception as error:
-            let_through(error)
-            return f"{type(error).__name__}: {first_line(error)}"
+        return graded_on(self.subject, self.checks[0], self.seed) if self.enabled is None else self.enabled
 
     @property
     def max_error(self) -> float:
@@ -210,6 +205,7 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
+        enabled=noise.graded,
         kept=kept,
     )
 

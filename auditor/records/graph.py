@@ -58,6 +58,7 @@ class Subject:
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
     are not where an audit was loaded from its files. given: the caller's own, where this is a copy on another device.
+    answers: {id of a batch: what the run gave that proved that the model runs}, until someone takes it.
     """
 
     model: nn.Module
@@ -77,6 +78,7 @@ class Subject:
     flags: Mapping[str, Any] = field(default_factory=dict)
     present: bool = True
     given: Subject | None = None
+    answers: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError
 from ..formats.metrics import output_error
+from ..ops.products import fastest
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
@@ -110,7 +111,7 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
     given = recorded.bind(subject.model, batch)
     try:
-        found = _replayed(recorded, given)
+        found = _replayed(recorded, given, _Quickly)
     except Exception as error:
         let_through(error)
         raise CaptureError(
@@ -119,12 +120,27 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch
             slug="capture-failed",
         ) from error
     answer = _unnested(answer)
-    if len(found) != len(answer) or not _agree(recorded, given, output_error(answer, found), found):
+    if len(found) != len(answer) or not _repeats(recorded, given, answer, found):
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
             slug="capture-failed",
         )
+
+
+def _repeats(recorded: Capture, given: Sequence[Any], answer: list[torch.Tensor], quickly: list[torch.Tensor]) -> bool:
+    """Whether a replay is the run: one by the quickest kernels, or one by those that the model has."""
+    if output_error(answer, quickly) <= AGREEMENT:
+        return True
+    found = _replayed(recorded, given)
+    return _agree(recorded, given, output_error(answer, found), found)
+
+
+class _Quickly(fx.Interpreter):
+    """Every operation by the kernel that takes the least time."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(fastest(target, args, kwargs), args, kwargs)
 
 
 def _agree(recorded: Capture, given: Sequence[Any], error: float, found: list[torch.Tensor]) -> bool:
@@ -144,9 +160,11 @@ def _last_place(value: Any, signs: torch.Generator) -> Any:
     return value.detach() * (1 + step)
 
 
-def _replayed(recorded: Capture, given: Sequence[Any]) -> list[torch.Tensor]:
+def _replayed(
+    recorded: Capture, given: Sequence[Any], how: type[fx.Interpreter] = fx.Interpreter
+) -> list[torch.Tensor]:
     with torch.no_grad():
-        return _unnested(tensor_outputs(fx.Interpreter(recorded.graph_module).run(*given)))
+        return _unnested(tensor_outputs(how(recorded.graph_module).run(*given)))
 
 
 def _unnested(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

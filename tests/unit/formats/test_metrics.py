@@ -68,6 +68,24 @@ def test_relative_l2_of_complex_numbers() -> None:
     assert relative_l2(torch.tensor([3 + 4j]), torch.tensor([3 + 4.5j])) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_large_tensors_are_compared_in_runs(step: int) -> None:
+    x = normal_of(3 * (1 << 17) + 5).view(-1, 1).expand(-1, step).contiguous()[:, ::step]
+    y = x.half()
+    expected = float((x.double() - y.double()).square().sum().sqrt() / x.double().square().sum().sqrt())
+    assert relative_l2(x, y) == pytest.approx(expected, rel=1e-12)
+    broken = y.clone()
+    broken[-1] = math.inf
+    assert relative_l2(x, broken) == math.inf
+    both = x.clone()
+    both[-1] = math.inf
+    assert relative_l2(both, broken) == pytest.approx(expected, rel=1e-6)
+
+
+def normal_of(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
 def test_several_outputs_are_one_vector() -> None:
     # ||(0, 0.5, 0)|| / ||(3, 4, 12)|| = 0.5 / 13
     assert output_error([t(3, 4), t(12)], [t(3, 4.5), t(12)]) == pytest.approx(0.5 / 13)

@@ -14,6 +14,7 @@ import auditor
 from auditor.measure.noise import noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
+from auditor.runs.answer import answer
 from auditor.tape import capture
 from tests.subjects import seeded, subject_of
 
@@ -101,6 +102,47 @@ def test_state_that_drifts_is_no_noise_that_errors_may_hide_in() -> None:
 
 def test_a_model_that_costs_much_is_run_once_more_alone() -> None:
     assert heard(seeded(Noisy), dear=True).runs == 2
+
+
+class Counted(nn.Module):
+    """Calls are counted where nobody puts the count back. apart: how far off it is with gradients enabled."""
+
+    def __init__(self, apart: float = 0.0) -> None:
+        super().__init__()
+        self.a, self.apart = nn.Linear(32, 8), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.calls += 1  # type: ignore[attr-defined]
+        return self.a(x) + (self.apart if torch.is_grad_enabled() else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("apart", "known", "calls"),
+    [(0.0, True, 1), (0.0, False, 2), (0.5, True, 2), (0.5, False, 3)],
+)
+def test_runs_made_for_another_reason_serve_where_they_answer_the_same(apart: float, known: bool, calls: int) -> None:
+    torch.calls = 0  # type: ignore[attr-defined]
+    subject = subject_of(seeded(lambda: Counted(apart)), X)
+    captured, (batch,) = capture(subject, ("fp16",)), subject.batches
+    plain = answer(subject.model, batch)
+    if known:
+        subject.answers[id(batch)] = plain
+    torch.calls = 0  # type: ignore[attr-defined]
+    found = noise_of(captured, subject, PLAIN, 0, dear=True)
+    assert torch.calls == calls  # type: ignore[attr-defined]
+    assert found.found == Noise(runs=2) and not subject.answers
+    assert torch.equal(found.known[id(batch)][0], plain[0])
+    assert found.graded is not None and not isinstance(found.graded, str)
+    assert float((found.graded[0] - plain[0]).mean()) == pytest.approx(apart)
+    del torch.calls  # type: ignore[attr-defined]
+
+
+def test_an_earlier_answer_that_is_another_does_not_serve() -> None:
+    subject = subject_of(seeded(lambda: nn.Linear(32, 8)), X)
+    captured, (batch,) = capture(subject, ("fp16",)), subject.batches
+    subject.answers[id(batch)] = answer(subject.model, batch).each(lambda x: x + 1e-6)
+    found = noise_of(captured, subject, PLAIN, 0, dear=True)
+    assert torch.equal(found.known[id(batch)][0], answer(subject.model, batch)[0])
 
 
 def test_what_a_run_does_not_tell_from_noise_is_not_counted_once_an_operation() -> None:
