@@ -7,23 +7,49 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 Arguments = tuple[tuple[int, str], ...]
 
+_Frames: Any = torch._C._dynamo.eval_frame
 _WRITTEN: dict[Any, Arguments | None] = {}
 
 
 class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `save` with the tensors that the next operation writes into."""
+    """Calls `save` with the tensors that the next operation writes into.
+
+    Directly inside of another one no operation passes through two modes: the outer one tells both, the inner one first.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self, save: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._save = save
+        self._saves = [save]
+        self._outer: SaveBeforeWrite | None = None
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
             _admit_higher_order_operators()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch keeps its compiler away from here: it imports it for that, which takes a second."""
+        return not hasattr(_Frames, "set_code_exec_strategy")
+
+    def __enter__(self) -> SaveBeforeWrite:
+        innermost = _get_current_dispatch_mode()
+        self._outer = innermost if isinstance(innermost, SaveBeforeWrite) else None
+        if self._outer is None:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        else:
+            self._outer._saves.insert(0, self._save)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._outer is None:
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        else:
+            self._outer._saves.remove(self._save)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -32,11 +58,20 @@ class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except KeyError:
             written = _WRITTEN[func] = written_by(func)
         if written is None:
-            self._save(list(_tensors((args, kwargs))))
+            self._tell(_tensors((args, kwargs)))
         elif written:
-            values = [args[i] if i < len(args) else kwargs.get(name) for i, name in written]
-            self._save(list(_tensors(values)))
+            self._tell(_tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in written]))
         return func(*args, **kwargs)
+
+    def _tell(self, written: Iterator[torch.Tensor]) -> None:
+        tensors = list(written)
+        for save in tuple(self._saves):
+            save(tensors)
+
+
+if not SaveBeforeWrite._should_skip_dynamo():  # a compiler that is there already leaves it and what it calls alone
+    _alone = _Frames._FrameExecStrategy(_Frames._FrameAction.SKIP, _Frames._FrameAction.SKIP)
+    _Frames.set_code_exec_strategy(SaveBeforeWrite.__torch_dispatch__.__code__, _alone)
 
 
 def written_by(func: Any) -> Arguments | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.state import storages, unchanged
 from auditor.state.writes import SaveBeforeWrite, written_by
@@ -83,3 +86,42 @@ def test_where_nothing_is_declared_all_tensors_are_told_of() -> None:
     with SaveBeforeWrite(told):
         torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.tensor([5.0]),))
     assert [5.0] in told.entries[0]
+
+
+def test_one_inside_of_another_is_told_first_and_costs_no_mode() -> None:
+    x, outer, inner = torch.tensor([1.0]), Told(), Told()
+    with SaveBeforeWrite(outer):
+        depth = torch._C._len_torch_dispatch_stack()
+        with SaveBeforeWrite(lambda tensors: [told(tensors) for told in (inner, lambda _: outer.entries.append([]))]):
+            assert torch._C._len_torch_dispatch_stack() == depth
+            x.mul_(3.0)
+        x.mul_(3.0)
+    x.mul_(3.0)
+    assert inner.entries == [[[1.0]]]
+    assert outer.entries == [[], [[1.0]], [[3.0]]]
+
+
+def test_another_mode_between_keeps_them_apart() -> None:
+    class Doubled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    x, outer, inner = torch.tensor([1.0]), Told(), Told()
+    with SaveBeforeWrite(outer), Doubled(), SaveBeforeWrite(inner):  # type: ignore[no-untyped-call]
+        x.mul_(3.0)
+    assert (inner.entries, outer.entries) == ([[[1.0]]], [[[1.0]], [[3.0]]])
+
+
+def test_the_compiler_is_not_imported_for_it_and_leaves_it_alone() -> None:
+    code = """
+import sys, torch
+from auditor.state.writes import SaveBeforeWrite
+x, told = torch.ones(3), []
+with SaveBeforeWrite(lambda tensors: told.append([y.sum().item() for y in tensors])):
+    x.add_(1)
+    print("torch._dynamo" in sys.modules)
+    print(torch.compile(lambda x: x.mul_(2) + 1, backend="eager")(x).tolist(), told)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["False", "[5.0, 5.0, 5.0] [[3.0], [6.0]]"], done.stderr
