@@ -49,7 +49,15 @@ def patched_source(
 
 def _record(name: str, found: Any) -> Plan:
     scopes = {
-        path: ScopeChoice(choice.precision, tuple(choice.because), choice.output, choice.cost, tuple(choice.keep))
+        path: ScopeChoice(
+            choice.precision,
+            tuple(choice.because),
+            choice.output,
+            choice.cost,
+            tuple(choice.keep),
+            tuple(choice.keep_state),
+            tuple(choice.keep_inputs),
+        )
         for path, choice in found.scopes.items()
     }
     return Plan(

@@ -37,7 +37,9 @@ Reading PLANS: a scope is a module; what lies inside it has its precision unless
 codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
 they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
 called ("pow": torch.pow, x.pow, x ** 2), unless in place; "linear 2 of 3" is the second of three calls of linear in one
-forward of the scope. Products of what they give run low again. Errors are relative to FP32.
+forward of the scope. Products of what they give run low again. `keep_state` names parameters and buffers that are
+stored in FP32, `keep_inputs` arguments that are not converted, since only such functions read them. Errors are relative
+to FP32.
 """
 
 from __future__ import annotations
@@ -45,11 +47,12 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -188,8 +191,9 @@ def _readable(value: Any) -> Any:
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     """What a reader wants to know of one scope; what is as everywhere is left out."""
     entry: dict[str, Any] = {"precision": choice.precision}
-    if choice.keep:
-        entry["keep"] = list(choice.keep)
+    for key in ("keep", "keep_state", "keep_inputs"):
+        if names := getattr(choice, key):
+            entry[key] = list(names)
     if choice.because:
         entry["because"] = list(choice.because)
     if choice.cost is not None and math.isfinite(choice.cost):

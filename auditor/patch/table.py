@@ -15,5 +15,6 @@ def plan_table(plan: Plan) -> dict[str, Any]:
 
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
-    kept = {"keep": list(choice.keep)} if choice.keep else {}
+    named = {"keep": choice.keep, "keep_state": choice.keep_state, "keep_inputs": choice.keep_inputs}
+    kept = {key: list(names) for key, names in named.items() if names}
     return {"precision": choice.precision, "because": list(choice.because), "output": choice.output, **kept}

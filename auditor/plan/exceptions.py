@@ -40,12 +40,12 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
     safe, able = _products(problem, entry, "safe"), _products(problem, entry, "safe", "sensitive")
     found: dict[str, set[str]] = {}
     unsafe: dict[str, set[str]] = {}
-    casts = set[str]()  # these say themselves what they give
+    casts = set[str]()  # to what Python sees, which FP32 arguments would change
     for name, node in problem.capture.nodes.items():
         if node.function is None or node.owner not in able:
             continue
         verdict = _verdict(problem, name)
-        if operation(node.op).cast:
+        if operation(node.op).cast and problem.format in problem.how.literals(node):
             casts.add(entry(node))
         elif verdict != "safe":
             found.setdefault(node.owner, set()).add(entry(node))

@@ -182,6 +182,7 @@ class Placeholder:
 
     holders: modules whose parameter or buffer it is, each under its first path, whether they are called or not.
     made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
+    argument: of an input, the name of the argument that it is in, or its place among those without one.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Placeholder:
     fqn: str | None
     made_in: Mapping[str, torch.dtype] = field(default_factory=dict)
     holders: tuple[str, ...] = ()
+    argument: str | None = None
 
     @property
     def tied(self) -> bool:

@@ -48,6 +48,24 @@ class ScopeChoice:
             sparse=True,
         ),
     ] = ()
+    keep_state: Annotated[
+        tuple[str, ...],
+        Written(
+            "parameters and buffers in the scope that stay FP32 in storage, since functions that stay FP32 alone read them "
+            "(strategies that store weights low); not there where there are none",
+            before="because",
+            sparse=True,
+        ),
+    ] = ()
+    keep_inputs: Annotated[
+        tuple[str, ...],
+        Written(
+            "arguments of the model that stay as they are given, for the same reason: by name, or by place where they have "
+            "none; the root's alone, not there where there are none",
+            before="because",
+            sparse=True,
+        ),
+    ] = ()
 
 
 KINDS = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..formats.table import is_low
 from ..ops.functions import kept_calls
 from ..ops.nodes import dtype
+from ..ops.table import operation
 from ..paths import enclosing, function_in, nearest, nearest_above, within
 from ..records import Call, Capture, FunctionCall
 from ..strategies import strategy_of
@@ -38,6 +39,7 @@ class Layout:
 
     owners: see `owners_of`; outermost: the same, those above others first. left: {owner: what the values that its nodes
     read have come out of}, itself and those above it not among them. deciding: see `deciders_of`. low: see `stored_low`.
+    reading: see `reading_of`.
     """
 
     owners: tuple[str, ...]
@@ -45,6 +47,7 @@ class Layout:
     left: Mapping[str, frozenset[str]]
     deciding: Mapping[str, tuple[str, ...]]
     low: frozenset[str]
+    reading: Mapping[str, tuple[str, ...]]
 
 
 def layout_of(capture: Capture, how: Strategy) -> Layout:
@@ -63,6 +66,7 @@ def layout_of(capture: Capture, how: Strategy) -> Layout:
         {reader: frozenset(paths) for reader, paths in left.items()},
         deciders_of(capture),
         stored_low(capture),
+        reading_of(capture),
     )
 
 
@@ -136,6 +140,26 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
     return {name: tuple(owners) for name, owners in readers.items()}
 
 
+def reading_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{floating placeholder: nodes that read it or a view of it, those views too}; none where an output shows it."""
+    users: dict[str, list[str]] = {}
+    for name, node in capture.nodes.items():
+        for source in node.inputs:
+            users.setdefault(source, []).append(name)
+    found: dict[str, tuple[str, ...]] = {}
+    nodes = [node for node in capture.graph_module.graph.nodes if node.op == "placeholder"]
+    for place in (node.name for node in nodes if (held := dtype(node)) is not None and held.is_floating_point):
+        seen, left, shown = dict[str, None](), [place], False
+        while left:
+            value = left.pop()
+            shown |= value in capture.outputs
+            readers = users.get(value, [])
+            left += [name for name in readers if name not in seen and operation(capture.nodes[name].op).view]
+            seen |= dict.fromkeys(readers)
+        found[place] = () if shown else tuple(seen)
+    return found
+
+
 def deciders_of(capture: Capture) -> dict[str, tuple[str, ...]]:
     """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
     held = {place.name: place.holders for place in capture.placeholders if place.tied}
@@ -174,10 +198,12 @@ class Passage:
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
         self._around: dict[str, tuple[Call, ...]] = {}
         self._between: dict[tuple[int, int], Steps] = {}
+        self.spared: frozenset[str] = frozenset()
+        """Inputs of the model that its scope hands on as they are."""
 
     def steps(self, source: str, reader: str) -> Steps:
         """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
-        if source not in self._nodes and source not in self._inputs:
+        if source in self.spared or (source not in self._nodes and source not in self._inputs):
             return ("fp32",) if self.keeps(reader) else ()
         left, entered = self.enclosing(source), self.enclosing(reader)
         key = id(left), id(entered)  # each is held here once, and comparing calls takes time

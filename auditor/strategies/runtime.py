@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,6 +73,15 @@ def device_type(module: nn.Module, inputs: Any) -> str:
     return next((str(kind) for kind in used if kind not in ("cpu", "meta")), "cpu")
 
 
+def positional_names(forward: Any) -> list[str]:
+    """Names of the parameters that arguments are bound to by their place."""
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # scripted modules have no signature
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def floating_dtype(inputs: Any) -> torch.dtype | None:
     """Dtype of the first tensor among the inputs that `convert` would convert."""
     leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
@@ -123,17 +133,23 @@ class Keeping(TorchFunctionMode):
             return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
 
 
-def inside(module: nn.Module, inner: Any, keep: Kept | None, region: str | None, *args: Any, **kwargs: Any) -> Any:
-    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one."""
+def inside(module: nn.Module, inner: Any, how: dict[str, Any], given: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one.
+
+    given: the arguments of the call before the scope converted them; some stay as they were.
+    """
+    places, names = how["given"]
+    args = tuple(given[0][i] if i in places else x for i, x in enumerate(args))
+    kwargs = {name: given[1][name] if name in names else x for name, x in kwargs.items()}
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
-    if keep is not None:
-        mode = Keeping(keep, device)
+    if how["keep"] is not None:
+        mode = Keeping(how["keep"], device)
         run = functools.partial(in_region, lambda: mode, run)
-    if region is None:
+    if how["region"] is None:
         return run()
-    low = region != "fp32"
-    opened = functools.partial(torch.autocast, device, dtype=DTYPES[region] if low else None, enabled=low)
+    low = how["region"] != "fp32"
+    opened = functools.partial(torch.autocast, device, dtype=DTYPES[how["region"]] if low else None, enabled=low)
     return in_region(opened, run)
 
 
@@ -170,8 +186,10 @@ class Runtime:
 
         Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
         """
+        names = kept_state(scopes)
+        kept = {name for name in module._parameters if any(f"{path}.{name}".lstrip(".") in names for path in paths)}
         precisions = {precision_of(path, scopes) for path in paths} | (
-            {"fp32"} if holds_fp32(module, stored) else set()
+            {"fp32"} if holds_fp32(module, stored, kept) else set()
         )
         chosen = [scopes[path] for path in paths if path in scopes]
         if not chosen and len(precisions) == 1:
@@ -194,16 +212,33 @@ class Runtime:
         return {"keep": keep, "region": precision if opens else None}
 
 
+def kept_inputs(forward: Any, paths: list[str], scopes: dict[str, Any]) -> tuple[list[int], list[str]]:
+    """Places and names of the arguments of a forward that stay as they are given."""
+    names = list(scopes[""].get("keep_inputs", ())) if "" in paths and "" in scopes else []
+    order = positional_names(forward) if names else []
+    places = [order.index(name) if name in order else name for name in names]
+    return [int(place) for place in places if str(place).isdigit()], names
+
+
+def kept_state(scopes: dict[str, Any]) -> set[str]:
+    """Parameters and buffers of low scopes that stay FP32, by their names in the model."""
+    return {f"{path}.{name}".lstrip(".") for path, scope in scopes.items() for name in scope.get("keep_state", ())}
+
+
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
-    """{id of a named parameter or buffer: precision of its module}; FP32 as soon as one of several owners is."""
+    """{id of a named parameter or buffer: precision it is stored in}; FP32 as soon as one of several owners is."""
     wanted: dict[int, str] = {}
+    kept = kept_state(scopes)
     for name, tensor in tensors:
         if wanted.get(id(tensor)) != "fp32":
-            wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
+            wanted[id(tensor)] = "fp32" if name in kept else precision_of(name.rpartition(".")[0], scopes)
     return wanted
 
 
-def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
-    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not."""
-    own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    return not module._modules and any(stored.get(id(parameter)) == "fp32" for parameter in own)
+def holds_fp32(module: nn.Module, stored: dict[int, str], kept: Collection[str] = ()) -> bool:
+    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not.
+
+    kept: names of its weights that the plan keeps so by themselves.
+    """
+    own = [x for name, x in module._parameters.items() if x is not None and name not in kept]
+    return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

@@ -39,7 +39,8 @@ class Mark:
 
 @dataclass
 class Tape:
-    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
+    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order;
+    arguments: {one of these: see Placeholder.argument}.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
     holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here. operations:
@@ -51,6 +52,7 @@ class Tape:
     kinds: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
@@ -100,10 +102,11 @@ class Builder:
         self.tape.names[node.name] = path
         return node
 
-    def input(self, name: str, x: torch.Tensor) -> fx.Node:
+    def input(self, name: str, x: torch.Tensor, argument: str = "") -> fx.Node:
         """A tensor of the batch."""
         node = self._placeholder(name, "input", x)
         self.tape.inputs.append(node.name)
+        self.tape.arguments[node.name] = argument
         self.fed.add(node)
         return node
 

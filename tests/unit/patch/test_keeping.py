@@ -150,7 +150,7 @@ def test_calls_beyond_those_there_were_stay_fp32_and_say_so() -> None:
     with watch, torch.no_grad(), pytest.warns(UserWarning, match="linear in FP32 by their number, of 3 in one forward"):
         model(normal(4, 8))
     assert watch.low == [True, False, True, False, False, False]
-    with torch.no_grad(), pytest.warns(UserWarning):
+    with torch.no_grad(), pytest.warns(UserWarning, match="which stay FP32 too"):
         assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(normal(4, 8)), model(normal(4, 8)))
 
 

@@ -127,6 +127,45 @@ def test_one_call_is_kept_where_others_of_its_name_run_low(gated: Audit) -> None
     assert because.startswith("linear 4 of 4: linear_3 is unsafe: overflow")
 
 
+class Tables(nn.Module):
+    """Buffers and an argument that are beyond FP16, beside a product; a weight that only a kept function reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Parameter(torch.ones(32))
+        self.register_buffer("mean", torch.zeros(32))
+        self.register_buffer("var", torch.full((32,), 1e6))
+        self.register_buffer("steps", torch.linspace(0.3, 4000, 32))
+        self.mix = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor, *, sizes: Tensor) -> Tensor:
+        normed = F.batch_norm(400 * x, self.mean, self.var, self.norm)
+        phases = torch.sin(self.steps[None]) + F.normalize(sizes, dim=-1, eps=1e-12)
+        return F.linear(10 * normed + phases, self.mix)
+
+
+SIZES = torch.cat((normal(3, 32) * 1e-6, torch.zeros(1, 32)))
+
+
+def test_what_only_kept_functions_read_stays_fp32() -> None:
+    inputs = ((normal(4, 32),), {"sizes": SIZES})
+    audit = auditor.audit(seeded(Tables), [inputs], formats=("fp16",), strategies=("cast",))
+    plan = audit.plans["cast_fp16"]
+    assert plan.verified
+    assert plan.low_precision_flops == 1
+    choice = plan.scopes[""]
+    assert set(choice.keep_state) == {"mean", "norm", "steps", "var"}
+    assert choice.keep_inputs == ("sizes",)
+    model = auditor.apply(seeded(Tables), audit, "cast_fp16")
+    stored = {name: x.dtype for name, x in model.state_dict().items()}
+    assert {name for name, dtype in stored.items() if dtype is torch.float32} == set(choice.keep_state)
+    with torch.no_grad():
+        expected = seeded(Tables)(*inputs[0], **inputs[1]).double()
+    ((found,),) = run_patched(model, [inputs], "cpu")
+    error = float((found.double() - expected).norm() / expected.norm())
+    assert error == pytest.approx(plan.measured_error, rel=1e-6)
+
+
 class Dear(nn.Module):
     """Two layers in one forward, dear in BF16 as most are."""
 
