@@ -45,7 +45,7 @@ class Judged:
 class Figures:
     """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in.
 
-    exceptions: functions that stay FP32 in low ones.
+    exceptions: functions that stay FP32 in low scopes, each with its scope.
     """
 
     format: str
@@ -54,7 +54,7 @@ class Figures:
     predicted_speedup: float | None
     verified: bool
     islands: int
-    exceptions: int = 0
+    exceptions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _figures(plan: Any) -> Figures:
         predicted_speedup=plan.predicted_speedup,
         verified=plan.verified,
         islands=sum(bool(path) and choice.precision != root for path, choice in plan.scopes.items()),
-        exceptions=sum(len(choice.keep) for choice in plan.scopes.values()),
+        exceptions=tuple((path, name) for path, choice in plan.scopes.items() for name in choice.keep),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,3 +42,12 @@ def kept_calls(entries: Iterable[str]) -> Mapping[str, tuple[tuple[int, int], ..
 def is_kept(calls: tuple[tuple[int, int], ...], number: int) -> bool:
     """Whether a call is among these; so are those beyond all that there were when the plan was made."""
     return not calls or any(number == kept or number > of for kept, of in calls)
+
+
+def positional_names(forward: Any) -> list[str]:
+    """Names of the parameters that arguments are bound to by their place."""
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # scripted modules have no signature
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

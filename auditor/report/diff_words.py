@@ -9,7 +9,7 @@ from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
 from ..formats.table import runs
 from .view import pattern
-from .words import SEVERITIES, count, ratio
+from .words import SEVERITIES, count, ratio, scope
 
 
 @dataclass(frozen=True)
@@ -98,3 +98,16 @@ def error(plan: Figures | None) -> str:
 def speedup(plan: Figures | None) -> str:
     """A plan's predicted speed-up, or a dash."""
     return f"{plan.predicted_speedup:.2f}x" if plan and plan.predicted_speedup is not None else "–"
+
+
+def functions(before: Figures | None, after: Figures | None) -> str:
+    """Which functions of low modules stay FP32 on one side alone; nothing where they are the same ones."""
+    was, now = (dict.fromkeys(side.exceptions if side else ()) for side in (before, after))
+    sides = (
+        ("in FP32 now", [each for each in now if each not in was]),
+        ("no longer", [each for each in was if each not in now]),
+    )
+    said = [
+        f"{words}: {', '.join(f'{name} in {scope(path)}' for path, name in found)}" for words, found in sides if found
+    ]
+    return f"Functions of low modules {'; '.join(said)}." if said else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import warnings
 from collections.abc import Callable, Collection, Generator
@@ -15,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..ops.functions import functions_by_name, is_kept, kept_calls
+from ..ops.functions import functions_by_name, is_kept, kept_calls, positional_names
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -71,15 +70,6 @@ def device_type(module: nn.Module, inputs: Any) -> str:
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     used = [leaf.device.type for leaf in (*leaves, next(module.parameters(), None)) if leaf is not None]
     return next((str(kind) for kind in used if kind not in ("cpu", "meta")), "cpu")
-
-
-def positional_names(forward: Any) -> list[str]:
-    """Names of the parameters that arguments are bound to by their place."""
-    try:
-        parameters = inspect.signature(forward).parameters.values()
-    except (TypeError, ValueError):  # scripted modules have no signature
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def floating_dtype(inputs: Any) -> torch.dtype | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.ops.functions import positional_names
 from auditor.strategies.runtime import (
     Runtime,
     by_scope,
@@ -21,7 +22,6 @@ from auditor.strategies.runtime import (
     in_region,
     kept_inputs,
     kept_state,
-    positional_names,
     precision_of,
 )
 
