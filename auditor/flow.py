@@ -10,7 +10,7 @@ import torch
 from .assembly import assembled
 from .cache.kept import Kept
 from .facts import gather
-from .graphs import Planned, graphs_of
+from .graphs import Planned, graphs_of, scored
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
@@ -128,10 +128,10 @@ def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 |
     with stages("plan", "solve, patch, verify"):
         plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
     with stages("scores", _scored_by(options), wanted=score is not None):
-        scored = score.under(plans, bench) if score else plans
+        plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
-        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick)
-    planned = replace(graphs.beside(as_run(baselines, plans), scored), fp32_today=today)
+        graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
+    planned = replace(graphs.beside(as_run(baselines, plans), plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:
             return planned

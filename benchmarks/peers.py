@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import copy
 import io
-import json
 import logging
 import math
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ import auditor
 from auditor.formats.metrics import output_error
 from auditor.graphs.onnxfile import with_onnx
 from auditor.graphs.onnxmodel import counted, tidied
+from auditor.graphs.onnxrounded import rounded
 from auditor.runs.outputs import tensor_outputs
 from benchmarks import subjects
 from benchmarks.harness import Row, report
-from benchmarks.rounded import rounded
 from tests.corpus.case import Distance
 from tests.corpus.catalogue import INFERENCE
 
@@ -225,56 +225,61 @@ def cell(row: Row, tool: str) -> str:
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
-    """By tool: models that export and hold their test, and the share of operations in FP32 over those that both it and the
-    auditor hold."""
+    """By tool: models that export and hold their test, and operations in FP32 over those that both it and the auditor hold."""
     there = [row for row in rows if "auditor" in row]
-    found: dict[str, Any] = {"exported": len(there)}
+    found: dict[str, Any] = {"models": len(rows), "exported": len(there)}
     for tool in TOOLS:
         holding = [row for row in there if row[tool].get("holds")]
         both = [row for row in holding if row["auditor"].get("holds") and "fp32" in row[tool]]
-        shares = {
-            each: round(
-                sum(row[each]["fp32"] for row in both) / max(1, sum(row[each]["operations"] for row in both)), 3
-            )
-            for each in dict.fromkeys(("auditor", tool))
-        }
         seconds = [row[tool]["seconds"] for row in there if "seconds" in row[tool]]
         found[tool] = {
             "version": installed(tool),
             "holds": len(holding),
             "models where both hold": len(both),
-            "fp32 share there": shares,
+            "fp32 of operations there": {
+                each: [sum(row[each][key] for row in both) for key in ("fp32", "operations")]
+                for each in dict.fromkeys(("auditor", tool))
+            },
             "seconds": round(sum(seconds), 1),
         }
     return found
 
 
+GROUPS = {"the ten cases": CASES, "all known failures": CORPUS, "architectures": tuple(ARCHITECTURES)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="ten known failures and five architectures unless given"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="these alone, and no results are written: else all known failures in FP16 and five architectures",
     )
-    parser.add_argument("--corpus", action="store_true", help="every known failure in FP16")
-    parser.add_argument("--rows", metavar="FILE", help="write the rows as JSON lines, and no results")
-    parser.add_argument("--from", nargs="*", dest="files", metavar="FILE", help="results of rows that were written")
     options = parser.parse_args()
-    names = options.models or (CORPUS if options.corpus else (*CASES, *ARCHITECTURES))
-    if options.rows:
-        with Path(options.rows).open("w", encoding="utf-8") as file:
-            for name in names:
-                print(json.dumps(_quietly(name)), file=file, flush=True)
+    rows = []
+    for name in options.models or (*CORPUS, *ARCHITECTURES):
+        rows.append(_quietly(name))
+        print(f"{name}: {', '.join(f'{tool} {cell(rows[-1], tool)}' for tool in TOOLS)}", file=sys.stderr, flush=True)
+    if options.models:
         return
-    if options.files:
-        rows = [json.loads(line) for each in options.files for line in Path(each).read_text("utf-8").splitlines()]
-    else:
-        rows = [_quietly(name) for name in names]
-    cells = {row["model"]: {tool: cell(row, tool) for tool in TOOLS} for row in rows}
-    shown = [{"model": r["model"], "allowed": r["tolerance"], **cells[r["model"]], "measured": r} for r in rows]
-    summary = totals(rows)
-    name = "peers_corpus" if options.corpus else "peers"
-    report(name, shown, {"model": "", "allowed": "g", **dict.fromkeys(TOOLS, "")}, {"totals": summary})
-    for tool in TOOLS:
-        print(f"{tool} {installed(tool)}: {summary[tool]}")
+    shown = [
+        {"model": row["model"], "allowed": row["tolerance"]}
+        | {tool: cell(row, tool) for tool in TOOLS}
+        | {"measured": row}
+        for row in rows
+    ]
+    summary = {
+        title: totals(found)
+        for title, names in GROUPS.items()
+        if (found := [row for row in rows if row["model"] in names])
+    }
+    columns = {"model": "", "allowed": "g", **dict.fromkeys(TOOLS, "")}
+    report("peers", shown, columns, {"totals": summary})
+    for title, found in summary.items():
+        print(f"{title}: {found['exported']} of {found['models']} are exported")
+        for tool in TOOLS:
+            print(f"  {tool} {found[tool]}")
 
 
 def _quietly(name: str) -> Row:

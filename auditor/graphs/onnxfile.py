@@ -22,11 +22,12 @@ from ..folder import own
 from ..formats.metrics import output_error
 from ..formats.table import label
 from ..raised import let_through
-from ..records import Audit, Batch, Onnx, Plan
+from ..records import Audit, Batch, Onnx, Plan, Program
 from ..runs.answer import answer
 from ..verify import Answers, NotHandedOver, Verifier
-from ..verify.onnxruns import PROVIDER, SUFFIX
+from ..verify.onnxruns import AS_IT_IS, PROVIDER, SUFFIX
 from .onnxmodel import counted, lowered_ends, tidied
+from .onnxrounded import rounded
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
@@ -59,9 +60,9 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     require()
     written = {name: _written(audit, plan, ends) for name, plan in plans.items()}
     files = {f"{name}{SUFFIX}": content for name, content in written.items() if isinstance(content, bytes)}
-    ran = _ran(audit, {name: plans[name] for name in written if f"{name}{SUFFIX}" in files}, files)
+    ran = _ran(audit, plans, files) if files else {}
     told = {
-        name: replace(plan, program=_told(audit, plan, ends, written[name], ran.get(name)))
+        name: replace(plan, program=_told(plan, ends, written[name], ran.get(name), ran.get(f"{name}{AS_IT_IS}")))
         for name, plan in plans.items()
     }
     return replace(audit, plans={**audit.plans, **told}, programs={**audit.programs, **files})
@@ -99,23 +100,34 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, float | str]:
-    """The error of each model, or why it has none."""
-    if not plans:
-        return {}
+    """The error of each model and of each as a GPU rounds, or why it has none. files: the models."""
     batches = _batches(audit, next(iter(plans.values())))
     seed = audit.environment.seed
     expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=seed)] for batch in batches]
+    tried = {name.removesuffix(SUFFIX): content for name, content in files.items()}
+    tried |= {
+        f"{name}{AS_IT_IS}": found for name in list(tried) if (found := _rounding(tried[name], plans[name].format))
+    }
     with tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
+        for name, content in tried.items():
+            (folder / f"{name}{SUFFIX}").write_bytes(content)
         given: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
         try:
             with Verifier(given, folder, entry="onnxruns") as verifier:
-                answers = verifier.answers(folder, list(plans))
+                answers = verifier.answers(folder, list(tried))
         except NotHandedOver as error:
-            return dict.fromkeys(plans, f"its inputs cannot be handed to another process: {first_line(error)}")
+            return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
     return {name: _error(expected, found) for name, found in answers.items()}
+
+
+def _rounding(content: bytes, format: str) -> bytes | None:
+    """The model rounding as a GPU does; None where that cannot be written."""
+    try:
+        return rounded(content, format)
+    except Exception as error:
+        let_through(error)
+        return None
 
 
 def _batches(audit: Audit, plan: Plan) -> tuple[Batch, ...]:
@@ -135,7 +147,9 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
 
 
-def _told(audit: Audit, plan: Plan, ends: str, written: bytes | str, ran: float | str | None) -> Any:
+def _told(
+    plan: Plan, ends: str, written: bytes | str, ran: float | str | None, as_rounded: float | str | None
+) -> Program:
     """The plan's program, with what is known of it as an ONNX model."""
     import onnxruntime
 
@@ -156,5 +170,6 @@ def _told(audit: Audit, plan: Plan, ends: str, written: bytes | str, ran: float 
         ran if isinstance(ran, float) else None,
         None if checked is None else checked.error if checked.joint is None else checked.joint,
         failure,
+        as_rounded if isinstance(as_rounded, float) else None,
     )
     return replace(plan.program, onnx=found)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
-_NO_ARITHMETIC = ("Cast", "Constant", "Identity")
+_NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def tidied(model: Any) -> Any:
@@ -20,6 +21,8 @@ def tidied(model: Any) -> Any:
 
     common.InlinePass()(model)
     fold_constants(model)
+    common.ShapeInferencePass()(model)
+    fold_constants(model)  # casts to the type of another value, which is known by now
     for tidy in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),
@@ -34,23 +37,53 @@ def tidied(model: Any) -> Any:
 
 
 def counted(content: bytes) -> tuple[int, int, int]:
-    """Nodes of a model, casts and constants aside; those that read or give FP32; casts."""
+    """Operations of a model, those of them that are in FP32, and casts.
+
+    Operations read or give floating values; casts, constants and what only looks at shapes are none. One that reads or gives
+    FP32 where its operator would take another type is in FP32.
+    """
     import onnx
 
     model = onnx.shape_inference.infer_shapes(onnx.load_from_string(content), strict_mode=True)
-    types = _types(model)
+    types, versions = types_of(model), {each.domain: each.version for each in model.opset_import}
     computing = [node for node in model.graph.node if node.op_type not in _NO_ARITHMETIC]
-    wide = onnx.TensorProto.FLOAT
-    high = [node for node in computing if any(types.get(name) == wide for name in (*node.input, *node.output))]
-    return len(computing), len(high), sum(node.op_type == "Cast" for node in model.graph.node)
+    found = [{types.get(name) for name in _open(node, versions)} for node in computing]
+    floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, *map(element_type, _TYPES)}
+    high = [each for each in found if onnx.TensorProto.FLOAT in each]
+    casts = sum(node.op_type == "Cast" for node in model.graph.node)
+    return sum(bool(each & floating) for each in found), len(high), casts
+
+
+def element_type(format: str) -> int:
+    """What ONNX calls a format."""
+    import onnx
+
+    found: int = getattr(onnx.TensorProto, _TYPES[format])
+    return found
+
+
+def _open(node: Any, versions: Mapping[str, int]) -> list[str]:
+    """Values that a node reads or gives in a type that its operator leaves open: Resize wants its scales in FP32."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions[node.domain], node.domain)
+    except onnx.defs.SchemaError:
+        return [*node.input, *node.output]
+    found = []
+    for names, formal in ((node.input, schema.inputs), (node.output, schema.outputs)):
+        for index, name in enumerate(names):
+            port = formal[min(index, len(formal) - 1)]  # the last one may stand for any number of them
+            found += [name] if port.type_str in {each.type_param_str for each in schema.type_constraints} else []
+    return found
 
 
 def lowered_ends(model: Any, format: str) -> None:
     """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
     import onnx
 
-    low, wide = getattr(onnx.TensorProto, _TYPES[format]), onnx.TensorProto.FLOAT
-    types = _types(onnx.shape_inference.infer_shapes(model, strict_mode=True))
+    low, wide = element_type(format), onnx.TensorProto.FLOAT
+    types = types_of(onnx.shape_inference.infer_shapes(model, strict_mode=True))
     for given in model.graph.input:
         if given.type.tensor_type.elem_type == wide:
             given.type.tensor_type.elem_type = low
@@ -100,7 +133,8 @@ def _rename(node: Any, old: str, new: str) -> None:
             node.input[index] = new
 
 
-def _types(model: Any) -> dict[str, int]:
+def types_of(model: Any) -> dict[str, int]:
+    """{value: its element type}, of a model whose shapes were inferred."""
     graph = model.graph
     found = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output, *graph.value_info)}
     return found | {each.name: each.data_type for each in graph.initializer}

@@ -99,7 +99,7 @@ class Scorer:
                 verifier, folder = process()
                 file = folder / "patched_model.py"
                 file.write_text(emit(subject.origin, size_of(subject.model), plans, None, folder), encoding="utf-8")
-                return verifier.scores(file, names, scoring, most, lambda words: _tell(words, most))
+                return verifier.scores(file, names, scoring, most, lambda words: tell(words, most))
             except NotHandedOver:
                 pass
         return {name: self._here(name, plans.get(name), most) for name in names}
@@ -114,11 +114,12 @@ class Scorer:
             device=self.device,
             most=most,
             timeout=self.timeout or TIMEOUT,
-            told=lambda words: _tell(words, most),
+            told=lambda words: tell(words, most),
         )
 
 
-def _tell(words: str, most: int | None) -> None:
+def tell(words: str, most: int | None) -> None:
+    """A sign of life, with how far the function is. most: numbers that there will be."""
     beat(f"{words} of {most:,}" if words and most and most > 1 else words)
 
 

@@ -41,18 +41,32 @@ class Onnx:
             "what its floating inputs and outputs are: `fp32`, or `low`: the plan's format", choices=("fp32", "low")
         ),
     ]
-    nodes: Annotated[int, Written("operations of the graph, casts and constants aside", least=0)]
-    high: Annotated[int, Written("those that read or give FP32", least=0)]
+    nodes: Annotated[
+        int,
+        Written(
+            "operations that read or give floating values; casts, constants and what asks for shapes aside", least=0
+        ),
+    ]
+    high: Annotated[int, Written("those of them that read or give FP32 where they could another format", least=0)]
     casts: Annotated[int, Written("casts in the graph", least=0)]
     runtime: Annotated[str, Written("what ran it, and its version")]
     error: Annotated[
         float | None,
         Written(
-            "relative L2 error of the outputs as the runtime gave them in a fresh process, worst batch; `null`: it did not run"
+            "relative L2 error of the outputs as the runtime gave them in a fresh process, worst batch; `null`: it did not run. "
+            "onnxruntime on a CPU computes in FP32 where it has no kernel of the format, and may look better than a GPU"
         ),
     ]
     program_error: Annotated[float | None, Written("the same of the plan's own program")]
     failure: Annotated[str | None, Written("why it did not run, in one line")] = None
+    rounded_error: Annotated[
+        float | None,
+        Written(
+            "the error of the same model with every value in the plan's format computed in FP32 and rounded to it, as a GPU does; "
+            "`null`: it did not run so",
+            later=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class PlanView:
     @property
     def program(self) -> str:
         """What there is to say of a plan that is a program of its own; "" of others."""
-        return program_line(self.plan.program) if self.plan.program is not None else ""
+        return program_line(self.plan)
 
     @property
     def same(self) -> bool:

@@ -4,6 +4,7 @@ from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
 from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
 from .scores import FP32, score_here
+from .standing import Standing
 from .timing import TODAY, timed
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Answers",
     "NotHandedOver",
     "Outputs",
+    "Standing",
     "Verifier",
     "answers_of",
     "failure_of",

@@ -18,6 +18,9 @@ SUFFIX = ".onnx"
 
 PROVIDER = "CPUExecutionProvider"
 
+AS_IT_IS = ".rounded"
+"""What names end with, before the suffix, of models that are run operation by operation as the file has them."""
+
 _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
@@ -33,6 +36,8 @@ def run_model(file: Path, batches: list[Any], settings: dict[str, Any]) -> Answe
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        if file.stem.endswith(AS_IT_IS):
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(str(file), options, providers=[PROVIDER])
         return Answers([_answer(session, batch) for batch in batches])
     except Exception as error:

@@ -32,12 +32,25 @@ def score_plan(
 
     FP32 stands for the model itself, run as it is; where it is a plan all the same, that raises what is stored low.
     """
+
+    def applied() -> nn.Module:
+        if plan in patched.PLANS:
+            patched.apply(model, plan)
+        return model
+
+    with restored(model):
+        return score_model(applied, plan, asked, settings)
+
+
+def score_model(
+    made: Callable[[], nn.Module], plan: str, asked: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Given | str:
+    """What the function gives of the model that `made()` gives, or why it gives nothing."""
     seed = settings["seed"]
     around = nullcontext if plan == FP32 else partial(as_on, settings["device"])
-    with deep(), chdir(asked["cwd"]), restored(model):
+    with deep(), chdir(asked["cwd"]):
         try:
-            if plan in patched.PLANS:
-                patched.apply(model, plan)
+            model = made()
             scoring = named(asked["function"], seed=seed)
             with _ended_after(asked["limit"]):
                 told = _teller(plan, Path(settings["scratch"]))

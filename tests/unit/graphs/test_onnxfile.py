@@ -17,8 +17,11 @@ from auditor.errors import AuditorError
 from auditor.formats.metrics import output_error
 from auditor.graphs import onnxfile
 from auditor.graphs.onnxfile import with_onnx
+from auditor.graphs.onnxmodel import types_of
+from auditor.graphs.onnxrounded import rounded
 from auditor.records.audit import Audit
 from auditor.report.programs import program_line
+from auditor.report.words import ratio
 from auditor.runs.outputs import tensor_outputs
 from tests.unit.graphs.models import flat
 
@@ -67,10 +70,39 @@ def test_weights_are_low_and_what_is_unsafe_is_not(found: Audit) -> None:
 def test_the_line_has_the_three_errors(found: Audit) -> None:
     plan = found.plans["graph_fp16"]
     said = plan.program.onnx  # type: ignore[union-attr]
-    line = program_line(plan.program)  # type: ignore[arg-type]
-    assert f"{said.error:.1e}"[:3] in line  # type: ignore[union-attr]
-    assert f"{plan.measured_error:.1e}"[:3] in line
+    line = program_line(plan)
+    for error, words in (
+        (plan.predicted_error, "predicted"),
+        (plan.measured_error, "as graph_fp16.pt2"),
+        (
+            said.error,
+            f"in onnxruntime {onnxruntime.__version__}, CPUExecutionProvider, which has FP32 for what it lacks in FP16",
+        ),  # type: ignore[union-attr]
+        (said.rounded_error, "there with every FP16 value rounded as on a GPU"),  # type: ignore[union-attr]
+    ):
+        assert f"{ratio(error)} {words}" in line
     assert "graph_fp16.onnx" in line
+
+
+def test_with_every_value_rounded_it_answers_as_the_program_does(found: Audit) -> None:
+    plan = found.plans["graph_fp16"]
+    said = plan.program.onnx  # type: ignore[union-attr]
+    content = rounded(found.programs["graph_fp16.onnx"])
+    types = {
+        kind
+        for name, kind in types_of(onnx.shape_inference.infer_shapes(onnx.load_from_string(content))).items()
+        if not name.endswith("_low")
+    }
+    assert onnx.TensorProto.FLOAT16 not in types
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    x = found.subject.batches[0][0][0]
+    answers = [torch.from_numpy(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+    with torch.no_grad():
+        expected = tensor_outputs(flat()(x))
+    assert said.rounded_error == pytest.approx(output_error(expected, answers), rel=1e-6)  # type: ignore[union-attr]
+    assert said.ends == "low" or said.rounded_error == pytest.approx(plan.measured_error, rel=0.05)  # type: ignore[union-attr]
 
 
 def test_saving_writes_the_model(audit: Audit, tmp_path: Path) -> None:
@@ -110,7 +142,11 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(brain: Audit, ends: str) -
     (first, *_) = [node for node in model.graph.node if node.op_type == lacking]
     assert types[first.output[0]] == onnx.TensorProto.BFLOAT16
     assert rest.endswith("; its types are checked")
-    assert f"checked, not run: {said.failure}" in program_line(program)
+    line = program_line(done.plans["graph_bf16"])
+    assert f"checked, not run: {said.failure}; relative L2 error" in line
+    assert f"{ratio(said.rounded_error)} there with every BF16 value rounded as on a GPU" in line
+    measured = done.plans["graph_bf16"].measured_error
+    assert ends == "low" or said.rounded_error == pytest.approx(measured, rel=0.1)
 
 
 def _types_of(model: onnx.ModelProto) -> dict[str, int]:
@@ -175,7 +211,7 @@ def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
     assert (said.failure or "").startswith("it could not be written: No ONNX function found for <OpOverload")
     assert "linalg_svd" in (said.failure or "")
     assert "\n" not in (said.failure or "")
-    assert program_line(program).endswith(f"; as ONNX {said.failure}")
+    assert program_line(done.plans["graph_fp16"]).endswith(f"; as ONNX {said.failure}")
     assert "graph_fp16.onnx" not in done.programs
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import onnxruntime
+import torch
 from onnx import TensorProto, checker, helper
 
 from auditor.graphs.onnxmodel import counted, lowered_ends, tidied
@@ -34,6 +35,30 @@ def ran(made: Any, x: Any) -> list[Any]:
 
 def test_casts_are_no_arithmetic_and_fp32_is_what_reads_or_gives_it() -> None:
     assert counted(model().SerializeToString()) == (2, 1, 2)
+
+
+def test_what_looks_at_shapes_is_no_operation_and_what_has_to_be_fp32_no_choice() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["x"], ["x_low"], to=HALF),
+        helper.make_node("Resize", ["x_low", "", "scales"], ["y_low"]),
+        helper.make_node("Cast", ["y_low"], ["y"], to=FULL),
+        helper.make_node("Mul", ["shape", "shape"], ["z"]),
+        helper.make_node("Concat", ["x", "x", "x"], ["w"], axis=0),
+    ]
+    kinds = (("x", FULL, [2]), ("y", FULL, None), ("z", TensorProto.INT64, [1]), ("w", FULL, [6]))
+    ports = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in kinds]
+    scales = helper.make_tensor("scales", FULL, [1], [2.0])
+    graph = helper.make_graph(nodes, "moved", ports[:1], ports[1:], [scales])
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    assert counted(whole.SerializeToString()) == (2, 1, 2)
+
+
+def test_a_cast_to_the_type_that_is_there_is_gone() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv1d(4, 4, 1), torch.nn.GroupNorm(2, 4)).eval()
+    made = torch.onnx.export(model, (torch.randn(1, 4, 4),), dynamo=True, verbose=False, optimize=False)
+    found = tidied(made.model)  # type: ignore[union-attr]
+    assert "CastLike" not in {node.op_type for node in found.graph.node}
 
 
 def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:

@@ -1,0 +1,122 @@
+"""Programs and the user's own score: what a run of the file by hand gives, in the process of its own and in this one."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.cli.program import main
+from auditor.records import Audit
+
+SOURCE = """
+import torch
+from tests.unit.graphs.test_scoring import Classed, INPUTS, near
+
+def get_model():
+    return Classed.made()
+
+def get_inputs():
+    return INPUTS[:8]
+"""
+INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    hidden: Tensor
+
+
+class Classed(nn.Module):
+    """Returns a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Answer:
+        hidden = torch.nn.functional.gelu(self.wide(x))
+        return Answer(self.narrow(hidden), hidden)
+
+    @classmethod
+    def made(cls) -> nn.Module:
+        torch.manual_seed(3)
+        return cls().eval()
+
+
+def near(net: nn.Module) -> Iterator[Tensor]:
+    """Which samples are answered to within a thousandth of their size."""
+    net.eval()
+    assert next(net.parameters()).device.type == "cpu"
+    with torch.no_grad():
+        expected = Classed.made()(INPUTS).logits
+    for x, y in zip(INPUTS.split(16), expected.split(16), strict=True):
+        yield (net(x).logits.float() - y).norm(dim=1) <= 1e-3 * y.norm(dim=1)
+
+
+def by_hand(audit: Audit, name: str) -> float:
+    program = torch.export.load(io.BytesIO(audit.programs[f"{name}.pt2"])).module()
+    expected = Classed.made()(INPUTS).logits
+    with auditor.imitated("cuda"), torch.no_grad():
+        return statistics.fmean(
+            float(x)
+            for i in range(4)
+            for x in _within(program(INPUTS[16 * i :][:16])["logits"], expected[16 * i :][:16])
+        )
+
+
+def _within(found: Tensor, y: Tensor) -> Tensor:
+    return (found.float() - y).norm(dim=1) <= 1e-3 * y.norm(dim=1)
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    return auditor.audit(
+        Classed.made(), INPUTS[:8], strategies=("autocast", "graph"), evaluate=near, max_drop=0.05, device="cpu"
+    )
+
+
+def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
+    for name in ("graph_fp16", "graph_bf16"):
+        plan = audit.plans[name]
+        assert plan.verified
+        assert plan.score is not None
+        assert plan.score.failure is None
+        assert plan.score.value == by_hand(audit, name)
+    assert audit.plans["graph_fp16"].score.passed  # type: ignore[union-attr]
+    assert not audit.plans["graph_bf16"].score.passed  # type: ignore[union-attr]
+    assert not audit.plans["graph_bf16"].holds
+
+
+def test_one_in_a_file_is_called_in_the_process_of_the_programs(
+    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr("auditor.graphs.scoring.score_here", None)
+    words = ["mine.py", "--strategies", "graph", "--evaluate", "mine.py:near", "--max-drop", "0.05", "--out", "found"]
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--quiet"]) in (0, 1)
+    found = auditor.load(tmp_path / "found").plans
+    assert {name: plan.score for name, plan in found.items()} == {
+        name: plan.score for name, plan in audit.plans.items() if plan.program
+    }
+
+
+def test_what_the_function_asks_of_the_model_alone_is_a_reason() -> None:
+    def asking(net: nn.Module) -> float:
+        assert net.wide is not None
+        return float(net(INPUTS[:8]).logits.float().mean())
+
+    found = auditor.audit(Classed.made(), INPUTS[:8], strategies="graph", formats="fp16", evaluate=asking, device="cpu")
+    score = found.plans["graph_fp16"].score
+    assert score is not None
+    assert "AttributeError" in str(score.failure)
+    assert found.recommended is None
