@@ -187,7 +187,7 @@ def _one(make: Callable[..., bytes], given: Subject, model: Any, feed: Feed, ref
         nodes, high, casts = counted(content)
         found |= {"operations": nodes, "fp32": high, "casts": casts}
         found["onnxruntime error"] = _plain(given.distance(reference, answers(content, feed)))
-        error = given.distance(reference, answers(rounded(content), feed))
+        error = given.distance(reference, answers(rounded(content, "fp16"), feed))
         found |= {"error": _plain(error), "holds": error <= given.tolerance}
     except Exception as raised:
         found["failure"] = _line(raised)

@@ -7,7 +7,7 @@ from typing import Any
 from .onnxmodel import element_type, types_of
 
 
-def rounded(content: bytes, format: str = "fp16") -> bytes:
+def rounded(content: bytes, format: str) -> bytes:
     """The model with every value of a format in FP32, rounded by two casts: operations compute in FP32 and round once.
 
     Raises: ValueError where a node has graphs of its own.

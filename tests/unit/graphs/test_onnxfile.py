@@ -87,7 +87,7 @@ def test_the_line_has_the_three_errors(found: Audit) -> None:
 def test_with_every_value_rounded_it_answers_as_the_program_does(found: Audit) -> None:
     plan = found.plans["graph_fp16"]
     said = plan.program.onnx  # type: ignore[union-attr]
-    content = rounded(found.programs["graph_fp16.onnx"])
+    content = rounded(found.programs["graph_fp16.onnx"], "fp16")
     types = {
         kind
         for name, kind in types_of(onnx.shape_inference.infer_shapes(onnx.load_from_string(content))).items()

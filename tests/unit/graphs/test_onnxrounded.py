@@ -56,7 +56,7 @@ def test_nothing_is_left_in_the_format_but_what_casts_give() -> None:
         helper.make_node("RandomNormalLike", ["x"], ["drawn"], dtype=low),
         helper.make_node("Sum", ["x", "ones", "drawn"], ["y"]),
     ]
-    content = rounded(model(low, nodes, helper.make_tensor("shape", TensorProto.INT64, [1], [2])))
+    content = rounded(model(low, nodes, helper.make_tensor("shape", TensorProto.INT64, [1], [2])), "fp16")
     import onnx
 
     kinds = types_of(shape_inference.infer_shapes(onnx.load_from_string(content), strict_mode=True))
@@ -75,4 +75,4 @@ def test_a_graph_in_a_node_is_refused() -> None:
     }
     nodes = [helper.make_node("If", ["asked"], ["y"], **branches)]
     with pytest.raises(ValueError, match="If has a graph of its own"):
-        rounded(model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True])))
+        rounded(model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True])), "fp16")
