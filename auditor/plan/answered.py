@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from torch import nn
+
 from .. import ranks
 from ..patch.emit import emit
+from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
-from ..patch.temporary import patched
-from ..raised import let_through
 from ..records import Plan
 from ..state.members import size_of
-from ..verify import WITH_GRADIENTS, Answers, NotHandedOver, answers_of, failure_of
+from ..verify import OFFLOADED, WITH_GRADIENTS, Answers, NotHandedOver, answers_of, answers_under
 from .workbench import Workbench
 
 Given = dict[str, Answers | str]
@@ -27,8 +29,24 @@ def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], 
     if ranks.part(bench.checks):
         fresh = bench.subject.origin is not None
         given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
+    bench.holding.update({name: one.held for name, one in given.items() if isinstance(one, Answers) and one.held})
     brought = [one for one in ranks.each_rank("patched models", given) if one]
     return {name: _joined([one[name] for one in brought], len(bench.checks)) for name in plans}
+
+
+def holding_told(bench: Workbench) -> tuple[str, ...]:
+    """How the weights of patched models were held, where memory was limited."""
+    runs = Counter(bench.holding.values())
+    others = [reason for reason in runs if reason != OFFLOADED]
+    told = ["The patched models were run with the weights of one module in memory at a time, by accelerate's hooks."]
+    return (
+        *(told if runs[OFFLOADED] else ()),
+        *(
+            f"{runs[reason]} of {runs.total()} patched models were run with all weights mapped into memory, and not by "
+            f"accelerate's hooks: {reason}."
+            for reason in others
+        ),
+    )
 
 
 def _joined(parts: Sequence[Answers | str], count: int) -> Answers | str:
@@ -60,10 +78,8 @@ def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, A
 
 
 def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
-    try:
-        with patched(bench.subject.model, plan_table(plan)) as model:
-            gradients = bench.graded is not None and ranks.leads()
-            return answers_of(model, ranks.part(bench.checks), bench.device, bench.seed, gradients, bench.most)
-    except Exception as error:
-        let_through(error, memory=False)
-        return failure_of(error)
+    def run(model: nn.Module) -> Answers | str:
+        gradients = bench.graded is not None and ranks.leads()
+        return answers_of(model, ranks.part(bench.checks), bench.device, bench.seed, gradients, bench.most)
+
+    return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

@@ -2,6 +2,7 @@
 
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
+from .offloading import OFFLOADED, answers_under
 from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
 from .scores import FP32, score_here
 from .standing import Standing
@@ -9,6 +10,7 @@ from .timing import TODAY, timed
 
 __all__ = [
     "FP32",
+    "OFFLOADED",
     "TIMEOUT",
     "TODAY",
     "WITH_GRADIENTS",
@@ -18,6 +20,7 @@ __all__ = [
     "Standing",
     "Verifier",
     "answers_of",
+    "answers_under",
     "failure_of",
     "run_patched",
     "said_no_memory",

@@ -27,11 +27,13 @@ WITH_GRADIENTS = "with gradients enabled"
 class Answers:
     """What a patched model answers, on the CPU: a list of tensors for each batch.
 
-    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for.
+    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for. held: how the
+    weights were, as `offloaded` says it; "" where all of them were in memory, or in files mapped into it.
     """
 
     outputs: Outputs
     graded: list[torch.Tensor] | None = None
+    held: str = ""
 
 
 def run_patched(

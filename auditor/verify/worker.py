@@ -29,6 +29,7 @@ from ..state.ieee import ieee
 from ..state.restored import restored
 from .artefact import READY, UNREAD
 from .lifetime import end_with_parent
+from .offloading import answers_under
 from .running import Answers, answers_of, failure_of
 from .scorer import score_plan
 from .scores import FP32
@@ -93,12 +94,12 @@ def run_plan(
     patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], settings: Mapping[str, Any]
 ) -> Answers | str:
     """What the model answers under one plan, or why it does not; it is then as it was."""
-    with deep(), ieee(), restored(model):
-        try:
-            patched.apply(model, plan)
-        except Exception as error:
-            return failure_of(error)
+
+    def run(model: nn.Module) -> Answers | str:
         return answers_of(model, batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
+
+    with deep(), ieee():
+        return answers_under(model, lambda model: patched.apply(model, plan), run)
 
 
 def time_plan(
