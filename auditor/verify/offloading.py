@@ -97,7 +97,7 @@ def unserved(model: nn.Module) -> str | None:
         importlib.import_module(f"{PACKAGE}.hooks")
     except Exception as error:  # not there, or built for another torch
         let_through(error)
-        return f"{PACKAGE} cannot be imported (`pip install {PACKAGE}`)"
+        return f"{PACKAGE} cannot be imported (pip install 'model-precision-auditor[offload]')"
     closed = next((kind for kind in _CLOSED for module in modules_of(model) if isinstance(module, kind)), None)
     return None if closed is None else f"its hooks cannot wrap a {closed.__name__}"
 

@@ -178,7 +178,7 @@ def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "accelerate.hooks", None)
     _, there = both(shared(), {"strategy": "autocast", "scopes": {"": {"precision": "bf16"}}}, X)
     assert isinstance(there, Answers)
-    assert there.held == "accelerate cannot be imported (`pip install accelerate`)"
+    assert there.held == "accelerate cannot be imported (pip install 'model-precision-auditor[offload]')"
 
 
 def test_a_traced_model_is_run_as_it_lies() -> None:
