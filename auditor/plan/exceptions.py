@@ -56,6 +56,9 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
         for owner, names in found.items()
         if safe.get(owner, set()) - names or (owner in unsafe and able[owner] - unsafe[owner])
     }
+    for path in problem.lowest.raised:
+        if (function := of_function(path)) is not None:
+            left[function[0]] = left.get(function[0], frozenset()) | {function[1]}
     return {owner: names for owner, names in left.items() if names}
 
 

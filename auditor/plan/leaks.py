@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..ops.table import operation
+from ..paths import function_in, of_function
+from ..replay.chosen import Chosen
 from ..replay.resolve import Resolution
+from .exceptions import MOST_CALLS, entries_of
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -19,19 +23,23 @@ conflicts is left standing."""
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest choice without conflicts. raised: {owner: nodes that would raise an error were it low}."""
+    """The lowest choice without conflicts. raised: {module, or function in one: nodes that would raise an error were it low}."""
 
     resolution: Resolution
     raised: Mapping[str, frozenset[str]]
 
 
+_Blame = Callable[["Problem", Resolution, str, Collection[str]], set[str]]
+"""What to raise for the conflict of one node, none of what is raised already; nothing where that does not help."""
+
+
 def lowest(problem: Problem) -> Lowest:
-    """Everything low but what cannot be together: either those that make the FP32 values, or those that meet them.
+    """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
 
     Whichever leaves the lower price, and of equal ones the fewer.
     """
     return min(
-        (_without_conflicts(problem, makers) for makers in (True, False)),
+        (_without_conflicts(problem, blamed) for blamed in (_makers, _readers, _functions)),
         key=lambda found: (len(found.resolution.conflicts) > 0, _price(problem, found), len(found.raised)),
     )
 
@@ -40,20 +48,33 @@ def _price(problem: Problem, found: Lowest) -> float:
     return sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
 
 
-def _without_conflicts(problem: Problem, makers: bool) -> Lowest:
+def _without_conflicts(problem: Problem, blamed: _Blame) -> Lowest:
     raised: dict[str, set[str]] = {}
     for _ in range(min(ROUNDS, max(VISITS // max(len(problem.capture.nodes), 1), 8))):
-        resolution = problem.resolve(lambda owner: "fp32" if owner in raised else problem.format)
+        resolution = problem.resolve(_choice(problem, raised))
         wanted = {
-            owner: first
+            path: first
             for first in _first_conflicts(problem, resolution)
-            for owner in _blamed(problem, resolution, first, makers, raised)
+            for path in blamed(problem, resolution, first, raised)
         }
         if not wanted:
             break
-        for owner, node in wanted.items():
-            raised.setdefault(owner, set()).add(node)
-    return Lowest(resolution, {owner: frozenset(nodes) for owner, nodes in raised.items()})
+        for path, node in wanted.items():
+            raised.setdefault(path, set()).add(node)
+    return Lowest(resolution, {path: frozenset(nodes) for path, nodes in raised.items()})
+
+
+def _choice(problem: Problem, raised: Collection[str]) -> Chosen:
+    """Everything low but these."""
+    keep: dict[str, set[str]] = {}
+    for path in raised:
+        owner, name = of_function(path) or (path, "")
+        if name and owner not in raised:
+            keep.setdefault(owner, set()).add(name)
+    return Chosen(
+        lambda owner: "fp32" if owner in raised else problem.format,
+        {owner: frozenset(names) for owner, names in keep.items()},
+    )
 
 
 def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
@@ -68,25 +89,51 @@ def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
     return found
 
 
-def _blamed(problem: Problem, resolution: Resolution, name: str, makers: bool, known: Collection[str]) -> set[str]:
-    """Owners to raise for one conflict, which are not among those that are."""
-    nodes, known = problem.capture.nodes, set(known)
-    if makers and (found := {nodes[origin].owner for origin in _origins(problem, resolution, name)} - known):
-        return found
-    return {nodes[name].owner} - known
+def _makers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """Modules that make the FP32 values, else what meets them."""
+    nodes = problem.capture.nodes
+    chain = _chain(problem, resolution, name)
+    begins = {each for each in chain if not any(before in chain for before in nodes[each].inputs)}
+    return {nodes[origin].owner for origin in begins} - set(known) or _readers(problem, resolution, name, known)
 
 
-def _origins(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """Operations at which the FP32 values begin that a node is handed in a low scope."""
-    nodes, seen, found = problem.capture.nodes, set[str](), set[str]()
-    waiting = [source for source in nodes[name].inputs if source in nodes]
+def _readers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """The module that is handed FP32 beside what is low."""
+    return {problem.capture.nodes[name].owner} - set(known)
+
+
+def _functions(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """A function that gives FP32 anyhow, in the innermost module around the node that calls one, else that module.
+
+    A scope that keeps a function runs its products low again, whatever they are handed; it has to keep one to do so.
+    """
+    nodes = problem.capture.nodes
+    chain = _chain(problem, resolution, name)
+    giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
+    for call in reversed(nodes[name].calls):
+        first = next((each for each in giving if nodes[each].owner == call.path), None)
+        path = "" if first is None else function_in(call.path, _entry(problem, first))
+        if path and path not in known:
+            return {path}
+    return _readers(problem, resolution, name, known)
+
+
+def _entry(problem: Problem, name: str) -> str:
+    """What `keep` calls the function that a node is part of, this call of it alone; "" for one that says itself what it gives."""
+    node = problem.capture.nodes[name]
+    function = node.function
+    if function is None or operation(node.op).cast or function.of > MOST_CALLS:
+        return ""
+    return entries_of(node)[0 if function.of == 1 else -1]
+
+
+def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """Operations that make the FP32 values that a node is handed in a low scope."""
+    nodes, found = problem.capture.nodes, set[str]()
+    waiting = list(nodes[name].inputs)
     while waiting:
         source = waiting.pop()
-        if source in seen or resolution.dtypes.get(source) != "fp32":
-            continue
-        seen.add(source)
-        before = [each for each in nodes[source].inputs if each in nodes and resolution.dtypes.get(each) == "fp32"]
-        waiting += before
-        if not before:
+        if source in nodes and source not in found and resolution.dtypes.get(source) == "fp32":
             found.add(source)
+            waiting += nodes[source].inputs
     return found

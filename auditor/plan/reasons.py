@@ -199,6 +199,10 @@ def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str)
 
 def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, ...], worst: str) -> Reason:
     where, verdict = problem.capture.nodes[worst].owner, problem.verdicts[worst]
+    if owner != module_of(owner) and owner in problem.lowest.raised and worst in then.conflicts:
+        reader = worst if where == module_of(owner) else f"{worst} in {where or 'the whole model'}"
+        words = f"{reader} would be handed tensors of two dtypes, which raises an error"
+        return Reason("conflict", f"it gives FP32 anyhow; with no function kept {words}", by=worst)
     if worst in then.conflicts and verdict.verdict not in ("unsafe", "untested"):
         kind, why = "conflict", f"{worst} would be handed tensors of two dtypes, which raises an error"
     else:

@@ -46,13 +46,13 @@ def energy_of(problem: Problem) -> Energy:
     for name, node in nodes.items():
         low, high = (problem.node_price(name, each) for each in (resolution, raised))
         charge(decides[name], low, high, problem.node_square(resolution, name))
-        if resolution.low(name) or (node.owner in held and node.floating):
+        if resolution.low(name) or (node.floating and (node.owner in held or decides[name] in held)):
             for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
                 exchange(decides[name], consumer, name)
     for owner in held:
         charge(owner, 0.0, 0.0, FORBIDDEN)
     for name in problem.rounded_values(resolution):
-        if name in nodes and nodes[name].owner in held:
+        if name in nodes and (nodes[name].owner in held or decides[name] in held):
             continue  # the pairs have it
         casting = resolution.lowered.get(name) or reading.get(name) or users.get(name, [])
         readers = {decides[user] for user in casting}

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import auditor
+from auditor.patch.runtime import apply_plan
 from auditor.plan.costs import Cost
 from auditor.plan.leaks import lowest
 from auditor.plan.problem import Problem
@@ -57,6 +59,49 @@ def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     found = lowest(problem_of(Late(), normal(2, 4)))
     assert not found.resolution.conflicts
     assert len(found.raised) == 1
+
+
+class Turned(nn.Module):
+    """Attention by hand that turns its queries and keys by angles of its own making, in FP32."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        angles = torch.arange(x.shape[1])[:, None] * (1.5 ** -torch.arange(x.shape[2]))
+        scores = (q * angles.cos()) @ (k * angles.sin()).transpose(1, 2)
+        return x + self.out(torch.softmax(scores / 4, -1) @ v)
+
+
+def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
+    found = lowest(problem_of(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
+    assert not found.resolution.conflicts
+    assert [path.partition("..")[0] for path in found.raised] == ["0", "1"]
+    assert all(".." in path for path in found.raised)
+    products = [name for name in found.resolution.dtypes if name.startswith(("linear", "matmul"))]
+    assert len(products) == 8
+    assert all(found.resolution.low(name) for name in products)
+
+
+def test_what_a_plan_says_of_such_a_function_is_so() -> None:
+    model, x = nn.Sequential(Turned(), Turned()), normal(2, 6, 16)
+    audit = auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",))
+    plan = audit.plans["cast_bf16"]
+    assert plan.verified
+    assert plan.low_precision_flops == 1.0
+    kept = {path: choice for path, choice in plan.scopes.items() if choice.keep}
+    assert list(kept) == ["0", "1"]
+    for path, choice in kept.items():
+        (reason,) = choice.because
+        assert reason.startswith(f"{choice.keep[0]}: it gives FP32 anyhow; with no function kept linear_")
+        assert reason.endswith(f" in {path}.out would be handed tensors of two dtypes, which raises an error")
+    assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
+    scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
+    without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})
+    with pytest.raises(RuntimeError, match="dtype"):
+        without(x.bfloat16())
 
 
 def test_under_autocast_nothing_conflicts() -> None:
