@@ -51,7 +51,17 @@ def overload_named(op: str) -> Any:
 
 def operation_of(target: Any) -> Operation:
     """The row of what a node's target calls."""
-    return operation(op_name(target))
+    known = _ROWS.get(id(target))
+    if known is not None and known[0] is target:
+        return known[1]
+    row = operation(op_name(target))
+    if isinstance(target, torch._ops.OpOverload):
+        _ROWS[id(target)] = target, row
+    return row
+
+
+_ROWS: dict[int, tuple[Any, Operation]] = {}
+"""By the identity of an overload: every operation of a run asks several times, and torch hashes an overload in Python."""
 
 
 def op_of(node: fx.Node) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,7 @@ class Builder:
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
         self._first: fx.Node | None = None
+        self._outlines: dict[Hashable, torch.Tensor] = {}
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
@@ -134,10 +135,20 @@ class Builder:
         return node
 
     def _known(self, node: fx.Node, value: Any) -> None:
-        node.meta["val"] = over_tensors(_outline, value)
+        node.meta["val"] = over_tensors(self._outline, value)
         if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged:
-            node.meta["rows"] = _outline(value.values())
+            node.meta["rows"] = self._outline(value.values())
         carry(node, value)
+
+    def _outline(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape and dtype without entries; values that lie alike share one."""
+        if x.is_nested or x.layout is not torch.strided or x.is_quantized:
+            return _outline(x)
+        key = x.shape, x.stride(), x.dtype
+        found = self._outlines.get(key)
+        if found is None:
+            found = self._outlines[key] = _outline(x)
+        return found
 
 
 def _is_exact(value: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +33,9 @@ from .record import record
 ROUNDINGS = 8
 """Times what last places of weights and inputs move: every operation on the way rounds too."""
 
+_NEVER = 1 << 30
+"""Searches among the younger objects until one among all."""
+
 DOUBLE = ("float64", "complex128")
 """Dtypes that no plan touches, by their names on a node."""
 
@@ -47,6 +52,22 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them.
     Raises: CaptureError(slug="capture-failed") where the model does not run, or its tape does not repeat it.
     """
+    with _young_searched():
+        return _captured(subject, formats, seed)
+
+
+@contextmanager
+def _young_searched() -> Iterator[None]:
+    """In the body only what is young is searched for garbage: a tape is many objects, and all of them stay."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _captured(subject: Subject, formats: tuple[str, ...], seed: int) -> Capture:
     batch: Batch = subject.batches[0]
     try:
         tape, answer, history = from_the_start(

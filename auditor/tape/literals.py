@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from ..dispatch import Region
 from ..formats.table import FORMATS, Format, dtype_of
@@ -78,8 +77,18 @@ def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
 
 
 def _suspicious(graph: fx.Graph) -> bool:
-    literals = [leaf for node in graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
-    return any(isinstance(leaf, torch.dtype) or (isinstance(leaf, float) and _is_telltale(leaf)) for leaf in literals)
+    return any(_tells((node.args, node.kwargs)) for node in graph.nodes)
+
+
+def _tells(value: Any) -> bool:
+    """Whether a dtype, or a limit of float32, is among a node's arguments."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_tells, value))
+    if isinstance(value, dict):
+        return any(map(_tells, value.values()))
+    if isinstance(value, slice):
+        return _tells((value.start, value.stop, value.step))
+    return isinstance(value, torch.dtype) or (isinstance(value, float) and _is_telltale(value))
 
 
 def _is_telltale(value: float) -> bool:

@@ -22,6 +22,10 @@ class Outlines(Imitation):
     Good for models whose Python reads no values, or none that come from these.
     """
 
+    def __init__(self, lenient: bool = False, most: int | None = None) -> None:
+        super().__init__(lenient, most)
+        self._known: dict[str, Any] = {}
+
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation, or zeros in the place of its result."""
         if operation_of(op).recurrent and op._overloadname == "input":
@@ -29,7 +33,10 @@ class Outlines(Imitation):
         if not is_tensor_core(op):
             return super().part(op, args, kwargs, region)
         device = args[0].device
-        result = op(*over_tensors(_outline, args), **over_tensors(_outline, kwargs))
+        outline = over_tensors(lambda x: (x.shape, x.stride(), x.dtype), (args, kwargs))
+        result = self._known.get(key := f"{op} {outline}")
+        if result is None:
+            result = self._known[key] = op(*over_tensors(_outline, args), **over_tensors(_outline, kwargs))
         return over_tensors(lambda x: torch.zeros_like(x, device=device), result)
 
 

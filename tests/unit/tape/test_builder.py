@@ -93,3 +93,11 @@ def test_other_kernels_have_other_strides_and_parts_the_names_of_the_whole() -> 
     assert (view.meta["op"], part.meta["op"]) == ("aten.view.default", "aten.softmax.int")
     assert view.meta["val"].shape == (2, 1)
     assert view.meta["val"].is_meta
+
+
+def test_values_that_lie_alike_share_an_outline() -> None:
+    made = builder()
+    values = torch.ones(2, 3), torch.zeros(2, 3), torch.ones(3, 2).t(), torch.ones(2, 3, dtype=torch.int32)
+    first, second, turned, whole = (made.input("x", value).meta["val"] for value in values)
+    assert first is second
+    assert (turned.stride(), whole.dtype) == ((1, 2), torch.int32)

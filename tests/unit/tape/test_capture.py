@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -217,6 +218,20 @@ def test_capture_leaves_the_model_alone() -> None:
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_the_thresholds_of_garbage_collection_come_back() -> None:
+    def watched(x: Tensor) -> Tensor:
+        seen.append(gc.get_threshold())
+        return x + 1
+
+    before, seen = gc.get_threshold(), list[tuple[int, ...]]()
+    capture_of(Function(watched), torch.ones(2))
+    with pytest.raises(CaptureError):
+        capture_of(Function(lambda x: x.no_such()), torch.ones(2))
+    assert gc.get_threshold() == before
+    assert {one[:2] for one in seen} == {before[:2]}
+    assert any(one[2] > before[2] for one in seen)
 
 
 def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from auditor.dispatch import Region
+from auditor.tape import outlines
 from auditor.tape.outlines import Outlines
 
 aten = torch.ops.aten
@@ -44,3 +45,12 @@ def test_recurrent_layers_take_one_step(batch_first: bool) -> None:
     assert [state.shape for state in found] == [(1, batch, 4)] * 2
     steps = output.unbind(1 if batch_first else 0)
     assert all(torch.equal(step, steps[0]) for step in steps)  # the first one, again and again
+
+
+def test_products_that_are_alike_are_outlined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, outline = [], outlines._outline
+    monkeypatch.setattr(outlines, "_outline", lambda x: (seen.append(x.dtype), outline(x))[1])
+    handler, square = Outlines(), torch.ones(3, 3)
+    for given in ((square, square), (square, torch.ones(3, 3)), (square.half(), square.half()), (square, square.t())):
+        assert handler.part(aten.mm.default, given, {}, OFF).dtype is given[0].dtype
+    assert seen == [torch.float32] * 2 + [torch.float16] * 2 + [torch.float32] * 2
