@@ -16,6 +16,7 @@ from ..errors import LoadError
 from ..formats.table import is_low
 from ..records import Subject
 from ..state.half import raise_in_place, stored_low
+from .hooked import present
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
 
 @contextmanager
 def raised(subject: Subject) -> Iterator[None]:
-    """In the body the subject's model holds in FP32 what is to be raised; its tensors stay the same objects."""
-    with in_fp32(subject.model, subject.raised):
+    """In the body the subject's model has its weights, and in FP32 what is to be raised; then it is as it was."""
+    with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
 

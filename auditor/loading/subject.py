@@ -26,6 +26,7 @@ from ..state.draws import reseed
 from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
+from .hooked import held_outside, present, told
 from .placement import beside
 from .sandbox import blame, user_code
 from .state import in_eval, materialise, switch
@@ -78,6 +79,7 @@ def from_object(
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     batches = _calls(example_inputs, kwargs)
     model, *notes = unwrap(model)
+    notes += told(model)
     kind = type(model)
     target = f"{kind.__module__}:{kind.__qualname__}"
     subject = Subject(
@@ -179,13 +181,13 @@ def _load(
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
     model, *notes = unwrap(found.model)
-    notes += [*found.notes, *(() if weights_text else found.checkpoint)]
+    notes += [*told(model), *found.notes, *(() if weights_text else found.checkpoint)]
     found = replace(found, model=model)
     _reject_unfit(model)
     if weights_text:
         notes += weights.load_into(model, Path(weights_text))
     switch(model, training=False)
-    with in_fp32(model):
+    with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, found, inputs_text, seed)
     materialise(model, given.batches[0], seed)
     kind = found.origin.kind if found.origin else ""
@@ -240,8 +242,9 @@ def _reject_unfit(model: nn.Module) -> None:
             f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
             slug="unhashable-module",
         ) from error
+    elsewhere = held_outside(model)
     for name, tensor in model.named_parameters():
-        if tensor.is_meta:
+        if tensor.is_meta and name not in elsewhere:
             raise LoadError(
                 f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
             )
