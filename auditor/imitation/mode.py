@@ -65,7 +65,7 @@ class Imitation:
             )
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **kwargs)
-        if _draws(op):
+        if _draws(op) and not _lets_all_through(op, args, kwargs):
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)
@@ -91,3 +91,8 @@ def _row(region: Region) -> Format:
 def _draws(op: Any) -> bool:
     """Whether it draws all it does; recurrent layers draw between their layers alone, and their half kernels are wanted."""
     return may_draw(op) and not is_tensor_core(op) and not operation_of(op).recurrent
+
+
+def _lets_all_through(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it is a dropout outside of training, which returns what it is given."""
+    return operation_of(op).thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False

@@ -14,7 +14,7 @@ from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
-from ..formats.entries import is_plain
+from ..formats.entries import is_plain, same
 from ..formats.metrics import output_error
 from ..ops.nodes import settled, target_of, tensors_of
 from ..raised import let_through
@@ -111,8 +111,7 @@ def _equal(first: NamedTensors, other: NamedTensors | str) -> bool:
     """Whether two runs answer the same, bit for bit."""
     if isinstance(other, str) or first.names != other.names:
         return False
-    pairs = [(a, b) for a, b in zip(first, other, strict=True)]
-    return all(is_plain(a) and is_plain(b) and a.dtype is b.dtype and torch.equal(a, b) for a, b in pairs)
+    return all(same(a, b) for a, b in zip(first, other, strict=True))
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

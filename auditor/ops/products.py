@@ -13,21 +13,48 @@ import torch
 from ..formats.table import Format
 from .casting import in_float32
 from .nodes import mutates, operation_of, overload_of
+from .remembered import is_remembering, remembered
 
 _LARGE = 1 << 14
 """Entries from which oneDNN is worth its call."""
+
+_USED = 64
+"""Times that each entry is used which a product reads, from which products of an earlier run are looked up."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    if not (is_remembering() and _is_wide(target, args) and (_FORWARDS.only or not torch.is_grad_enabled())):
+        return _product(target, args, kwargs, row)
+
+    def taken(known: torch.Tensor) -> torch.Tensor:
+        connected: torch.Tensor = _Taken.apply(lambda: known, *args)  # type: ignore[no-untyped-call]
+        return connected if _differentiated(args) else known
+
+    return remembered(lambda: _product(target, args, kwargs, row), taken, target, *args, kwargs, row.name)
+
+
+def _product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     if _adds_apart(target, args):
-        result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
+        result: torch.Tensor = _product(target, (*args[:2], None), kwargs, row) + args[2]
         return result
     if row.dtype is torch.bfloat16 and _has_product(target, args):
         return target(*args, **kwargs)
     return in_float32(_fastest(target, args, kwargs), args, kwargs, row)
+
+
+def _is_wide(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether every entry that it reads is used so often that to read it once more takes little time beside the product."""
+    joined = target is torch.ops.aten.addmm.default
+    if not joined and target is not torch.ops.aten.linear.default and target is not torch.ops.aten.conv2d.default:
+        return False
+    x, weight = args[1:3] if joined else args[:2]
+    if weight.dim() < 2 or x.numel() < _LARGE or not weight.numel():
+        return False
+    out = weight.shape[1 if joined else 0]
+    return bool(min(out, weight.numel() // out) >= _USED)
 
 
 def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -85,14 +112,25 @@ class _Connected(torch.autograd.Function):
     """The identity on a result; whoever asks for its gradient asks for what was saved."""
 
     @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *args: Any) -> torch.Tensor:
+    def forward(ctx: Any, result: Any, *args: Any) -> torch.Tensor:
         ctx.save_for_backward(result)
-        return result.view_as(result)
+        found: torch.Tensor = result.view_as(result)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
         raise RuntimeError("a saved tensor was not kept")
+
+
+class _Taken(_Connected):
+    """A result that was known before, not a view of it: it may be written to."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Any, *args: Any) -> torch.Tensor:
+        result: torch.Tensor = known()
+        ctx.save_for_backward(result)
+        return result
 
 
 def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:

@@ -80,6 +80,7 @@ def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, A
 def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
     def run(model: nn.Module) -> Answers | str:
         gradients = bench.graded is not None and ranks.leads()
-        return answers_of(model, ranks.part(bench.checks), bench.device, bench.seed, gradients, bench.most)
+        batches = ranks.part(bench.checks)
+        return answers_of(model, batches, bench.device, bench.seed, gradients, bench.most, bench.alike)
 
     return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

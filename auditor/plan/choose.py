@@ -63,7 +63,8 @@ REFINED = 3
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    runs: of each batch what runs came to that were made before. beside: what the runs differ from in little.
+    runs: of each batch what runs came to that were made before. beside: what the runs differ from in little. first: the
+    first of several runs on the first batch, from which the others begin.
     """
 
     capture: Capture
@@ -73,14 +74,27 @@ class Trial:
     distance: Distance
     runs: Sequence[KeptRuns] = ()
     beside: Running | None = None
+    first: list[Run] | None = None
 
     def near(self, how: Running) -> Trial:
         """The same, for runs that differ from `how` in little; where that does not run itself, nothing is gained."""
         return replace(self, beside=how)
 
+    def several(self) -> Trial:
+        """The same, for runs each of which has much in common with the first."""
+        return replace(self, first=[])
+
+    def _begun(self, how: Running) -> Run | None:
+        """The run on the first batch from which one begins. Raises: what the first of several does."""
+        if self.first is None:
+            return self._before
+        if not self.first:
+            with torch.no_grad():
+                self.first.append(kept(self.capture, self.capture.bind(self.model, self.batches[0]), how))
+        return self.first[0]
+
     @cached_property
     def _before(self) -> Run | None:
-        """The run on the first batch from which others begin."""
         if self.beside is None:
             return None
         try:
@@ -114,7 +128,7 @@ class Trial:
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
-        begun = self._before if batch is self.batches[0] else None
+        begun = self._begun(how) if batch is self.batches[0] else None
         interpreter = PolicyAgain(self.capture, how, begun) if begun else PolicyInterpreter(self.capture, how)
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))

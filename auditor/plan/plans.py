@@ -84,7 +84,8 @@ def plans_of(
             if bench.quick:
                 found[name] = predicted_plan(problems[name], budget)
             else:
-                found[name] = make_plan(problems[name], trial, budget, baselines[name].measured_error)
+                runs_of = trial.several() if heavy(bench.costs) else trial
+                found[name] = make_plan(problems[name], runs_of, budget, baselines[name].measured_error)
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))

@@ -36,6 +36,9 @@ ROUNDINGS = 8
 _NEVER = 1 << 30
 """Searches among the younger objects until one among all."""
 
+SUMMED = 1e-5
+"""Relative L2 difference up to which a replay is the run where products are summed in another order: 1.3e-6 in GPT-2 small."""
+
 DOUBLE = ("float64", "complex128")
 """Dtypes that no plan touches, by their names on a node."""
 
@@ -130,9 +133,9 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
 
 
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
-    given = recorded.bind(subject.model, batch)
+    given, quickly = recorded.bind(subject.model, batch), _Quickly(recorded.graph_module)
     try:
-        found = _replayed(recorded, given, _Quickly)
+        found = _replayed(quickly, given)
     except Exception as error:
         let_through(error)
         raise CaptureError(
@@ -141,7 +144,8 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch
             slug="capture-failed",
         ) from error
     answer = _unnested(answer)
-    if len(found) != len(answer) or not _repeats(recorded, given, answer, found):
+    near = SUMMED if quickly.otherwise else AGREEMENT
+    if len(found) != len(answer) or not (output_error(answer, found) <= near or _repeats(recorded, given, answer)):
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
@@ -149,19 +153,22 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch
         )
 
 
-def _repeats(recorded: Capture, given: Sequence[Any], answer: list[torch.Tensor], quickly: list[torch.Tensor]) -> bool:
-    """Whether a replay is the run: one by the quickest kernels, or one by those that the model has."""
-    if output_error(answer, quickly) <= AGREEMENT:
-        return True
-    found = _replayed(recorded, given)
+def _repeats(recorded: Capture, given: Sequence[Any], answer: list[torch.Tensor]) -> bool:
+    """Whether a replay by the model's own kernels is the run."""
+    found = _replayed(fx.Interpreter(recorded.graph_module), given)
     return _agree(recorded, given, output_error(answer, found), found)
 
 
 class _Quickly(fx.Interpreter):
-    """Every operation by the kernel that takes the least time."""
+    """Every operation by the kernel that takes the least time. otherwise: whether any is another than the model's own."""
+
+    otherwise = False
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_function(fastest(target, args, kwargs), args, kwargs)
+        """See fx.Interpreter."""
+        found = fastest(target, args, kwargs)
+        self.otherwise |= found is not target
+        return super().call_function(found, args, kwargs)
 
 
 def _agree(recorded: Capture, given: Sequence[Any], error: float, found: list[torch.Tensor]) -> bool:
@@ -169,7 +176,9 @@ def _agree(recorded: Capture, given: Sequence[Any], error: float, found: list[to
     if error <= AGREEMENT or not math.isfinite(error):
         return error <= AGREEMENT
     signs = torch.Generator().manual_seed(0)
-    moved = output_error(found, _replayed(recorded, [_last_place(x, signs) for x in given]))
+    moved = output_error(
+        found, _replayed(fx.Interpreter(recorded.graph_module), [_last_place(x, signs) for x in given])
+    )
     return error <= ROUNDINGS * moved
 
 
@@ -181,11 +190,9 @@ def _last_place(value: Any, signs: torch.Generator) -> Any:
     return value.detach() * (1 + step)
 
 
-def _replayed(
-    recorded: Capture, given: Sequence[Any], how: type[fx.Interpreter] = fx.Interpreter
-) -> list[torch.Tensor]:
+def _replayed(how: fx.Interpreter, given: Sequence[Any]) -> list[torch.Tensor]:
     with torch.no_grad():
-        return _unnested(tensor_outputs(how(recorded.graph_module).run(*given)))
+        return _unnested(tensor_outputs(how.run(*given)))
 
 
 def _unnested(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -88,11 +88,12 @@ class Verifier:
         seed: int = 0,
         device: str = "cpu",
         gradients: bool = True,
+        alike: bool = False,
         most: int | None = None,
         timeout: float | None = None,
         entry: str = WORKER,
     ) -> None:
-        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
+        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, alike, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
         pickled."""
         self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
@@ -102,6 +103,7 @@ class Verifier:
             "seed": seed,
             "device": device,
             "gradients": gradients,
+            "alike": alike,
             "most": most,
             "places": [str(x.device) for x in pytree.tree_leaves(list(batches)) if isinstance(x, torch.Tensor)],
         }

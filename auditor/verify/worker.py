@@ -96,7 +96,8 @@ def run_plan(
     """What the model answers under one plan, or why it does not; it is then as it was."""
 
     def run(model: nn.Module) -> Answers | str:
-        return answers_of(model, batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
+        asked = (settings[name] for name in ("device", "seed", "gradients", "most", "alike"))
+        return answers_of(model, batches, *asked)
 
     with deep(), ieee():
         return answers_under(model, lambda model: patched.apply(model, plan), run)

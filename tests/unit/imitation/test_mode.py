@@ -68,3 +68,12 @@ def test_random_numbers_are_those_of_fp32_rounded() -> None:
 
 def test_what_is_no_operation_of_torch_is_called_as_it_is() -> None:
     assert Imitation().part(lambda x, y=1: (x, y), (5,), {"y": 6}, FP16) == (5, 6)
+
+
+def test_dropout_outside_of_training_returns_what_it_is_given() -> None:
+    x, mode = torch.randn(8).half(), Imitation()
+    assert mode.whole(aten.dropout.default, (x, 0.5, False), {}, OFF) is x
+    torch.manual_seed(0)
+    thinned = mode.whole(aten.dropout.default, (x, 0.5, True), {}, OFF)
+    torch.manual_seed(0)
+    assert torch.equal(thinned, torch.dropout(x.float(), 0.5, True).half())

@@ -27,7 +27,7 @@ from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, must_stay_fp32, owners_of
-from tests.subjects import capture_of
+from tests.subjects import capture_of, normal, seeded
 
 NO_TRIAL: Any = None
 
@@ -167,6 +167,26 @@ def test_a_plan_states_what_it_gains() -> None:
 def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
     with torch.no_grad():
         return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
+
+
+def test_several_runs_begin_from_the_first_and_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = seeded(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))))
+    x = normal(4, 16)
+    capture = capture_of(model, x)
+    ran: list[int] = []
+
+    class Counted(choose.PolicyAgain):
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().run(*args, **kwargs)
+            ran.append(sum(node.op == "call_function" for node in self.changed))
+            return found
+
+    monkeypatch.setattr(choose, "PolicyAgain", Counted)
+    alone, several = trial_of(model, capture, (x,)), trial_of(model, capture, (x,)).several()
+    for kept in ((), ("3",), ("5",), ("1", "3")):
+        how = running(capture, "autocast", lambda path, kept=kept: "fp32" if path in kept else "bf16", "bf16")
+        assert several.error(how) == alone.error(how)
+    assert ran == [0, 3, 1, 5]
 
 
 def factored(x: torch.Tensor) -> torch.Tensor:

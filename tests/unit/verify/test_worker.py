@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from auditor.verify.running import Answers
 from auditor.verify.worker import built, import_file, run_plan, write
 
-SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "most": None}
+SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "alike": False, "most": None}
 BATCH = ((torch.ones(1, 2),), {})
 
 

@@ -1,0 +1,111 @@
+"""Products that one run computed, for a second run of the same: taken from there where all they read is the same bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..raised import let_through
+
+_MOST = 1 << 28
+"""Bytes of results that are kept, at most; what comes later is computed twice."""
+
+
+@dataclass
+class Products:
+    """Results by all that they were computed from, as often as they were. taken: how many a second run took."""
+
+    known: dict[Hashable, list[torch.Tensor]] = field(default_factory=dict)
+    bytes: int = 0
+    taken: int = 0
+
+    def keep(self, key: Hashable, result: torch.Tensor) -> None:
+        """Keep a copy of a result, which may be written to in the run it came from."""
+        size = result.numel() * result.element_size()
+        if self.bytes + size <= _MOST:
+            self.known.setdefault(key, []).append(result.detach().clone(memory_format=torch.preserve_format))
+            self.bytes += size
+
+    def take(self, key: Hashable) -> torch.Tensor | None:
+        """A result, once; None where there is none."""
+        found = self.known.get(key)
+        if not found:
+            return None
+        self.taken += 1
+        return found.pop()
+
+
+class _Run(threading.local):
+    products: Products | None = None
+    second = False
+
+
+_RUN = _Run()
+
+
+def is_remembering() -> bool:
+    """Whether products are kept or taken in this thread."""
+    return _RUN.products is not None
+
+
+@contextmanager
+def first_run(products: Products) -> Iterator[None]:
+    """In the body, in this thread, large products are kept."""
+    with _set(products, second=False):
+        yield
+
+
+@contextmanager
+def second_run(products: Products) -> Iterator[None]:
+    """In the body, in this thread, large products are taken from a first run where they read what they read there."""
+    with _set(products, second=True):
+        yield
+
+
+@contextmanager
+def _set(products: Products | None, second: bool) -> Iterator[None]:
+    before = _RUN.products, _RUN.second
+    _RUN.products, _RUN.second = products, second
+    try:
+        yield
+    finally:
+        _RUN.products, _RUN.second = before
+
+
+def remembered(
+    compute: Callable[[], torch.Tensor], taken: Callable[[torch.Tensor], torch.Tensor], *read: Any
+) -> torch.Tensor:
+    """`compute()`, or `taken` of what it was in a first run. read: all that it depends on, tensors and others."""
+    products = _RUN.products
+    key = _key(read) if products is not None else None
+    if products is None or key is None:
+        return compute()
+    if _RUN.second:
+        known = products.take(key)
+        return compute() if known is None else taken(known)
+    result = compute()
+    products.keep(key, result)
+    return result
+
+
+def _key(read: tuple[Any, ...]) -> Hashable | None:
+    """All that a product reads, in little; None where that cannot be told."""
+    try:
+        return tuple(_told(x) if isinstance(x, torch.Tensor) else repr(x) for x in read)
+    except Exception as error:  # a tensor whose memory cannot be read, as inside vmap
+        let_through(error)
+        return None
+
+
+def _told(x: torch.Tensor) -> Hashable:
+    """A tensor's entries, their order in memory and its dtype."""
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    laid = x.detach().permute(order).contiguous().view(torch.int16 if x.itemsize == 2 else torch.uint8)
+    return x.dtype, tuple(x.shape), strides, hashlib.sha256(laid.numpy().data).digest()

@@ -1,0 +1,107 @@
+"""Products of a first run in a second one: taken where all they read is the same, and computed where anything is another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.imitation import imitated
+from auditor.ops.remembered import Products, first_run, remembered, second_run
+from auditor.runs.answer import answer
+from auditor.verify.running import answers_of
+from tests.subjects import normal, seeded
+
+WIDE = 128
+
+
+class Net(nn.Module):
+    """Two linear layers and a convolution under autocast. otherwise: what it does to its input with gradients enabled."""
+
+    def __init__(self, otherwise: Callable[[Tensor], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.c, self.otherwise = nn.Conv2d(WIDE, WIDE, 1), otherwise
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16):
+            y = self.a(self.otherwise(x) if torch.is_grad_enabled() else x).relu_()
+            z: Tensor = self.c(y.t().reshape(1, WIDE, 16, 16))
+            return self.b(z.flatten(2)[0].t())
+
+
+def both(model: nn.Module, x: Tensor, products: Products) -> tuple[Tensor, Tensor]:
+    """What a first run answers, and one with gradients enabled that takes from it."""
+    with first_run(products):
+        (plain,) = answer(model, ((x,), {}), around=imitated)
+    with second_run(products):
+        (graded,) = answer(model, ((x,), {}), around=imitated, gradients=True)
+    return plain, graded
+
+
+def test_all_products_are_taken_where_both_runs_are_the_same() -> None:
+    products = Products()
+    plain, graded = both(seeded(Net), normal(256, WIDE), products)
+    assert torch.equal(plain, graded)
+    assert products.taken == 3 and not any(products.known.values())
+
+
+@pytest.mark.parametrize("change", [lambda x: x * 1.01, lambda x: x.flip(0), lambda x: x.half().float() + 1e-2])
+def test_what_reads_anything_else_is_computed(change: Callable[[Tensor], Tensor]) -> None:
+    products, x = Products(), normal(256, WIDE)
+    model = seeded(lambda: Net(change))
+    _, graded = both(model, x, products)
+    assert products.taken == 0
+    assert torch.equal(graded, answer(model, ((x,), {}), around=imitated, gradients=True)[0])
+
+
+def test_a_result_that_is_written_to_is_taken_as_it_was() -> None:
+    products = Products()
+    given = torch.ones(4)
+    with first_run(products):
+        remembered(lambda: given, lambda x: x, "product", torch.ones(2)).zero_()
+    with second_run(products):
+        found = remembered(lambda: pytest.fail("computed again"), lambda x: x, "product", torch.ones(2))
+    assert found.tolist() == [1, 1, 1, 1]
+
+
+def test_what_is_laid_out_otherwise_is_another() -> None:
+    products, x = Products(), normal(8, 8)
+    with first_run(products):
+        remembered(lambda: x, lambda x: x, x)
+    with second_run(products):
+        for other in (x.t(), x.t().contiguous().t(), x.view(4, 16), x.double(), -x, x.bfloat16()):
+            remembered(lambda: x, lambda x: pytest.fail("taken"), other)
+        assert remembered(lambda: pytest.fail("computed again"), lambda x: x + 1, x.clone()) is not x
+
+
+def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.ops.remembered._MOST", 2 * 256 * WIDE)
+    products = Products()
+    plain, graded = both(seeded(Net), normal(256, WIDE), products)
+    assert torch.equal(plain, graded) and products.taken == 1
+
+
+def test_inside_vmap_everything_is_computed() -> None:
+    layer, x = seeded(lambda: nn.Linear(WIDE, WIDE)), normal(2, 256, WIDE)
+
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.float16):
+                found: Tensor = torch.vmap(layer)(x)
+            return found
+
+    plain, graded = both(Mapped(), x, Products())
+    assert torch.equal(plain, graded)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_answers_are_the_same_whether_products_are_shared(alike: bool) -> None:
+    x = normal(256, WIDE)
+    found = answers_of(seeded(Net), [((x,), {})], "cpu", alike=alike)
+    expected = answer(seeded(Net), ((x,), {}), around=imitated)
+    assert not isinstance(found, str) and found.graded is not None
+    assert torch.equal(found.outputs[0][0], expected[0]) and found.graded[0] is found.outputs[0][0]
