@@ -46,11 +46,21 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 
 def blame(error: BaseException) -> str:
-    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages."""
-    name, line = type(error).__name__, first_line(error).strip()
-    text = name if line == name else f"{name}: {line}"
+    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
+
+    What a library raised from something else, as for a package that it cannot import, is followed by that.
+    """
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    text = _said(error) if first is error else f"{_said(error).rstrip('.')}, from {_said(first)}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+
+
+def _said(error: BaseException) -> str:
+    name, line = type(error).__name__, first_line(error).strip()
+    return name if line == name else f"{name}: {line}"
 
 
 def _is_user_file(filename: str) -> bool:

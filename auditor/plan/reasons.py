@@ -171,11 +171,14 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
     group = {owner, *problem.energy.tied_to(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
-    return tuple(sorted(group | functions))
+    return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
 
 
 def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
-    return problem.energy.settled({**chosen.precision, **dict.fromkeys(group, problem.format)})
+    """The choice with these low; a function whose keeping lets others be low stays kept, unless it is the question."""
+    kept = (path for path in problem.lowest.raised if path != module_of(path))
+    lowered = dict.fromkeys(group, problem.format)
+    return problem.energy.settled({**chosen.precision, **dict.fromkeys(kept, "fp32"), **lowered})
 
 
 def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str) -> Reason | None:
