@@ -15,6 +15,7 @@ from .errors import AuditorError
 from .flow import run
 from .formats.table import DEFAULT
 from .loading import from_object
+from .mapped import limited
 from .options import Options, named
 from .progress.cell import Cell, in_notebook
 from .progress.shown import reporter
@@ -52,6 +53,7 @@ def audit(
     quick: bool = False,
     cache: str | PathLike[str] | None = None,
     measure_time: bool | None = None,
+    memory: int | str | None = None,
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
@@ -61,6 +63,7 @@ def audit(
     target: the GPU that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time",
     "memory" or "flops". use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache:
     a directory that keeps measurements for the next audit. measure_time: whether forwards are timed, on a GPU unless False.
+    memory: what this process may hold, as "4GB": large tensors beyond that lie in files.
     mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those
     called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of
     scores, one a sample. max_drop: how much worse a plan's may be. progress: hears of stages; True shows a line.
@@ -83,10 +86,12 @@ def audit(
             scoring=_scoring(evaluate, max_drop, better),
             quick=quick,
             measure_time=measure_time,
+            memory=memory,
             cache=cache,
             progress=told,
         )
-        return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)
+        with limited(options.most_resident):
+            return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)
 
 
 def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:

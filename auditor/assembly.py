@@ -20,6 +20,7 @@ from .facts.written import written
 from .formats.entries import extent
 from .graphs import Planned
 from .judge.verdicts import Judgement
+from .mapped import within
 from .measure.calibrate import Calibration
 from .measure.storing import storing
 from .options import Options
@@ -142,7 +143,7 @@ def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], r
         libraries=libraries(options.where),
         flags=flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=now().taken,
+        memory=(*now().taken, *within()),
         reused=reused,
     )
 

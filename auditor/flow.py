@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from . import mapped
 from .assembly import assembled
 from .cache.kept import Kept
 from .facts import gather
@@ -59,6 +60,8 @@ def run(subject: Subject, options: Options) -> Audit:
 def _once(subject: Subject, options: Options) -> Audit:
     stages, formats, seed, kept = Stages(options.progress), options.formats, options.seed, Kept.at(options.cache)
     as_set = subject.flags or flags()
+    if (limit := mapped.now()) is not None:
+        limit.loaded()
     with (
         deep(),
         untouched(seed),

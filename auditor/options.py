@@ -19,6 +19,7 @@ from .errors import AuditorError
 from .formats.table import DEFAULT, auditable, runs
 from .records import Distance, Progress
 from .resources import table
+from .sizes import size_of
 from .strategies import GRAPHS, SHIPPED, known
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Options:
     scoring: the user's own function that scores the model.
     measure_time: whether times are measured, on a GPU that times itself unless somebody said.
     quick: of several formats and strategies the first alone, and the plan that is predicted to hold, with no search.
-    cache: a directory where measurements are kept for the next audit.
+    cache: a directory where measurements are kept for the next audit. memory: bytes that may be resident, as `size_of` takes it.
     """
 
     rules: tuple[Rule, ...]
@@ -66,6 +67,7 @@ class Options:
     selection: Selection = EVERYTHING
     progress: Progress | None = None
     cache: str | PathLike[str] | None = None
+    memory: int | str | None = None
 
     def __post_init__(self) -> None:
         check_names("formats", self.formats, auditable())
@@ -84,6 +86,8 @@ class Options:
         chosen(self.device)
         if self.cache is not None:
             check_cache(Path(self.cache))
+        if self.memory is not None:
+            object.__setattr__(self, "memory", size_of(self.memory))
         if self.quick:
             object.__setattr__(self, "formats", self.formats[:1])
             object.__setattr__(self, "strategies", self.strategies[:1])
@@ -102,6 +106,11 @@ class Options:
         """The row of plan/devices.toml that times are predicted by: what was asked for, else the GPU that the audit runs on
         where there is a row for it."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
+
+    @property
+    def most_resident(self) -> int | None:
+        """Bytes that this process may hold; None for as many as it takes."""
+        return None if self.memory is None else size_of(self.memory)
 
     @property
     def native(self) -> bool:

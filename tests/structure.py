@@ -23,6 +23,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "pulse",
         "leaving",
         "devices",
+        "sizes",
         "sparing",
         "mapped",
         "ranks",

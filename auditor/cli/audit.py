@@ -47,7 +47,7 @@ def audit(args: argparse.Namespace) -> int:
         with libraries.imported():
             options = _options(args, progress)
             _import_ahead(args)
-        _set_aside(args, held)
+        _set_aside(args, options, held)
         subject, directory = _loaded(args)
         options = _with_score(args, options)
         if not args.dry_run:
@@ -147,6 +147,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         timeout=args.timeout,
         quick=args.quick,
         measure_time=args.measure_time,
+        memory=args.memory,
         cache=args.cache,
         selection=config.selection(Path.cwd()),
         progress=progress,
@@ -163,13 +164,16 @@ def _import_ahead(args: argparse.Namespace) -> None:
     import_ahead(args.target, args.seed)
 
 
-def _set_aside(args: argparse.Namespace, held: ExitStack) -> None:
-    """Keep a process that verifies, made before the user's code is run; only where this one is the command's own."""
-    if args.dry_run or not guard.is_watched():
-        return
-    from ..verify.spare import kept
+def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
+    """Keep a process that verifies, made before the user's code is run; only where this one is the command's own. From
+    here on this one holds what it may."""
+    from ..mapped import limited
 
-    held.enter_context(kept(args.device))
+    if not args.dry_run and guard.is_watched():
+        from ..verify.spare import kept
+
+        held.enter_context(kept(args.device))
+    held.enter_context(limited(options.most_resident))
 
 
 def _strategies(args: argparse.Namespace) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
 from ..records.score import DIRECTIONS
 from ..report import reporters
 from ..resources import table
+from ..sizes import size_of
 from ..strategies import SHIPPED, known
 from . import verbs
 
@@ -76,6 +77,7 @@ def audit_parser() -> argparse.ArgumentParser:
         type=Path,
         help="keep measurements there, and take those of an unchanged model from there",
     )
+    add("--memory", metavar="SIZE", type=_size, help="what each process may hold, as 4GB: the rest waits in files")
     add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
     verbs.add_timeout(parser)
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
@@ -176,6 +178,11 @@ def _listed(what: str, known: Collection[str]) -> Callable[[str], tuple[str, ...
 
 def _drop(text: str) -> float:
     return _checked(text, check_drop)
+
+
+def _size(text: str) -> int:
+    with _said_by_argparse():
+        return size_of(text)
 
 
 def _device(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -30,14 +31,19 @@ class _File:
     """One file, mapped as a whole; it goes when nothing refers to its memory any more."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        descriptor = _nameless(folder)
-        try:
-            os.posix_fallocate(descriptor, 0, size)  # a page that finds no room later would end the process
-            self.memory = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        self._descriptor = _nameless(folder)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        os.posix_fallocate(self._descriptor, 0, size)  # a page that finds no room later would end the process
+        self.memory = mmap.mmap(self._descriptor, size)
         self.size = size
         self.free: list[tuple[int, int]] = [(0, size)]
+
+    def write(self, start: int, storage: torch.UntypedStorage) -> None:
+        """Put the bytes of a storage there, past the mapping: a page that is written through it costs a fault."""
+        left = memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+        while left:
+            done = os.pwrite(self._descriptor, left, start)
+            left, start = left[done:], start + done
 
     def taken(self, size: int) -> int | None:
         """The start of a free run, the lowest: pages that were used before are used again. None where none is left."""
@@ -69,7 +75,6 @@ class Arena:
         self.folder = folder or roomy()
         self.written = self.dropped = 0
         self._files: list[_File] = []
-        self._starts: dict[int, _File] = {}
         self._returned: deque[tuple[_File, int, int]] = deque()
         self._lock = threading.Lock()
 
@@ -80,6 +85,10 @@ class Arena:
 
     def storage(self, size: int) -> torch.UntypedStorage:
         """`size` bytes, whatever is in them. Raises: AuditorError(slug="disk-full")."""
+        return self._made(size)[0]
+
+    def _made(self, size: int) -> tuple[torch.UntypedStorage, _File, int]:
+        """The storage, and where it lies."""
         rounded = max(-(-size // PAGE), 1) * PAGE
         with self._lock:
             while self._returned:  # finalizers run anywhere, also inside of this
@@ -88,12 +97,15 @@ class Arena:
             file, start = self._place(rounded)
         view = memoryview(file.memory)[start : start + size]
         weakref.finalize(view, self._returned.append, (file, start, rounded)).atexit = False
-        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), file, start
 
     def copy_of(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """The same bytes here."""
-        copy = self.storage(storage.nbytes())
-        copy.copy_(storage)
+        """The same bytes here. Raises: AuditorError(slug="disk-full")."""
+        copy, file, start = self._made(storage.nbytes())
+        try:
+            file.write(start, storage)
+        except OSError as error:
+            raise self._refused(storage.nbytes(), error) from error
         self.written += storage.nbytes()
         return copy
 

@@ -11,14 +11,18 @@ _MMAP_THRESHOLD, _USUAL = -3, 32 << 20
 freeing such memory raises it, and smaller pieces then stay in a heap that grows around what is still held."""
 
 
+LEAST = 4 << 20
+"""Bytes below which it would cost more than it helps: every page would be a fault again and again."""
+
+
 @contextmanager
 def freeing(size: int) -> Iterator[None]:
-    """In the body that goes for what has at least `size` bytes; where the C library cannot be told, nothing happens."""
+    """In the body that goes for what has at least `size` bytes, or LEAST; where the C library cannot be told, nothing happens."""
     told = getattr(ctypes.CDLL(None), "mallopt", None)
     if told is None:
         yield
         return
-    told(_MMAP_THRESHOLD, size)
+    told(_MMAP_THRESHOLD, max(size, LEAST))
     try:
         yield
     finally:

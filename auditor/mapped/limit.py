@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import AuditorError
+from ..sizes import words
 from .arena import Arena
 from .freeing import freeing
+from .paging import page_out
 from .spilling import Spilling
 
 PAGE = mmap.PAGESIZE
@@ -22,8 +23,14 @@ NEARLY = 0.75
 STEP = 1 / 32
 """Share of the limit that must have become resident since they were last let go of."""
 
+SELDOM = 0.25
+"""Seconds between two times that files are paged out which others have mapped: they are read from the disk again."""
+
 LOOK, OFTEN = 0.004, 0.001
 """Seconds between two looks in the midst of an operation, and between those after operations at least."""
+
+OWN = 1 / 3
+"""Share of what the limit leaves beside the libraries that results may take without lying in files: most are soon gone."""
 
 SMALL, LARGE, SHARES = 1 << 16, 1 << 20, 1 << 12
 """Bytes from which a tensor is kept in a file: one of so many shares of the limit, within these."""
@@ -31,7 +38,6 @@ SMALL, LARGE, SHARES = 1 << 16, 1 << 20, 1 << 12
 ROOM = 64 << 20
 """Bytes beside what a process with torch holds in any case without which nothing can be done."""
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _STATM = Path("/proc/self/statm")
 
 _now: list[Limit] = []
@@ -47,7 +53,8 @@ class Limit:
         """Raises: AuditorError(slug="memory-too-small") where this process alone holds as much."""
         self.size, self.arena = size, arena or Arena()
         self.peak = resident()
-        self._after, self._looked = 0, 0.0
+        self._after, self._looked, self._paged = 0, 0.0, 0.0
+        self._began, self._own = unmapped(), 0.0
         self._ended = threading.Event()
         least = self.peak + ROOM
         if size < least:
@@ -57,6 +64,15 @@ class Limit:
     def large(self) -> int:
         """Bytes from which a tensor is kept in a file."""
         return min(max(self.size // SHARES, SMALL), LARGE)
+
+    def loaded(self) -> None:
+        """The model is there: what comes now may stay in memory while there is little of it."""
+        self.let_go()
+        self._began, self._own = unmapped(), OWN * max(self.size - resident(), 0)
+
+    def stays(self, size: int) -> bool:
+        """Whether so many bytes may stay in memory of their own."""
+        return self._own > 0 and unmapped() - self._began + size < self._own
 
     def ease(self) -> None:
         """Let go of mapped files where nearly as much is resident as may be."""
@@ -72,8 +88,11 @@ class Limit:
             self.ease()
 
     def let_go(self) -> None:
-        """Let go of mapped files now."""
+        """Let go of mapped files now; of those that others mapped, such as checkpoints, where that is not enough."""
         self.arena.let_go()
+        if resident() > NEARLY * self.size and time.monotonic() - self._paged > SELDOM:
+            page_out(self.arena.folder)
+            self._paged = time.monotonic()
         self._after = resident()
 
     def watch(self) -> None:
@@ -105,7 +124,7 @@ def limited(size: int | None) -> Iterator[Limit | None]:
     _now.append(limit)
     thread.start()
     try:
-        with freeing(limit.large), Spilling(limit.arena, limit.large, limit.looked):
+        with freeing(limit.large), Spilling(limit.arena, limit.large, limit.stays, limit.looked):
             yield limit
     finally:
         limit.end()
@@ -118,25 +137,25 @@ def now() -> Limit | None:
     return _now[-1] if _now else None
 
 
+def within() -> tuple[str, ...]:
+    """What was done to stay within the limit, in words; nothing where there is none."""
+    limit = now()
+    if limit is None:
+        return ()
+    limit.ease()
+    written, peak = (f"{size / 1e9:.2f} GB" for size in (limit.arena.written, limit.peak))
+    return (f"{written} of large tensors written to mapped files, and no more than {peak} resident",)
+
+
 def resident() -> int:
     """Bytes of this process in memory: its own, and those of files that it has mapped."""
     return int(_STATM.read_bytes().split()[1]) * PAGE
 
 
-def size_of(text: object) -> int:
-    """Bytes, as in 4GB, 512MiB, 1.5g or 4000000000. Raises: AuditorError(slug="bad-option")."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if size <= 0:
-        raise AuditorError(f"memory is a size such as 4GB or 512MiB, not {text}", slug="bad-option")
-    return size
-
-
-def words(size: float) -> str:
-    """A size as it may be given again: 4GB, 1.5GB, 650MB; the last place is rounded up."""
-    unit, name = (10**9, "GB") if size >= 10**9 else (10**6, "MB")
-    tenths = -int(-size * 10 // unit) if name == "GB" else -int(-size // unit) * 10
-    return f"{tenths / 10:g}{name}"
+def unmapped() -> int:
+    """Those that are of no file."""
+    _, held, shared, *_ = _STATM.read_bytes().split()
+    return (int(held) - int(shared)) * PAGE
 
 
 def too_small(size: int, least: float) -> AuditorError:

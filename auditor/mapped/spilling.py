@@ -21,14 +21,20 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In its body large results of operations lie in the arena, with the same entries at the same strides.
 
     That goes for what autograd keeps too, and for what it computes. large: bytes from which a result is large.
-    after: called after every operation.
+    stays: asked whether one of so many bytes may stay in memory. after: called after every operation.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, arena: Arena, large: int = LARGE, after: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        large: int = LARGE,
+        stays: Callable[[int], bool] = lambda size: False,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.arena, self.large, self._after = arena, large, after
+        self.arena, self.large, self._stays, self._after = arena, large, stays, after
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -50,7 +56,7 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, x: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
         """The result in the arena, but for one that lies in memory which was there before."""
         storage = x.untyped_storage()
-        if is_mapped(storage):
+        if is_mapped(storage) or self._stays(storage.nbytes()):
             return x
         given = (y for y in tensors_in((args, kwargs)) if y.layout is torch.strided and not y.is_nested)
         if any(y is x or _same(y, storage) for y in given):

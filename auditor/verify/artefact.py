@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from .. import mapped
 from ..devices import let_go
 from ..errors import first_line
 from ..folder import own
@@ -105,6 +106,7 @@ class Verifier:
             "gradients": gradients,
             "alike": alike,
             "most": most,
+            "memory": limit.size if (limit := mapped.now()) else None,
             "places": [str(x.device) for x in pytree.tree_leaves(list(batches)) if isinstance(x, torch.Tensor)],
         }
         self._process: Process | None = None
@@ -212,6 +214,8 @@ class Verifier:
     def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""
         let_go(self._settings["device"])  # the other process is to use it
+        if (limit := mapped.now()) is not None:
+            limit.let_go()
         try:
             process = self._process = self._process or self._started()
         except OSError as error:

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .. import mapped
 from ..devices import is_native, is_spread
 from ..loading.placement import sent
 from ..loading.state import materialise, switch
@@ -42,9 +43,19 @@ def main(folder: Path) -> None:
     jobs = map(Path, end_with_parent(Path(settings["scratch"])))
     warnings.simplefilter("ignore")
     first = next(jobs, None)
-    if first is None or (started := start(folder, first, settings)) is None:
+    if first is not None:
+        with mapped.limited(settings.get("memory")):
+            _work(folder, first, jobs, settings)
+
+
+def _work(folder: Path, first: Path, jobs: Iterator[Path], settings: Mapping[str, Any]) -> None:
+    """All jobs, on one model."""
+    started = start(folder, first, settings)
+    if started is None:
         return
     model, batches = started
+    if (limit := mapped.now()) is not None:
+        limit.loaded()
     (folder / READY).touch()
     for job in itertools.chain([first], jobs):
         asked = json.loads((job / "job.json").read_text(encoding="utf-8"))

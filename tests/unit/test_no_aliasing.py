@@ -220,7 +220,6 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
     "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "replay/step.py:bind_step": ("requires_grad_", trained),
-    "mapped/arena.py:Arena.copy_of": ("copy_", spilt),
     "mapped/spilling.py:laid_as": ("set_", spilt),
 }
 ON_PURPOSE = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from auditor.mapped.freeing import freeing
+from auditor.mapped.freeing import LEAST, freeing
 from auditor.mapped.limit import resident
 
 
 def test_what_is_free_is_no_longer_resident() -> None:
-    with freeing(1 << 18):
+    with freeing(LEAST):
         before, small = resident(), list[bytes]()
         for _ in range(40):
             large = torch.ones(2_500_000)
