@@ -57,16 +57,13 @@ def audit(
 ) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was.
 
-    example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of every call.
-    max_error: budget for the relative L2 error of the outputs, or for `metric(reference, candidate)` of two lists. criteria:
-    what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function, limit), or a list}.
-    target: the GPU that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time",
-    "memory" or "flops". use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache:
-    a directory that keeps measurements for the next audit. measure_time: whether forwards are timed, on a GPU unless False.
-    memory: what this process may hold, as "4GB": large tensors beyond that lie in files.
-    mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of every batch, or those
-    called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of
-    scores, one a sample. max_drop: how much worse a plan's may be. progress: hears of stages; True shows a line.
+    example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of each. max_error: budget for the relative L2 error of the
+    outputs, or for `metric(reference, candidate)` of two lists. criteria: what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function,
+    limit), or a list}. target: the GPU that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time", "memory" or "flops".
+    use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache: a directory that keeps measurements. measure_time: whether forwards are
+    timed, on a GPU unless False. memory: what this process may hold, as "4GB". mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of
+    every batch, or those called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of scores, one a sample. max_drop:
+    how much worse a plan's may be. progress: hears of stages; True shows a line.
     """
     with _shown(progress, mode == "training") as told:
         options = Options(
@@ -90,8 +87,12 @@ def audit(
             cache=cache,
             progress=told,
         )
-        with limited(options.most_resident):
-            return run(_subject(options, model, example_inputs, kwargs or {}, loss_fn), options)
+        return _within(options, model, example_inputs, kwargs or {}, loss_fn)
+
+
+def _within(options: Options, *given: Any) -> Audit:
+    with limited(options.most_resident):
+        return run(_subject(options, *given), options)
 
 
 def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:

@@ -20,7 +20,7 @@ from .facts.written import written
 from .formats.entries import extent
 from .graphs import Planned
 from .judge.verdicts import Judgement
-from .mapped import within
+from .mapped import came_to, within
 from .measure.calibrate import Calibration
 from .measure.storing import storing
 from .options import Options
@@ -145,6 +145,7 @@ def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], r
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
         memory=(*now().taken, *within()),
         reused=reused,
+        held=came_to(),
     )
 
 

@@ -45,6 +45,10 @@ class RankError(AuditorError):
     """Another of the processes that share an audit is not there any more, or does something else."""
 
 
+class DiskError(AuditorError):
+    """No disk has room for what waits there instead of in memory, which says nothing of what ran just then."""
+
+
 def first_line(error: BaseException) -> str:
     """Of what an error says; its type where it says nothing, or cannot."""
     try:

@@ -25,6 +25,7 @@ from .loading.stored import raised
 from .measure.calibrate import calibrate
 from .measure.noise import heard
 from .measure.regions import run_regions
+from .measure.workingset import working_set
 from .options import Options
 from .plan.baselines import baselines_of, today_of
 from .plan.costs import costs_of, heavy
@@ -76,6 +77,8 @@ def _once(subject: Subject, options: Options) -> Audit:
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
             captured = kept.begun(capture(subject, formats, seed), subject, options.where)
+            if limit is not None:
+                limit.need(working_set(captured))
         with kept.written(), stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
             relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
-from .errors import AuditorError, RankError, first_line
+from .errors import AuditorError, DiskError, RankError, first_line
 
 PACKAGES = ("torch", "networkx", "jinja2", "rich", "safetensors", "numpy", "shtab", "pydantic")
 """What the auditor imports beside Python's own modules."""
@@ -60,6 +60,11 @@ def gave_up(error: BaseException, where: str = "") -> AuditorError:
     )
 
 
+def disk_is_full(error: BaseException) -> DiskError | None:
+    """What was raised where a disk had no room left, if that is what brought it about."""
+    return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)
+
+
 def origin_of(error: BaseException) -> BaseException:
     """The first of the errors that it was raised from."""
     *_, first = _raised_from(error)
@@ -93,8 +98,10 @@ def time_is_up(error: BaseException) -> bool:
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
     """Raise the error again where it says nothing of what ran: a time limit, the loss of a rank, or, with `memory`, that there
-    is none left, or that the GPU failed."""
-    if isinstance(error, RankError) or time_is_up(error) or (memory and (out_of_memory(error) or device_failed(error))):
+    is none left, nor room on a disk instead, or that the GPU failed."""
+    if isinstance(error, RankError) or time_is_up(error):
+        raise error
+    if memory and (out_of_memory(error) or device_failed(error) or disk_is_full(error) is not None):
         raise error
 
 

@@ -149,7 +149,7 @@ class Measurements:
         str,
         Written(
             "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
-            "`environment.seconds` and `environment.reused`",
+            "`environment.seconds`, `environment.reused` and `environment.held`",
             measured=True,
         ),
     ]
@@ -187,7 +187,7 @@ class Document:
         )
 
 
-VARYING = ("seconds", "reused")
+VARYING = ("seconds", "reused", "held")
 """Keys of `environment` in plan.json that another audit of the same has otherwise: what it took, and what came from where."""
 
 

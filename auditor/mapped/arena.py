@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import AuditorError
+from ..errors import DiskError
 from ..folder import own
 
 PAGE = mmap.PAGESIZE
@@ -84,7 +84,7 @@ class Arena:
         return sum(file.size for file in self._files)
 
     def storage(self, size: int) -> torch.UntypedStorage:
-        """`size` bytes, whatever is in them. Raises: AuditorError(slug="disk-full")."""
+        """`size` bytes, whatever is in them. Raises: DiskError(slug="disk-full")."""
         return self._made(size)[0]
 
     def _made(self, size: int) -> tuple[torch.UntypedStorage, _File, int]:
@@ -100,7 +100,7 @@ class Arena:
         return torch.frombuffer(view, dtype=torch.uint8).untyped_storage(), file, start
 
     def copy_of(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """The same bytes here. Raises: AuditorError(slug="disk-full")."""
+        """The same bytes here. Raises: DiskError(slug="disk-full")."""
         copy, file, start = self._made(storage.nbytes())
         try:
             file.write(start, storage)
@@ -137,9 +137,9 @@ class Arena:
         except OSError as error:
             raise self._refused(size, error) from error
 
-    def _refused(self, size: int, error: OSError) -> AuditorError:
+    def _refused(self, size: int, error: OSError) -> DiskError:
         held = f"{self.size / 2**20:.0f} MiB are there already" if self.size else "nothing is there yet"
-        return AuditorError(
+        return DiskError(
             f"no room for {size / 2**20:.3g} MiB more in {self.folder}, where values wait that --memory keeps out of memory "
             f"({held}; {error.strerror or error}): free some, or name a larger folder in TMPDIR",
             slug="disk-full",

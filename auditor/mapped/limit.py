@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import AuditorError
+from ..raised import disk_is_full
 from ..sizes import words
 from .arena import Arena
 from .freeing import freeing
@@ -70,6 +71,16 @@ class Limit:
         self.let_go()
         self._began, self._own = unmapped(), OWN * max(self.size - resident(), 0)
 
+    def need(self, size: int) -> None:
+        """So many bytes are needed at once beside what is resident in any case.
+
+        Raises: AuditorError(slug="memory-too-small") where the limit is below that.
+        """
+        self.let_go()
+        least = resident() + ROOM + size
+        if self.size < least:
+            raise too_small(self.size, least)
+
     def stays(self, size: int) -> bool:
         """Whether so many bytes may stay in memory of their own."""
         return self._own > 0 and unmapped() - self._began + size < self._own
@@ -109,7 +120,8 @@ class Limit:
 def limited(size: int | None) -> Iterator[Limit | None]:
     """In the body no more than `size` bytes are resident, as far as tensors that operations make can see to that.
 
-    None: as much as it takes. Raises: AuditorError(slug="memory-too-small" | "no-paging").
+    None: as much as it takes. Raises: AuditorError(slug="memory-too-small" | "no-paging"), and
+    DiskError where the body raised something else because of it.
     """
     if size is None:
         yield None
@@ -126,6 +138,10 @@ def limited(size: int | None) -> Iterator[Limit | None]:
     try:
         with freeing(limit.large), Spilling(limit.arena, limit.large, limit.stays, limit.looked):
             yield limit
+    except Exception as error:
+        if (full := disk_is_full(error)) is not None and full is not error:
+            raise full from None
+        raise
     finally:
         limit.end()
         thread.join()
@@ -138,13 +154,22 @@ def now() -> Limit | None:
 
 
 def within() -> tuple[str, ...]:
-    """What was done to stay within the limit, in words; nothing where there is none."""
+    """What is done to stay within the limit, in words; nothing where there is none."""
+    limit = now()
+    return () if limit is None else (f"large tensors in mapped files, to hold no more than {words(limit.size)}",)
+
+
+def came_to() -> str | None:
+    """What the limit came to so far, in words; None where there is none."""
     limit = now()
     if limit is None:
-        return ()
+        return None
     limit.ease()
     written, peak = (f"{size / 1e9:.2f} GB" for size in (limit.arena.written, limit.peak))
-    return (f"{written} of large tensors written to mapped files, and no more than {peak} resident",)
+    most = f"{peak} in memory at most, of the {words(limit.size)} allowed"
+    if limit.peak > limit.size:
+        most = f"{peak} in memory at most, more than the {words(limit.size)} allowed"
+    return f"{written} of large tensors written to mapped files; {most}"
 
 
 def resident() -> int:

@@ -21,7 +21,9 @@ def page_out(arena: Path) -> None:
     What was written to private mappings stays, and so does everything where the system cannot do it.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
-    for start, size in _mappings(arena) if advise is not None else ():
+    if advise is None:
+        return
+    for start, size in _mappings(arena):
         advise(ctypes.c_void_p(start), ctypes.c_size_t(size), ctypes.c_int(MADV_PAGEOUT))
 
 

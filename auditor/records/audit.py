@@ -74,6 +74,14 @@ class Environment:
             left_out=True,
         ),
     ] = None
+    held: Annotated[
+        str | None,
+        Written(
+            "what `--memory` came to in the process that measured: how much was written to mapped files, and the most that was resident",
+            later=True,
+            left_out=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -338,6 +338,7 @@ def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
         ("Time", _times(audit.seconds)),
         *((("Cache", env.reused),) if env.reused else ()),
+        *((("Memory", env.held),) if env.held else ()),
     )
 
 
