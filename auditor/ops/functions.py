@@ -26,22 +26,20 @@ def functions_by_name() -> dict[str, tuple[Any, ...]]:
     return {name: tuple(functions) for name, functions in found.items() if name}
 
 
-def kept_calls(entries: Iterable[str]) -> Mapping[str, tuple[tuple[int, int], ...]]:
-    """{function: (which call of it, of how many) of each that is kept}, none for all: "linear 2 of 3" is the second."""
-    found: dict[str, tuple[tuple[int, int], ...]] = {}
+def kept_calls(entries: Iterable[str]) -> Mapping[str, tuple[bool, ...]]:
+    """{function: whether each of its calls is kept}, nothing for all of them: "linear 2 of 3" is the second alone."""
+    found: dict[str, tuple[bool, ...]] = {}
     for entry in sorted(entries):  # a name by itself comes before those with numbers
         name, _, numbers = entry.partition(" ")
         number, _, of = numbers.partition(" of ")
-        if not numbers:
-            found[name] = ()
-        elif found.get(name, (None,)):
-            found[name] = (*found.get(name, ()), (int(number), int(of)))
+        known = found.get(name, (False,) * int(of or 0))
+        found[name] = tuple(kept or place == int(number) for place, kept in enumerate(known, 1))
     return found
 
 
-def is_kept(calls: tuple[tuple[int, int], ...], number: int) -> bool:
+def is_kept(calls: tuple[bool, ...], number: int) -> bool:
     """Whether a call is among these; so are those beyond all that there were when the plan was made."""
-    return not calls or any(number == kept or number > of for kept, of in calls)
+    return not calls or (number > 0 and (number > len(calls) or calls[number - 1]))
 
 
 def positional_names(forward: Any) -> list[str]:

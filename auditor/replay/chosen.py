@@ -31,7 +31,7 @@ def kept_functions(precision_of: Callable[[str], str]) -> Mapping[str, frozenset
     return precision_of.keep if isinstance(precision_of, Chosen) else {}
 
 
-def keeps(calls: Mapping[str, tuple[tuple[int, int], ...]], scope: Call, function: FunctionCall) -> bool:
+def keeps(calls: Mapping[str, tuple[bool, ...]], scope: Call, function: FunctionCall) -> bool:
     """Whether a scope that keeps these calls (see functions.kept_calls) keeps this one, in the call of it around that."""
     number = function.numbers[scope.depth] if scope.depth < len(function.numbers) else 0
     return function.path in calls and is_kept(calls[function.path], number)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..ops.functions import functions_by_name, is_kept, kept_calls, positional_names
+from ..ops.functions import functions_by_name, kept_calls, positional_names
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -98,29 +98,50 @@ class Keeping(TorchFunctionMode):
     It lasts for one call of a scope: calls of a function are counted from its beginning, those in other modules too.
     """
 
-    def __init__(self, kept: Kept, device: str) -> None:
+    def __init__(self, kept: Kept, device: str, left: dict[str, list[bool]] | None = None) -> None:
         super().__init__()
         self.kept, self.device = kept, device
-        self.count = dict.fromkeys(kept.calls, 0)
+        self.left = {name: list(calls) for name, calls in kept.calls.items()} if left is None else left
+        """Whether the next calls are kept; numbers would be symbols under `torch.compile(dynamic=True)`."""
+        self.around = checkpoint_around()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in self.kept.functions:
             return func(*args, **kwargs)
         name = self.kept.functions[func]
-        self.count[name] += 1
         calls = self.kept.calls[name]
-        kept = is_kept(calls, self.count[name])
-        if calls and self.count[name] == calls[0][1] + 1 and not torch.compiler.is_compiling():
+        frame = checkpoint_around()
+        if frame is not None and frame is not self.around and self not in frame.__dict__.setdefault("keeping", []):
+            frame.keeping.append(self)
+            left = {each: list(calls) for each, calls in self.left.items()}
+            frame.recompute_fn = functools.partial(recomputed, self.kept, self.device, left, frame.recompute_fn)
+        if calls and not self.left[name] and not torch.compiler.is_compiling():
             warnings.warn(
-                f"the plan keeps calls of {name} in FP32 by their number, of {calls[0][1]} in one forward, and here "
+                f"the plan keeps calls of {name} in FP32 by their number, of {len(calls)} in one forward, and here "
                 "are more, which stay FP32 too: audit the model on inputs like these",
                 stacklevel=2,
             )
+        kept = self.left[name].pop(0) if self.left[name] else True
         if not kept or kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
             return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
+
+
+def checkpoint_around() -> Any:
+    """What torch.utils.checkpoint knows of the function that it runs here, where that will be computed again."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    cells = () if hooks is None else getattr(hooks[0], "__closure__", None) or ()
+    return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "recompute_fn")), None)
+
+
+def recomputed(kept: Kept, device: str, left: dict[str, list[bool]], run: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a checkpoint computes again, with the functions kept that were the first time."""
+    with Keeping(kept, device, {name: list(calls) for name, calls in left.items()}):
+        return run(*args, **kwargs)
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], given: Any, *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ def test_all_spellings_are_found_by_name() -> None:
 
 def test_entries_name_all_calls_of_a_function_or_one() -> None:
     found = kept_calls(["linear 3 of 4", "pow", "linear 1 of 4", "exp 2 of 2", "exp"])
-    assert found == {"linear": ((1, 4), (3, 4)), "pow": (), "exp": ()}
+    assert found == {"linear": (True, False, True, False), "pow": (), "exp": ()}
     assert [number for number in range(1, 7) if is_kept(found["linear"], number)] == [1, 3, 5, 6]
+    assert not is_kept(found["linear"], 0)
     assert is_kept(found["pow"], 9)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from auditor.ops.functions import function_name
 from auditor.patch.runtime import apply_plan
@@ -28,6 +29,12 @@ DEEP: Scopes = {
 }
 CALLS: Scopes = {"": {"precision": "bf16", "keep": ["linear 2 of 3", "pow 1 of 2", "exp"]}}
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
+
+
+@pytest.fixture(autouse=True)
+def uncompiled() -> None:
+    """Models of one test are not among those that torch counts recompilations of in the next."""
+    torch._dynamo.reset()
 
 
 def patched(strategy: str, kind: type[nn.Module] = FlatBlock, scopes: Scopes = KEPT) -> nn.Module:
@@ -152,6 +159,39 @@ def test_calls_beyond_those_there_were_stay_fp32_and_say_so() -> None:
     assert watch.low == [True, False, True, False, False, False]
     with torch.no_grad(), pytest.warns(UserWarning, match="which stay FP32 too"):
         assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(normal(4, 8)), model(normal(4, 8)))
+
+
+def test_single_calls_compile_for_sizes_that_vary() -> None:
+    model = patched("autocast", Layers, SECOND)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 5, 9):
+            assert torch.equal(compiled(normal(rows, 8)), model(normal(rows, 8)))
+
+
+class Recomputed(Layers):
+    """Its own function is computed again in the backward pass, where no scope is around it; or a module, which has its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_what_a_checkpoint_computes_again_keeps_the_same_calls() -> None:
+    """Inside of the scope, and around all of it."""
+    x, watch = normal(4, 8).requires_grad_(), Each()
+    plain, inside, around = (patched("autocast", kind, SECOND) for kind in (Layers, Recomputed, Layers))
+    expected = plain(x)
+    expected.float().sum().backward()
+    with watch:
+        found = inside(x), checkpoint(around, x, use_reentrant=False)
+        for result in found:
+            result.float().sum().backward()
+    assert all(torch.equal(result, expected) for result in found)
+    for model in (inside, around):
+        for parameter, reference in zip(model.parameters(), plain.parameters(), strict=True):
+            assert parameter.grad is not None and reference.grad is not None
+            assert torch.equal(parameter.grad, reference.grad)
+    assert watch.low == [True, False, True] * 2
 
 
 class Steps(nn.Module):
