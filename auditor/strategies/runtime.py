@@ -150,7 +150,8 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], given: Any, *args
     given: the arguments of the call before the scope converted them; some stay as they were.
     """
     places, names = how["given"]
-    args = tuple(given[0][i] if i in places else x for i, x in enumerate(args))
+    stay = [*places, *(False for _ in args)]
+    args = tuple(raw if as_given else x for raw, x, as_given in zip(given[0], args, stay, strict=False))
     kwargs = {name: given[1][name] if name in names else x for name, x in kwargs.items()}
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
@@ -223,12 +224,12 @@ class Runtime:
         return {"keep": keep, "region": precision if opens else None}
 
 
-def kept_inputs(forward: Any, paths: list[str], scopes: dict[str, Any]) -> tuple[list[int], list[str]]:
-    """Places and names of the arguments of a forward that stay as they are given."""
+def kept_inputs(forward: Any, paths: list[str], scopes: dict[str, Any]) -> tuple[list[bool], list[str]]:
+    """Whether arguments of a forward stay as they are given, by place, and the names of those that do."""
     names = list(scopes[""].get("keep_inputs", ())) if "" in paths and "" in scopes else []
     order = positional_names(forward) if names else []
-    places = [order.index(name) if name in order else name for name in names]
-    return [int(place) for place in places if str(place).isdigit()], names
+    places = {order.index(name) if name in order else int(name) for name in names if name in order or name.isdigit()}
+    return [place in places for place in range(max(places, default=-1) + 1)], names
 
 
 def kept_state(scopes: dict[str, Any]) -> set[str]:

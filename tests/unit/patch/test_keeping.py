@@ -169,6 +169,33 @@ def test_single_calls_compile_for_sizes_that_vary() -> None:
             assert torch.equal(compiled(normal(rows, 8)), model(normal(rows, 8)))
 
 
+class Scaled(nn.Module):
+    """An argument that is beyond FP16, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor, size: Tensor, *more: Tensor, shift: Tensor | None = None) -> Tensor:
+        shifted = x if shift is None else x + shift.log()
+        return F.linear(shifted * size.log(), self.weight) + sum(each.log() for each in more)
+
+
+def test_arguments_stay_as_they_are_given() -> None:
+    """By name however they are passed, or by place; eager, compiled, and for sizes that vary."""
+    scopes: Scopes = {"": {"precision": "fp16", "keep": ["log"], "keep_inputs": ["size", "shift", "2"]}}
+    model, large = apply_plan(seeded(Scaled), plan("cast", scopes, "fp16")), torch.full((4, 1), 1e6)
+    calls: list[Any] = [((large,), {}), ((), {"size": large}), ((large, large), {"shift": large})]
+    with torch.no_grad():
+        for args, kwargs in calls:
+            found = model(normal(4, 8), *args, **kwargs)
+            assert bool(found.isfinite().all())
+            for dynamic in (False, True):
+                compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+                assert torch.equal(compiled(normal(4, 8), *args, **kwargs), found)
+        assert not bool(model(normal(4, 8), large, torch.ones(4, 1), large, shift=large).isfinite().all())
+
+
 class Recomputed(Layers):
     """Its own function is computed again in the backward pass, where no scope is around it; or a module, which has its own."""
 

@@ -142,5 +142,5 @@ def test_arguments_that_stay_as_given_are_found_by_name_or_place() -> None:
 
     scopes = {"": {"precision": "fp16", "keep_inputs": ["y", "z", "3"]}}
     assert positional_names(forward) == ["x", "y"]
-    assert kept_inputs(forward, [""], scopes) == ([1, 3], ["y", "z", "3"])
+    assert kept_inputs(forward, [""], scopes) == ([False, True, False, True], ["y", "z", "3"])
     assert kept_inputs(forward, ["a"], scopes) == ([], [])
