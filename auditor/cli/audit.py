@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,7 +173,20 @@ def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> N
         from ..verify.spare import kept
 
         held.enter_context(kept(args.device))
-    held.enter_context(limited(options.most_resident))
+    held.enter_context(limited(options.most_resident or _automatic(args, options)))
+
+
+def _automatic(args: argparse.Namespace, options: Options) -> int | None:
+    """The limit of a model that would not fit into what the machine has free, where its size is known before it is made."""
+    if options.native:
+        return None
+    from ..loading.hubs import weights_of
+    from ..loading.target import parse
+    from ..mapped import fitting
+
+    with suppress(LoadError):  # whoever loads it says why
+        return fitting(weights_of(parse(args.target)))
+    return None
 
 
 def _strategies(args: argparse.Namespace) -> tuple[str, ...]:

@@ -71,6 +71,15 @@ def build(target: Target, seed: int) -> Found:
         return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
 
+def weights_of(target: Target) -> int:
+    """Bytes that the parameters of the checkpoint take in FP32 which a target of Hugging Face's names; 0 where that is not known
+    before the model is made."""
+    with suppress(LoadError, ImportError), offline():
+        folder = _folder(str(target.args[0])) if target.hub == "hf" else None
+        return sum(4 * x.numel() for x in stored_by(folder).values() if x.is_floating_point()) if folder else 0
+    return 0
+
+
 def _timm(target: Target) -> Found:
     timm = importlib.import_module("timm")
     name = str(target.args[0])

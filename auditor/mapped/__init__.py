@@ -1,8 +1,9 @@
 """Mapped: large tensors in files without names instead of in memory, and a limit to what of them is resident."""
 
 from .arena import Arena
+from .free import fitting
 from .limit import Limit, came_to, limited, now, within
 from .spilling import Spilling
 from .weights import onto
 
-__all__ = ["Arena", "Limit", "Spilling", "came_to", "limited", "now", "onto", "within"]
+__all__ = ["Arena", "Limit", "Spilling", "came_to", "fitting", "limited", "now", "onto", "within"]

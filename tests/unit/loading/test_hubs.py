@@ -10,10 +10,15 @@ import subprocess
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 
+from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
+from auditor.loading.hubs import weights_of
+from auditor.loading.target import parse
+from auditor.mapped.limit import resident
 from auditor.patch.emit import emit
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -236,3 +241,26 @@ def test_a_cached_repository_is_read_by_its_name(bert, monkeypatch):
     origin = load("hf:someone/tiny-bert@main").origin
     assert (origin.folder, origin.init_args) == (None, ("someone/tiny-bert",))
     assert origin.init_kwargs["revision"] == "main"
+
+
+def test_what_weights_will_take_is_known_before_the_model_is_made(bert, tmp_path):
+    folder, _ = bert
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    assert weights_of(parse(f"hf:{folder}")) == 4 * sum(x.numel() for x in stored.values() if x.is_floating_point()) > 0
+    assert weights_of(parse("timm:resnet18")) == weights_of(parse(f"hf:{tmp_path}")) == 0
+
+
+def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeypatch, capsys):
+    folder, asked = bert[0], []
+
+    def fits(weights):
+        asked.append(weights)
+        return resident() + (1 << 30)
+
+    monkeypatch.setattr("auditor.mapped.fitting", fits)
+    command = [f"hf:{folder}", "--quick", "-q", "--device", "cpu", "--fail-on", "never", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    record = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
+    assert asked == [weights_of(parse(f"hf:{folder}"))]
+    assert record["environment"]["memory"][0].startswith("large tensors in mapped files, to hold no more than ")
+    assert "Memory" in capsys.readouterr().out
