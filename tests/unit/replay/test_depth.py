@@ -10,6 +10,7 @@ import auditor
 from auditor.formats.metrics import relative_l2
 from auditor.loading import from_object
 from auditor.records import Plan, ScopeChoice
+from auditor.replay import depth
 from auditor.replay.chosen import scoped
 from auditor.replay.depth import UnderPlan, under_plan
 from auditor.replay.execute import PolicyInterpreter
@@ -78,6 +79,25 @@ def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
     assert list(found) == floating
     assert found == {name: relative_l2(reference[name], low[name]) for name in floating}
     assert max(found.values()) > 1e-5
+
+
+def test_the_quickest_kernels_are_asked_for_where_the_plan_is_low_alone(monkeypatch):
+    asked = []
+
+    def fastest(target, args, kwargs):
+        asked.append(str(target))
+        return lambda *given: target(*given) * (1 + 1e-6)
+
+    monkeypatch.setattr(depth, "fastest", fastest)
+    subject = from_object(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))), normal(4, 8))
+    captured, chosen = capture(subject, ("bf16",)), plan("autocast", "bf16", **{"0": "fp32"})
+    found = under_plan(captured, subject.model, subject.batches[0], chosen).errors
+    low = kept(captured, subject, running(captured, "autocast", scoped(chosen.scopes), "bf16"))
+    reference = kept(captured, subject, FULL)
+    assert asked == ["aten.linear.default"]
+    assert found["linear"] == 0
+    assert found["linear_1"] == pytest.approx(relative_l2(reference["linear_1"], low["linear_1"]), rel=1e-2)
+    assert found["linear_1"] != relative_l2(reference["linear_1"], low["linear_1"])
 
 
 def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):
