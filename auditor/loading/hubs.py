@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import mapped
 from ..errors import LoadError
 from ..records import Origin
 from ..state.draws import reseed
@@ -105,7 +106,7 @@ def _hugging_face(target: Target) -> Found:
     stored = stored_by(folder)
     arguments = {"dtype": "float32", "local_files_only": True}
     symbol = f"{kind}.from_pretrained"
-    with _quiet(transformers):
+    with _quiet(transformers), mapped.in_this_thread():
         model, info = call(
             maker.from_pretrained,
             f"{symbol} on {folder.name}",

@@ -95,7 +95,8 @@ def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     reseed(settings["seed"])
     patched.source_module(patched.SOURCE, patched.__file__)
     reseed(settings["seed"])
-    model: nn.Module = patched.original()
+    with mapped.in_this_thread():
+        model: nn.Module = patched.original()
     switch(model, training=False)
     device = settings["device"]
     return sent(model, device) if is_native(device) and not is_spread(device) else model
