@@ -116,6 +116,15 @@ def test_its_plans_hold_with_the_hooks_on(name: str, how: str, tmp_path: Path, m
         assert error == pytest.approx(found.plans[plan].measured_error, rel=1e-5)
 
 
+def test_what_the_hooks_round_is_audited_as_stored_low() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    accelerate.cpu_offload(model, execution_device=CPU)
+    model.half()  # of tensors without values: the hooks still hold FP32, and round it
+    with present(model):
+        assert model[0].weight.dtype is torch.float16
+    assert from_object(model, X.half()).stored_low == {"float16": 72}
+
+
 def test_where_memory_is_limited_they_lie_in_files(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
     accelerate.disk_offload(model, tmp_path, CPU)

@@ -42,7 +42,7 @@ def test_bf16_within_the_range_of_fp16() -> None:
 
 
 def test_bf16_beyond_the_range_of_fp16() -> None:
-    model = linear(1e5, -2e5, 1e-6, 1e-9, 0.0).bfloat16()
+    model = linear(1e5, -2e5, 1e-6, 1e-9, 0.0, 2.0**-14).bfloat16()
     (first, _) = said(model, X * 1e-6)
     values = torch.cat([p.detach().float().reshape(-1) for p in model.parameters()]).abs()
     large, small = int((values >= 65536).sum()), int(((values < 2.0**-14) & (values > 0)).sum())

@@ -142,6 +142,18 @@ def test_answers_are_those_of_the_model_in_memory(case: str, strategy: str, keep
         assert torch.equal(a, b)
 
 
+def test_a_tied_weight_is_one_to_the_plan() -> None:
+    """In FP32 for the table, it is in FP32 for the head that has it too."""
+    torch.manual_seed(0)
+    scopes = {"": {"precision": "fp16"}, "table": {"precision": "fp32"}}
+    here, there = both(tied(), {"strategy": "cast", "scopes": scopes}, IDS)
+    apart, _ = both(tied(), {"strategy": "cast", "scopes": {"": {"precision": "fp16"}}}, IDS)
+    assert isinstance(here, Answers) and isinstance(there, Answers) and isinstance(apart, Answers)
+    assert there.held == OFFLOADED
+    assert torch.equal(here.outputs[0][0], there.outputs[0][0])
+    assert not torch.equal(here.outputs[0][0], apart.outputs[0][0])
+
+
 def test_a_weight_that_a_forward_writes_to_is_not_loaded_anew() -> None:
     """Halved by each call, it would be whole again for the second one."""
 
