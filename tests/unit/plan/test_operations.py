@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.paths import function_in
 from auditor.plan.costs import costs_of
 from auditor.plan.operations import operation_reasons
 from auditor.plan.problem import Problem
-from auditor.plan.solve import evaluate
+from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Reason, Verdict
+from auditor.replay.chosen import labelled
 from tests.subjects import capture_of, normal
 
 
@@ -106,3 +108,47 @@ def test_fp32_is_followed_to_where_it_begins() -> None:
         ("the author asks for FP32 here", ("to",)),
         ("FP32 reaches it from a value that the author asks for in FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
+
+
+class Branching(nn.Module):
+    """Called twice, its own product and that of a layer in it the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(8, 8), nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Tensor, first: bool) -> Tensor:
+        if first:
+            return nn.functional.linear(self.layer(x), self.weight)
+        return self.layer(nn.functional.linear(x, self.weight))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Branching()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.block(x, True), False)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words", "owners"),
+    [
+        ("linear", "linear stays FP32 in all of block", ["block.layer", "block.layer"]),
+        ("linear 2 of 2", "linear stays FP32 here, by its number, in block", ["block.layer"]),
+    ],
+)
+def test_what_a_module_around_keeps_says_so(entry: str, words: str, owners: list[str]) -> None:
+    """And is what the run itself computes in FP32, beside the module's own call."""
+    capture = capture_of(Branches(), normal(4, 8))
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(capture, costs_of(capture), {}, verdicts, "autocast", "fp16", "A100")
+    labels = dict.fromkeys(problem.energy.scopes, "fp16") | {function_in("block", entry): "fp32"}
+    problem.__dict__["exceptions"] = {"block": frozenset({entry})}
+    chosen = Candidate(labels, 0.0, 0.0, 0.0, 0.0, 0.0)
+    found = [reason for reason in operation_reasons(problem, chosen) if reason.kind == "inherited"]
+    assert [(reason.words, reason.by) for reason in found] == [(words, "block")]
+    assert [capture.nodes[name].owner for name in found[0].operations] == owners
+    computed = problem.resolve(labelled(labels)).computed
+    assert all(computed(name) == "fp32" for name in found[0].operations)
