@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
@@ -204,19 +205,44 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
+    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training, `x[:]`,
+    `y.expand_as(x)` where what reads it would expand it by itself."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
     row = row_of(node)
     if row.thins:
         return source if len(node.args) > 2 and node.args[2] is False else None
+    if node.target is _aten.slice.Tensor:
+        return source if _is_whole(node) else None
+    if node.target is _aten.expand_as.default:
+        return source if _is_broadcast(source, node) else None
     if not row.cast or "memory_format" in node.kwargs:
         return None
     given, found = source.meta.get("val"), node.meta.get("val")
     if not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None
     return source if (given.dtype, given.device) == (found.dtype, found.device) else None
+
+
+def _is_whole(slice: fx.Node) -> bool:
+    """Whether a slice takes all there is, of whatever size."""
+    given = dict(zip(("start", "end", "step"), slice.args[2:], strict=False)) | slice.kwargs
+    start, end, step = (given.get(name) for name in ("start", "end", "step"))
+    return (start in (None, 0), end in (None, sys.maxsize), step in (None, 1)) == (True, True, True)
+
+
+def _is_broadcast(source: fx.Node, expanded: fx.Node) -> bool:
+    """Whether all that reads it takes entry by entry what it was expanded to, too: the answer is of that shape anyway."""
+    given, model = source.meta.get("val"), expanded.args[1]
+    if not isinstance(given, torch.Tensor) or not given.dim():
+        return False  # one of no dimensions does not count in the result's dtype
+    return all(
+        isinstance(user.target, torch._ops.OpOverload)
+        and torch.Tag.pointwise in user.target.tags
+        and model in user.args
+        for user in expanded.users
+    )
 
 
 def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:

@@ -128,6 +128,11 @@ def lowers_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
     return bool(held) and not any(map(gains, held)) and all(_has_low(plan) and not _runs_low(plan) for plan in held)
 
 
+def asked_for(plans: Mapping[str, Plan], use: str) -> bool:
+    """Whether any plan's strategy is for this use, be it within the budget or not."""
+    return not plans or use != "training" or any(strategy_of(plan.strategy).trains for plan in plans.values())
+
+
 def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
     """Plans for this use that hold the budget."""
     held = [plan for plan in plans.values() if plan.holds]
@@ -168,6 +173,8 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
     measured = [plan for plan in plans.values() if plan.measured_error is not None and _has_low(plan)]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
+    if not asked_for(plans, use):
+        return "No plan for training was asked for: those of strategy autocast are for it."
     if lost := _lost(plans, use):
         return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(lost)}."
     if saves_nothing(plans, use):
@@ -261,6 +268,8 @@ def _called(plan: Plan) -> str:
 
 def _without(plans: Mapping[str, Plan], use: str) -> str:
     """That there is no plan for a use."""
+    if not asked_for(plans, use):
+        return "none was asked for"
     if lowers_nothing(plans, use):
         return f"nothing runs low {_under(plans, use)}"
     if not saves_nothing(plans, use):

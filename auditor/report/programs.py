@@ -35,7 +35,9 @@ def _errors(plan: Plan, found: Onnx) -> str:
             f"{ratio(found.error)} in {found.runtime}, which has FP32 for what it lacks in {label(plan.format)}"
         )
     if found.rounded_error is not None:
-        errors.append(f"{ratio(found.rounded_error)} there with every {label(plan.format)} value rounded as on a GPU")
+        errors.append(
+            f"{ratio(found.rounded_error)} in onnxruntime with every {label(plan.format)} value rounded as on a GPU"
+        )
     lacking = f"checked, not run: {found.failure}" if found.error is None else ""
     told = f"relative L2 error {'; '.join(errors)}" if errors else ""
     return "; ".join(filter(None, (lacking, told)))

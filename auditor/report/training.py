@@ -192,7 +192,8 @@ def training_headline(audit: Audit) -> str | None:
         return None
     if found.format is None:
         return "Train it in FP32."
-    under = "under that plan" if training_plan(audit) == audit.recommended else "under autocast"
+    plan = training_plan(audit)
+    under = "under that plan" if plan is not None and plan == audit.recommended else "under autocast"
     if FORMATS[found.format].loss_scaling and found.fp16 is not None and found.fp16.init is not None:
         return f"Train it in {label(found.format)} {under}, with a loss scale from {found.fp16.init:,.10g}."
     return f"Train it in {label(found.format)} {under}, without a loss scale."

@@ -13,7 +13,7 @@ from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
+from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import known
@@ -256,6 +256,8 @@ def _for_inference_alone(audit: Audit, chosen: PlanView | None) -> bool:
 def _headline(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and audit.plans and not any(map(runs, audit.formats)):
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
+    if chosen is None and not asked_for(audit.plans, audit.use):
+        return f"No plan for {audit.use} was asked for."
     if chosen is None:
         return f"Keep it in FP32: {nothing(audit)}."
     kept = kept_apart(chosen.plan)
@@ -266,6 +268,8 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
 
 def nothing(audit: Audit) -> str:
     """Why no plan is recommended."""
+    if not asked_for(audit.plans, audit.use):
+        return f"no plan for {audit.use} was asked for"
     if loses(audit.plans, audit.use):
         return f"no plan that holds the error budget of {audit.max_error:g} keeps the score"
     if lowers_nothing(audit.plans, audit.use):

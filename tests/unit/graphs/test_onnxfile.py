@@ -78,7 +78,7 @@ def test_the_line_has_the_three_errors(found: Audit) -> None:
             said.error,
             f"in onnxruntime {onnxruntime.__version__}, CPUExecutionProvider, which has FP32 for what it lacks in FP16",
         ),  # type: ignore[union-attr]
-        (said.rounded_error, "there with every FP16 value rounded as on a GPU"),  # type: ignore[union-attr]
+        (said.rounded_error, "in onnxruntime with every FP16 value rounded as on a GPU"),  # type: ignore[union-attr]
     ):
         assert f"{ratio(error)} {words}" in line
     assert "graph_fp16.onnx" in line
@@ -144,7 +144,7 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(brain: Audit, ends: str) -
     assert rest.endswith("; its types are checked")
     line = program_line(done.plans["graph_bf16"])
     assert f"checked, not run: {said.failure}; relative L2 error" in line
-    assert f"{ratio(said.rounded_error)} there with every BF16 value rounded as on a GPU" in line
+    assert f"{ratio(said.rounded_error)} in onnxruntime with every BF16 value rounded as on a GPU" in line
     measured = done.plans["graph_bf16"].measured_error
     assert ends == "low" or said.rounded_error == pytest.approx(measured, rel=0.1)
 

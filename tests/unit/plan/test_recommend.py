@@ -85,7 +85,18 @@ def test_nothing_trains() -> None:
     assert name is None
     assert "for inference, FP16 with cast weights (`cast_fp16`) holds it at 2.00x" in reason
     assert best_for(plans(named("cast_fp16")), "training") is None
-    assert recommend(plans(named("cast_fp16")), 0.01)[1].endswith("for training: none holds.")
+    assert recommend(plans(named("cast_fp16")), 0.01)[1].endswith("for training: none was asked for.")
+    broken = replace(BASE, verified=False)
+    assert recommend(plans(named("cast_fp16"), broken), 0.01)[1].endswith("for training: none holds.")
+
+
+def test_plans_that_hold_and_do_not_train_are_not_said_to_fail() -> None:
+    for alone in ("cast_fp16", "graph_fp16"):
+        chosen, reason = recommend(plans(named(alone)), 0.01, "training")
+        assert chosen is None
+        assert reason.startswith("No plan for training was asked for: those of strategy autocast are for it. ")
+        assert f"for inference, FP16 {'as a graph' if alone.startswith('graph') else 'with cast weights'}" in reason
+        assert "no plan holds" not in reason
 
 
 def test_nothing_holds() -> None:

@@ -64,6 +64,16 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     assert view(found).headline.endswith("Train it in FP32.")
 
 
+def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for() -> None:
+    found, training = audited(nn.Linear(4, 2), (torch.randn(3, 4),), lambda y: y.square().mean(), strategies="graph")
+    assert found.plans["graph_fp16"].verified
+    assert found.recommended is None
+    assert training.format is not None
+    assert view(found).headline.startswith("No plan for training was asked for. Train it in ")
+    assert " under autocast, with" in view(found).headline
+    assert "for inference, FP16 as a graph" in found.recommendation
+
+
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = view(found)
