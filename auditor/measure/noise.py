@@ -61,7 +61,8 @@ def noise_of(
     runs again.
     """
     batch = (subject.held_out or subject.batches)[0]
-    before, graded = subject.answers.pop(id(batch), None), None
+    before, graded = subject.answers.get(id(batch)), None
+    subject.answers.clear()  # of a copy on another device, too, they are held no longer
     if dear and not native:
         graded = graded_on(subject, batch, seed)
         if before is not None and _equal(before, graded):

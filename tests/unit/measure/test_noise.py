@@ -140,8 +140,9 @@ def test_runs_made_for_another_reason_serve_where_they_answer_the_same(apart: fl
 def test_an_earlier_answer_that_is_another_does_not_serve() -> None:
     subject = subject_of(seeded(lambda: nn.Linear(32, 8)), X)
     captured, (batch,) = capture(subject, ("fp16",)), subject.batches
-    subject.answers[id(batch)] = answer(subject.model, batch).each(lambda x: x + 1e-6)
+    subject.answers[id(batch)] = subject.answers[0] = answer(subject.model, batch).each(lambda x: x + 1e-6)
     found = noise_of(captured, subject, PLAIN, 0, dear=True)
+    assert not subject.answers
     assert torch.equal(found.known[id(batch)][0], answer(subject.model, batch)[0])
 
 
