@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from auditor.flow import run
 from auditor.loading import from_object
+from auditor.options import Options
 from auditor.records import Plan
 from auditor.records.audit import Audit
-from auditor.replay.strategies import scoped
+from auditor.replay.chosen import scoped
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
 from benchmarks.harness import Row, in_process_of_its_own, report
@@ -37,18 +38,8 @@ def audited(name: str) -> Audit:
     assert BATCH
     model, args, others = TRAINED[name]()
     subject = replace(from_object(model.eval(), args), held_out=((others, {}),))
-    return run(
-        subject,
-        formats=("fp16", "bf16"),
-        max_error=BUDGET,
-        device="cpu",
-        strategies=("autocast", "cast"),
-        mode="inference",
-        rules=load_rules([resource_dir("rules")]),
-        seed=0,
-        progress=None,
-        command="",
-    )
+    rules = tuple(load_rules([resource_dir("rules")]))
+    return run(subject, Options(rules=rules, command="", max_error=BUDGET, device="cpu"))
 
 
 def rows_of(name: str) -> list[Row]:

@@ -34,6 +34,9 @@ FROM_BASELINE = 2.6
 LEAST_PLAN = 0.4
 """The least of it over `capture` and `measure` together."""
 
+SEARCH = 0.15
+"""Share of the time of a search for plans after which `plan` is taken for one: without, it ends at once."""
+
 KNOWN = 0.1
 """Share of the nodes that must have run before anything is said of the end."""
 
@@ -77,6 +80,11 @@ class Forecast:
         self._over = True
 
     @property
+    def over(self) -> bool:
+        """Whether the audit is done."""
+        return self._over
+
+    @property
     def place(self) -> tuple[int, int]:
         """Which stage this is, of how many."""
         stages = self._stages()
@@ -87,24 +95,41 @@ class Forecast:
         return 0.0 if self._began is None else now - self._began
 
     def left(self, now: float) -> float | None:
-        """Seconds until the end; None as long as nothing was measured that would tell."""
-        expected = self._expected(now)
+        """Seconds until the end, at least so many where it is `open`; None as long as nothing was measured that would tell."""
+        found = self._left(now, least=self._unplanned)
+        expected = self._expected(now) if self.stage == "plan" and not self._over else None
+        return found if expected is None or now - self._since >= SEARCH * expected["plan"] else None
+
+    def open(self, now: float) -> bool:
+        """Whether what is left is a lower bound: plans may have to be searched for, or the stage takes longer than its like."""
+        return not self._over and (self._unplanned or self.late(now))
+
+    @property
+    def _unplanned(self) -> bool:
+        """Whether this comes before `plan`."""
+        told = self._stages()
+        return self.stage in told and told.index(self.stage) < told.index("plan")
+
+    def _left(self, now: float, least: bool) -> float | None:
+        expected = self._expected(now, least)
         if self._over:
             return 0.0
         if expected is None:
             return None
+        if least:
+            return max(expected[self.stage] - (now - self._since), 0.0)
         spent = now - self._since
         rest = max(expected[self.stage] - spent, expected[self.stage] / 3 + spent / 8)
         return rest + sum(seconds for stage, seconds in expected.items() if stage != self.stage)
 
     def late(self, now: float) -> bool:
-        """Whether the stage takes longer than its like: what is left is then a lower bound."""
+        """Whether the stage takes longer than its like."""
         expected = None if self._over else self._expected(now)
         return expected is not None and now - self._since > 1.2 * expected[self.stage] + 2
 
     def share(self, now: float) -> float:
         """Of the whole, 0 to 1 and never less than it was; 1 is for `finished` to say."""
-        left = self.left(now)
+        left = self._left(now, least=False)
         if self._over:
             return 1.0
         if left is not None:
@@ -120,12 +145,14 @@ class Forecast:
         whole = "load" in self._took or self.stage == "load"
         return (*BEFORE, *told, *AFTER) if whole else told
 
-    def _expected(self, now: float) -> dict[str, float] | None:
-        """Seconds of the stage at work and of all that follow."""
-        measure = self._measure(now)
+    def _expected(self, now: float, least: bool = False) -> dict[str, float] | None:
+        """Seconds of the stage at work and of all that follow; least: those that they take in any case."""
+        measure = self._measure(now, 0.0 if least else AFTER_NODES)
         if measure is None:
             return None
         measured = self._took.get("capture", 0.0) + measure
+        if least:  # nobody knows if plans have to be searched for, nor what was measured before
+            return {self.stage: measure if self.stage == "measure" else 0.0}
         guessed = {stage: ratio * measured for stage, ratio in FROM_MEASURE.items()}
         baseline = self._took.get("baseline", guessed["baseline"])
         process = self._took.get("load", 0.0)  # plans are verified in a process that has to load the model too
@@ -136,7 +163,7 @@ class Forecast:
         following = {stage: guessed[stage] for stage in stages[at:]}
         return {self.stage: guessed.get(self.stage, 0.1 * measured), **following}
 
-    def _measure(self, now: float) -> float | None:
+    def _measure(self, now: float, after_nodes: float) -> float | None:
         """What the stage `measure` takes, or took."""
         if "measure" in self._took:
             return self._took["measure"]
@@ -144,7 +171,7 @@ class Forecast:
         if not total or done < max(1, KNOWN * total):
             return None
         nodes = self._nodes_done if self._nodes_done is not None else (now - self._since) * total / done
-        return nodes * (1 + AFTER_NODES)
+        return nodes * (1 + after_nodes)
 
 
 def duration(seconds: float) -> str:

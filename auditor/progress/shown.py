@@ -117,11 +117,13 @@ def said(forecast: Forecast, now: float) -> str:
     """`34% done, 12 s, about 25 s left`, without what is not known; `more than` where a stage is late."""
     left = forecast.left(now)
     spent = duration(forecast.elapsed(now))
-    if left is None:
-        return spent
-    if not left:
+    if forecast.over:
         return f"100% done, {spent}"
-    return f"{percent(forecast.share(now))} done, {spent}, {'more than' if forecast.late(now) else 'about'} {duration(left)} left"
+    share = forecast.share(now)
+    done = f"{percent(share)} done, {spent}" if share else spent
+    if left is None or left < 1:
+        return done
+    return f"{done}, {'more than' if forecast.open(now) else 'about'} {duration(left)} left"
 
 
 class Live:
@@ -190,7 +192,7 @@ class Bar(Live):
                 self._task = self._progress.add_task("", total=1.0, stage="", said="")
             now, (place, places) = time.monotonic(), self._forecast.place
             share = self._forecast.share(now)
-            known = self._forecast.left(now) is not None or share > 0
+            known = share > 0
             self._progress.update(
                 self._task,
                 stage=f"{escape(self._forecast.stage)} {place}/{places}",

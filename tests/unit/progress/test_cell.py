@@ -65,7 +65,7 @@ def test_it_is_redrawn_while_nothing_is_told(notebook: Shown, monkeypatch: pytes
         time.sleep(0.3)
     assert sum("measure 2/7" in text for text, *_ in notebook) >= 4
     assert all("&lt;b&gt;" in html and "<progress" in html for text, html, _ in notebook[:-1])
-    assert "about" in notebook[1][0]
+    assert "% done" in notebook[1][0]
 
 
 def test_what_was_raised_is_no_end(notebook: Shown) -> None:

@@ -46,14 +46,40 @@ def test_the_share_only_grows_and_is_never_all(run: Run) -> None:
     assert len({round(share, 6) for share in moving}) > len(moving) / 2
 
 
-def test_a_typical_audit_ends_about_when_it_is_said_to() -> None:
+def test_until_plans_are_made_the_end_is_a_lower_bound_and_then_about_right() -> None:
     told = played(TYPICAL)
     end = told[-1][1]
-    known = [(now, share, left) for _, now, share, left in told if left is not None]
-    assert known[0][0] < 4  # seconds, of 54
-    for now, share, left in known:
-        assert left == pytest.approx(end - now, abs=0.35 * end)
+    known = [(stage, now, share, left) for stage, now, share, left in told if left is not None]
+    assert known[0][1] < 4  # seconds, of 54
+    for stage, now, share, left in known:
+        if stage != "plan":
+            assert left <= end - now
+        else:
+            assert left == pytest.approx(end - now, abs=0.35 * end)
         assert share == pytest.approx(now / end, abs=0.2)
+    assert {stage for stage, *_ in known} == {"measure", "regions", "classify", "baseline", "plan"}
+
+
+@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
+def test_more_than_is_true(run: Run) -> None:
+    forecast, end, now = Forecast(), sum(seconds for _, seconds in run), 0.0
+    for stage, seconds in run:
+        for step in range(8):
+            forecast.heard(stage, "", min(100, 40 * step) if stage == "measure" else 0, 100, now + seconds * step / 8)
+            left = forecast.left(now + seconds * step / 8)
+            if left is not None and stage != "plan":
+                assert forecast.open(now + seconds * step / 8)
+                assert left <= end - (now + seconds * step / 8)
+        now += seconds
+
+
+def test_a_plan_stage_that_may_end_at_once_tells_no_end() -> None:
+    forecast = Forecast()
+    for stage, at in (("capture", 0.0), ("measure", 1.0), ("baseline", 21.0), ("plan", 31.0)):
+        forecast.heard(stage, "", 9, 9, at)
+    assert forecast.left(31.0) is None
+    assert forecast.left(33.0) is None
+    assert forecast.left(37.0) == pytest.approx(20, abs=3)
 
 
 def test_a_long_search_for_plans_neither_shows_the_end_nor_stops() -> None:
@@ -71,10 +97,10 @@ def test_a_stage_that_is_late_says_so() -> None:
     forecast.heard("measure", "", 100, 100, 11.0)
     forecast.heard("baseline", "", 0, 0, 21.0)
     forecast.heard("plan", "", 0, 0, 25.0)
-    assert forecast.left(25.0) == pytest.approx(2.6 * 4 + 10, rel=0.2)  # and the other process loads the model
+    assert forecast.left(29.0) == pytest.approx(2.6 * 4 + 10 - 4, rel=0.2)  # and the other process loads the model
     assert [forecast.late(25.0 + spent) for spent in (0, 15, 22, 60)] == [False, False, False, True]
     assert said(forecast, 24.0 + 60).count("more than") == 1
-    assert said(forecast, 26.0).count("about") == 1
+    assert said(forecast, 30.0).count("about") == 1
 
 
 def test_nothing_is_said_before_a_tenth_of_the_nodes_ran() -> None:
@@ -86,7 +112,7 @@ def test_nothing_is_said_before_a_tenth_of_the_nodes_ran() -> None:
     forecast.heard("measure", "", 9, 100, 9.0)
     assert forecast.left(9.0) is None
     forecast.heard("measure", "", 10, 100, 9.0)
-    assert forecast.left(9.0) == pytest.approx(103, rel=0.6)  # 10 s of nodes, 25 s to tell what they move, and plans
+    assert forecast.left(9.0) == pytest.approx(9)  # of 10 s of nodes, whatever comes after
 
 
 def test_the_place_of_a_stage_among_all() -> None:
@@ -118,8 +144,9 @@ def test_the_users_own_score_has_its_stages_and_its_time() -> None:
     run = [("FP32 score", 5.0), *TYPICAL, ("scores", 20.0), ("follow", 0.2)]
     told = played(run)
     end = told[-1][1]
-    in_plan = [(now, left) for stage, now, _, left in told if stage == "plan"]
-    assert all(left is not None and left == pytest.approx(end - now, abs=0.35 * end) for now, left in in_plan)
+    in_plan = [(now, left) for stage, now, _, left in told if stage == "plan" and left is not None]
+    assert len(in_plan) > 50
+    assert all(left == pytest.approx(end - now, abs=0.35 * end) for now, left in in_plan)
     forecast = Forecast()
     forecast.heard("FP32 score", "", 0, 0, 0.0)
     assert forecast.place == (1, len(AUDIT) + 2)
