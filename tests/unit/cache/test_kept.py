@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor import cli
 from auditor.document.contents import steady
 from auditor.errors import AuditorError
 from auditor.records import Audit
@@ -283,3 +285,25 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
         with pytest.raises(AuditorError, match="cannot keep measurements") as caught:
             auditor.audit(Attending(), x(), cache=place)
         assert caught.value.slug == "bad-cache"
+
+
+def test_the_line_of_the_summary_and_the_report_is_that_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.auditor]\ncache = "kept/here"\n')
+    below = tmp_path / "below"
+    below.mkdir()
+    source = "import torch\n\n\ndef get_model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(4, 4)\n\n\n"
+    (below / "model.py").write_text(f"{source}def example_inputs():\n    return (torch.ones(2, 4),)\n")
+    monkeypatch.chdir(below)
+    said = []
+    for _ in range(2):
+        assert cli.main(["model.py", "--quick", "--device", "cpu", "--out", "out", "-q"]) in (0, 1)
+        line = capsys.readouterr().out.partition("\nCache")[2].partition("\n\n")[0].partition(":  ")[0]
+        reused = json.loads((below / "out" / "plan.json").read_text())["environment"]["reused"]
+        assert reused[1:30] in " ".join(line.split())
+        assert html.escape(reused) in (below / "out" / "report.html").read_text()
+        said.append(reused)
+    assert said[0] == NONE
+    assert said[1].startswith("taken from the cache: what each format does to 1 operation")
+    assert list((tmp_path / "kept" / "here").iterdir())  # counted from the file that names it
