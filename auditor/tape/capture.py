@@ -14,7 +14,6 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError
 from ..formats.metrics import output_error
-from ..ops.products import fastest
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..runs.answer import from_the_start
@@ -35,9 +34,6 @@ ROUNDINGS = 8
 
 _NEVER = 1 << 30
 """Searches among the younger objects until one among all."""
-
-SUMMED = 1e-5
-"""Relative L2 difference up to which a replay is the run where products are summed in another order: 1.3e-6 in GPT-2 small."""
 
 DOUBLE = ("float64", "complex128")
 """Dtypes that no plan touches, by their names on a node."""
@@ -133,9 +129,9 @@ def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
 
 
 def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch.Tensor]) -> None:
-    given, quickly = recorded.bind(subject.model, batch), _Quickly(recorded.graph_module)
+    given = recorded.bind(subject.model, batch)
     try:
-        found = _replayed(quickly, given)
+        found = _replayed(recorded, given)
     except Exception as error:
         let_through(error)
         raise CaptureError(
@@ -144,8 +140,7 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch
             slug="capture-failed",
         ) from error
     answer = _unnested(answer)
-    near = SUMMED if quickly.otherwise else AGREEMENT
-    if len(found) != len(answer) or not (output_error(answer, found) <= near or _repeats(recorded, given, answer)):
+    if len(found) != len(answer) or not _agree(recorded, given, output_error(answer, found), found):
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
@@ -153,32 +148,12 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: list[torch
         )
 
 
-def _repeats(recorded: Capture, given: Sequence[Any], answer: list[torch.Tensor]) -> bool:
-    """Whether a replay by the model's own kernels is the run."""
-    found = _replayed(fx.Interpreter(recorded.graph_module), given)
-    return _agree(recorded, given, output_error(answer, found), found)
-
-
-class _Quickly(fx.Interpreter):
-    """Every operation by the kernel that takes the least time. otherwise: whether any is another than the model's own."""
-
-    otherwise = False
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See fx.Interpreter."""
-        found = fastest(target, args, kwargs)
-        self.otherwise |= found is not target
-        return super().call_function(found, args, kwargs)
-
-
 def _agree(recorded: Capture, given: Sequence[Any], error: float, found: list[torch.Tensor]) -> bool:
     """Whether a replay is the run, but for rounding: what a kernel rounds otherwise on other memory, a model may magnify."""
     if error <= AGREEMENT or not math.isfinite(error):
         return error <= AGREEMENT
     signs = torch.Generator().manual_seed(0)
-    moved = output_error(
-        found, _replayed(fx.Interpreter(recorded.graph_module), [_last_place(x, signs) for x in given])
-    )
+    moved = output_error(found, _replayed(recorded, [_last_place(x, signs) for x in given]))
     return error <= ROUNDINGS * moved
 
 
@@ -190,9 +165,9 @@ def _last_place(value: Any, signs: torch.Generator) -> Any:
     return value.detach() * (1 + step)
 
 
-def _replayed(how: fx.Interpreter, given: Sequence[Any]) -> list[torch.Tensor]:
+def _replayed(recorded: Capture, given: Sequence[Any]) -> list[torch.Tensor]:
     with torch.no_grad():
-        return _unnested(tensor_outputs(how.run(*given)))
+        return _unnested(tensor_outputs(fx.Interpreter(recorded.graph_module).run(*given)))
 
 
 def _unnested(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
