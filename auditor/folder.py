@@ -47,9 +47,10 @@ def check_file(file: Path) -> None:
     check_directory(file.parent)
 
 
-def write(directory: Path, texts: Mapping[str, str | bytes]) -> tuple[Path, ...]:
+def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
     """Puts texts, or bytes, into files by their path below `directory`, replacing those and leaving all others alone.
 
+    gone: files of what is replaced that it has no successors of: these are taken away.
     They appear together: of two processes that write there at once, the files of one are there in the end. Until the
     last is written, none is in place. Raises: AuditorError(slug="bad-output").
     """
@@ -65,6 +66,8 @@ def write(directory: Path, texts: Mapping[str, str | bytes]) -> tuple[Path, ...]
                     else:
                         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
                 with _alone(directory):
+                    for name in set(gone) - texts.keys():
+                        (directory / name).unlink(missing_ok=True)
                     return tuple(_moved(Path(scratch, name), directory / name) for name in texts)
         except BaseException:
             _unmade(made)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
+from ..document.replaced import programs_in
 from ..records.audit import FILES
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def check(directory: Path, explorer: bool = False) -> None:
 
 
 def write(audit: Audit, directory: Path, extra: Mapping[str, str] = NOTHING) -> tuple[Path, ...]:
-    """Saves the audit into `directory`, replacing files of the same name and leaving all others alone.
+    """Saves the audit into `directory`, in place of one that is there, and leaves all other files alone.
 
     extra: texts of further files, by their path below the directory. Raises: AuditorError(slug="bad-output").
     """
-    return folder.write(directory, {**audit.texts(directory), **extra})
+    return folder.write(directory, {**audit.texts(directory), **extra}, programs_in(directory))

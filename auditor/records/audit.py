@@ -293,8 +293,8 @@ class Audit:
         """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.
 
         onnx: an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in the
-        plan's format. The files appear together, in place of older ones; all others in the directory stay, and so does patched_model.py
-        where the audit was loaded from files.
+        plan's format. The files appear together, in place of those of an older audit; all others in the directory stay, and so does
+        patched_model.py where the audit was loaded from files.
         Raises: AuditorError(slug="bad-output") where they cannot be written, "missing-onnx" or "no-program" where there can
         be no ONNX model, and what `texts` raises.
         """
@@ -302,8 +302,10 @@ class Audit:
             from ..graphs.onnxfile import with_onnx
 
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
+        from ..document.replaced import programs_in
+
         check_directory(Path(directory), texts := self.texts(directory))
-        return write(Path(directory), texts)
+        return write(Path(directory), texts, programs_in(Path(directory)))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
