@@ -41,8 +41,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are plain, of one dtype, and the same bit for bit."""
     if not (is_plain(a) and is_plain(b) and a.dtype is b.dtype and a.shape == b.shape):
         return False
+    a, b = entries(a), entries(b)
     bits = _BITS.get(a.itemsize)
-    return torch.equal(a, b) if bits is None or a.is_complex() else torch.equal(a.view(bits), b.view(bits))
+    return torch.equal(a, b) if bits is None else torch.equal(a.view(bits), b.view(bits))
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

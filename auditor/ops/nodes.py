@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..trees import tensors_in
-from .table import Operation, operation
+from .table import BY_TARGET, Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
@@ -51,17 +51,13 @@ def overload_named(op: str) -> Any:
 
 def operation_of(target: Any) -> Operation:
     """The row of what a node's target calls."""
-    known = _ROWS.get(id(target))
+    known = BY_TARGET.get(id(target))
     if known is not None and known[0] is target:
         return known[1]
     row = operation(op_name(target))
     if isinstance(target, torch._ops.OpOverload):
-        _ROWS[id(target)] = target, row
+        BY_TARGET[id(target)] = target, row
     return row
-
-
-_ROWS: dict[int, tuple[Any, Operation]] = {}
-"""By the identity of an overload: every operation of a run asks several times, and torch hashes an overload in Python."""
 
 
 def op_of(node: fx.Node) -> str:

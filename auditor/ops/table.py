@@ -166,6 +166,9 @@ _WORDS = {
 }
 _ADDED: dict[str, Operation] = {}
 
+BY_TARGET: dict[int, tuple[Any, Operation]] = {}
+"""{id of an overload: itself and its row}: every operation of a run asks several times, and torch hashes one in Python."""
+
 
 @cache
 def packet(op: str) -> str:
@@ -207,13 +210,19 @@ def rows_added(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         if name in _rows() or name in _ADDED:
             raise ValueError(f"{name} has a row already")
     _ADDED.update(new)
-    operation.cache_clear()
+    forget()
     try:
         yield
     finally:
         for name in new:
             del _ADDED[name]
-        operation.cache_clear()
+        forget()
+
+
+def forget() -> None:
+    """Rows are made again from the tables as they are."""
+    operation.cache_clear()
+    BY_TARGET.clear()
 
 
 def packets() -> tuple[str, ...]:

@@ -199,7 +199,8 @@ class Runtime:
         Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
         """
         names = kept_state(scopes)
-        kept = {name for name in module._parameters if any(f"{path}.{name}".lstrip(".") in names for path in paths)}
+        held = [name for name, _ in module._parameters.items()]  # a script's cannot be asked for its names alone
+        kept = {name for name in held if any(f"{path}.{name}".lstrip(".") in names for path in paths)}
         precisions = {precision_of(path, scopes) for path in paths} | (
             {"fp32"} if holds_fp32(module, stored, kept) else set()
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.ops import lists
 from auditor.ops.kernels import UnsupportedInFormat, run_op
-from auditor.ops.table import operation
+from auditor.ops.table import forget
 from auditor.resources import table
 from tests.opinfo import HALVES
 from tests.pretend_gpu.natively import natively
@@ -65,7 +65,7 @@ def test_the_device_has_the_last_word() -> None:
 
 def _forget() -> None:
     lists.refused_on_cuda.cache_clear()
-    operation.cache_clear()
+    forget()
 
 
 @natively

@@ -32,7 +32,9 @@ def test_without_a_limit_nothing_is_done() -> None:
 
 
 def test_too_small_a_limit_says_what_is_enough() -> None:
-    with pytest.raises(AuditorError, match=r"--memory 10MB is too little for this audit: give \d+MB or more") as error:
+    with pytest.raises(
+        AuditorError, match=r"--memory 10MB is too little for this audit: give [\d.]+[MG]B or more"
+    ) as error:
         Limit(10_000_000)
     least = size_of(str(error.value).split()[-3])
     assert error.value.slug == "memory-too-small"
