@@ -131,9 +131,10 @@ class Keeping(TorchFunctionMode):
 
 def checkpoint_around() -> Any:
     """What torch.utils.checkpoint knows of the function that it runs here, where that will be computed again."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if innermost is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return None
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    hooks = innermost(False)
     cells = () if hooks is None else getattr(hooks[0], "__closure__", None) or ()
     return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "recompute_fn")), None)
 
