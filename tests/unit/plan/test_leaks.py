@@ -85,6 +85,32 @@ def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_product
     assert all(found.resolution.low(name) for name in products)
 
 
+class Given(nn.Module):
+    """Reads angles that it is given, and raises what it multiplies with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        return self.last(self.first(x).float() * angles)
+
+
+class Giving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Given()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, torch.arange(8) * 0.5)
+
+
+def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
+    found = lowest(problem_of(Giving(), normal(2, 8)))
+    assert not found.resolution.conflicts
+    assert list(found.raised) == ["inner..mul"]
+
+
 def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     model, x = nn.Sequential(Turned(), Turned()), normal(2, 6, 16)
     audit = auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",))
