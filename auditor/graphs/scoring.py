@@ -15,7 +15,7 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..ranks import from_first
 from ..score import Given, judged
-from ..verify import TIMEOUT, NotHandedOver, Standing, Verifier, score_here
+from ..verify import NotHandedOver, Standing, Verifier
 from ..verify.programs import SUFFIX
 from .stage import Planned
 
@@ -56,14 +56,4 @@ def _here(name: str, content: bytes, score: InFp32, bench: Workbench) -> Given |
     except Exception as error:
         let_through(error)
         return f"it cannot be loaded: {first_line(error)}"
-    return score_here(
-        Standing(program),
-        None,
-        score.scorer.scoring,
-        name=name,
-        seed=bench.seed,
-        device=bench.device,
-        most=most,
-        timeout=bench.timeout or TIMEOUT,
-        told=lambda words: tell(words, most),
-    )
+    return score.scorer.here(Standing(program), None, name, most)

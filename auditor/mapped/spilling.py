@@ -14,6 +14,9 @@ from .arena import Arena
 LARGE = 1 << 16
 """Bytes from which a tensor is kept in a file."""
 
+_FIXED = "resize storage that is not resizable"
+"""What torch says where an operation is to make a tensor larger than the memory it lies in, which is no other tensor's to give."""
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -42,7 +45,14 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._kept(func(*args, **(kwargs or {})), args, kwargs)
+        kwargs = kwargs or {}
+        try:
+            given = func(*args, **kwargs)
+        except RuntimeError as error:
+            if not (_FIXED in str(error) and taken_out((args, kwargs))):
+                raise
+            given = func(*args, **kwargs)
+        result = self._kept(given, args, kwargs)
         self._after()
         return result
 
@@ -85,6 +95,17 @@ def laid_as(x: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     place = x.storage_offset(), x.shape, x.stride()
     with torch.no_grad():
         return torch.empty(0, dtype=x.dtype).set_(storage, *place)
+
+
+def taken_out(given: Any) -> bool:
+    """Put mapped tensors among what an operation is given into memory of their own, which can grow; whether there were any.
+
+    Others over the same storage stay where they are.
+    """
+    found = [x for x in tensors_in(given) if is_large(x, 1) and is_mapped(x.untyped_storage())]
+    for x in found:
+        x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
+    return bool(found)
 
 
 def is_mapped(storage: torch.UntypedStorage) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from ..errors import MeasureError
 from ..formats.table import DEFAULT, runs
@@ -105,9 +108,13 @@ class Scorer:
         return {name: self._here(name, plans.get(name), most) for name in names}
 
     def _here(self, name: str, plan: Plan | None, most: int | None) -> Given | str:
+        return self.here(self.subject.model, plan_table(plan) if plan is not None else None, name, most)
+
+    def here(self, model: nn.Module, plan: Mapping[str, Any] | None, name: str, most: int | None) -> Given | str:
+        """What the function gives of a model under a plan, in this process. name: of the plan; most: see `tell`."""
         return score_here(
-            self.subject.model,
-            plan_table(plan) if plan is not None else None,
+            model,
+            plan,
             self.scoring,
             name=name,
             seed=self.seed,

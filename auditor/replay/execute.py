@@ -79,9 +79,8 @@ class PolicyInterpreter(Replay):
         arrived = args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
         if casts.autocast != "none":
             args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
-        result = run_op(
-            target_of(n), args, kwargs
-        )  # FP32 too as the model computes it: what is rounded later is told apart
+        # FP32 too as the model computes it: what is rounded later is told apart
+        result = run_op(target_of(n), args, kwargs)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
         self.ran(n, arrived, (args, kwargs), result)

@@ -19,21 +19,17 @@ from auditor.formats.metrics import output_error
 from auditor.loading.caveats import cautions
 from auditor.runs.answer import answer, as_on
 from tests.any_model.holding import Call, held
-from tests.any_model.models import Around
+from tests.any_model.models import Around, Net
 
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-class Net(nn.Module):
+class Loud(Net):
+    """Beyond FP16 in its first layer: there this is an island."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.norm = nn.LayerNorm(32)
-        self.last = nn.Linear(32, 8)
-        nn.init.normal_(self.first.weight, std=1e5)  # beyond FP16: there this layer is an island
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(torch.relu(self.first(x))))
+        nn.init.normal_(self.first.weight, std=1e5)
 
 
 def refusing(graph: object, inputs: object) -> Any:
@@ -69,7 +65,7 @@ def one_process(folder: Path) -> Iterator[None]:
 
 def build(wrap: Wrap, around: Callable[[nn.Module], nn.Module] = lambda model: model) -> tuple[nn.Module, Call]:
     torch.manual_seed(0)
-    model = around(wrap(Net()))
+    model = around(wrap(Loud()))
     return model, ((torch.randn(4, 16),), {})
 
 
@@ -118,7 +114,7 @@ def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> Non
     model, (args, _) = build(twice)
     audit = auditor.audit(model, args, device="cpu")
     assert [report.node.owner for report in audit.nodes if report.node.owner] == ["first", "norm", "last"]
-    assert any("wrapped in DataParallel: the Net inside" in caution for caution in cautions(audit.subject))
+    assert any("wrapped in DataParallel: the Loud inside" in caution for caution in cautions(audit.subject))
     assert not any("wrapped" in caution for caution in cautions(held(lambda: build(unwrapped)).subject))
 
 
@@ -126,7 +122,7 @@ def test_a_module_of_ones_own_that_only_looks_wrapped() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self._orig_mod = Net()
+            self._orig_mod = Loud()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * self._orig_mod(x)

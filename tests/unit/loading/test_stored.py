@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,21 +12,9 @@ from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.stored import in_fp32, raised
 from auditor.records import Subject
+from tests.subjects import Runs
 
 BF16 = torch.bfloat16
-
-
-class Runs(nn.Module):
-    """A forward that is given."""
-
-    def __init__(self, forward: Callable[..., Any], **members: Any) -> None:
-        super().__init__()
-        self.run = forward
-        for name, member in members.items():
-            setattr(self, name, member)
-
-    def forward(self, *args: Any) -> Any:
-        return self.run(self, *args)
 
 
 def hard(model: Runs, x: Tensor) -> Tensor:

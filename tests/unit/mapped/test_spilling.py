@@ -101,3 +101,20 @@ def test_all_of_a_storage_is_moved(arena: Arena) -> None:
     whole = torch.arange(100.0)
     part = moved(whole[10:20], arena)
     assert part.tolist() == list(range(10, 20)) and part.untyped_storage().nbytes() == 400
+
+
+def test_a_tensor_that_is_made_larger_leaves_the_file(arena: Arena) -> None:
+    with Spilling(arena, 4096):
+        x = torch.arange(5000.0)
+        assert lies_there(x)
+        x.resize_(9000)
+        assert x.shape == (9000,) and torch.equal(x[:5000], torch.arange(5000.0))
+        out = torch.empty(5000)
+        with pytest.warns(UserWarning, match="was resized"):
+            torch.add(torch.ones(9000), 1, out=out)
+    assert torch.equal(out, torch.full((9000,), 2.0))
+
+
+def test_what_an_operation_raises_otherwise_is_raised(arena: Arena) -> None:
+    with Spilling(arena, 4096), pytest.raises(RuntimeError, match="must match"):
+        torch.ones(5000) + torch.ones(4000)

@@ -18,6 +18,7 @@ from auditor.patch.runtime import apply_plan
 from auditor.verify import instruments
 from auditor.verify.offloading import OFFLOADED, answers_under, offloaded
 from auditor.verify.running import Answers, answers_of
+from tests.subjects import Runs
 
 pytest.importorskip("accelerate")
 
@@ -25,21 +26,8 @@ IDS = torch.arange(6)[None]
 READ = "a weight is read outside of the forward of the module that has it"
 
 
-class Does(nn.Module):
-    """A forward that is given."""
-
-    def __init__(self, forward: Callable[..., Any], **members: Any) -> None:
-        super().__init__()
-        self.run = forward
-        for name, member in members.items():
-            setattr(self, name, member)
-
-    def forward(self, *args: Any) -> Any:
-        return self.run(self, *args)
-
-
 def tied() -> nn.Module:
-    model = Does(lambda m, x: m.head(torch.tanh(m.mid(m.table(x)))), table=nn.Embedding(16, 8), mid=nn.Linear(8, 8))
+    model = Runs(lambda m, x: m.head(torch.tanh(m.mid(m.table(x)))), table=nn.Embedding(16, 8), mid=nn.Linear(8, 8))
     model.head = nn.Linear(8, 16, bias=False)
     model.head.weight = model.table.weight
     return model
@@ -49,18 +37,18 @@ def with_buffers() -> nn.Module:
     def forward(m: Any, x: Tensor) -> Tensor:
         return m.last((m.norm(m.conv(x)) * m.scale).mean((2, 3)))  # type: ignore[no-any-return]
 
-    model = Does(forward, conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), last=nn.Linear(4, 2)).eval()
+    model = Runs(forward, conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), last=nn.Linear(4, 2)).eval()
     model.register_buffer("scale", torch.randn(4, 1, 1))
     return model
 
 
 def of_its_own() -> nn.Module:
     own = nn.Parameter(torch.randn(8, 8))
-    return Does(lambda m, x: m.norm(x @ m.own).pow(2).mean(-1), own=own, norm=nn.LayerNorm(8))
+    return Runs(lambda m, x: m.norm(x @ m.own).pow(2).mean(-1), own=own, norm=nn.LayerNorm(8))
 
 
 def reading() -> nn.Module:
-    return Does(
+    return Runs(
         lambda m, x: F.linear(m.mid(m.table(x)), m.table.weight), table=nn.Embedding(16, 8), mid=nn.Linear(8, 8)
     )
 
@@ -78,7 +66,7 @@ def stored_low() -> nn.Module:
 
 
 def shared() -> nn.Module:
-    return Does(lambda m, x: m.again(m.again(x)), again=nn.Linear(8, 8))
+    return Runs(lambda m, x: m.again(m.again(x)), again=nn.Linear(8, 8))
 
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -161,8 +149,8 @@ def test_a_weight_that_a_forward_writes_to_is_not_loaded_anew() -> None:
         m.weight.data.mul_(0.5)
         return F.linear(x, m.weight)
 
-    halving = Does(forward, weight=nn.Parameter(torch.ones(8, 8)))
-    model = Does(lambda m, x: m.inner(m.inner(x)), inner=halving)
+    halving = Runs(forward, weight=nn.Parameter(torch.ones(8, 8)))
+    model = Runs(lambda m, x: m.inner(m.inner(x)), inner=halving)
     plan = {"strategy": "cast", "scopes": {"": {"precision": "fp16"}}}
     here, there = both(model, plan, X)
     assert isinstance(here, Answers)
@@ -178,7 +166,7 @@ def test_a_model_that_hides_what_it_met_is_not_taken_for_offloaded() -> None:
         except RuntimeError:
             return x
 
-    model = Does(forward, inner=nn.Linear(8, 8))
+    model = Runs(forward, inner=nn.Linear(8, 8))
     here, there = both(model, {"strategy": "cast", "scopes": {"": {"precision": "fp16"}}}, X)
     assert isinstance(here, Answers)
     assert isinstance(there, Answers)
