@@ -31,29 +31,29 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     comes between: attention over the same keys twice is what it is over them once. A cache that is filled once makes no
     difference; counters, statistics, memories and caches that grow do.
     """
-    other = tree_map_only(torch.Tensor, _rolled, batch)
+    other, calls = tree_map_only(torch.Tensor, _rolled, batch), "a second one on the same inputs"
     if any(x is not y for x, y in zip(tree_leaves(batch), tree_leaves(other), strict=True)):
+        calls = "one on the same inputs, after one on others,"
         try:
             _called(model, other, batch, seed)
         except Exception as problem:  # these values need not be any that the model takes
             let_through(problem)
+            calls = "one on the same inputs, after one on others that fails,"
     try:
         error = output_error(answer, _called(model, batch, batch, seed))
     except MeasureError:
-        return (
-            f"The model keeps state between calls: a later one on the same inputs answers in other shapes; {_HANDLING}"
-        )
+        return f"The model keeps state between calls: {calls} answers in other shapes; {_HANDLING}"
     except Exception as problem:
         let_through(problem)
         return (
-            "The model keeps state between calls: a later one on the same inputs fails "
+            f"The model keeps state between calls: {calls} fails "
             f"({type(problem).__name__}: {first_line(problem)[:160]}); {_HANDLING}"
         )
     if error <= AGREEMENT:
         return None
     return (
-        f"The model keeps state between calls: a later one on the same inputs differs by {error:.2g} (relative L2; integers "
-        f"by the share that changed, if that is more); {_HANDLING}"
+        f"The model keeps state between calls: {calls} differs by {error:.2g} (relative L2; integers by the share that "
+        f"changed, if that is more); {_HANDLING}"
     )
 
 
