@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..document.compare import Comparison
-from .diff_words import caveats, changes, error, functions, groups, headline, recommendation, speedup
+from .diff_words import caveats, changes, error, exceptions, groups, headline, recommendation, speedup
 from .templates import environment
 
 SHOWN = 200
@@ -25,7 +25,7 @@ def render(found: Comparison) -> str:
             changes=changes(found),
             error=error,
             speedup=speedup,
-            functions=functions,
+            exceptions=exceptions,
             shown=SHOWN,
         )
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..document.compare import Comparison
 from ..document.compared import Known
-from .diff_words import caveats, changes, error, functions, groups, headline, recommendation, speedup
+from .diff_words import caveats, changes, error, exceptions, groups, headline, recommendation, speedup
 from .page import Look, Page, columns, shorten
 from .prose import sentence
 from .words import count, label, op, printable, scope
@@ -41,8 +41,8 @@ def _plans(page: Page, found: Comparison) -> None:
         mark = "*" if name == found.after.recommended else ""
         cells = (mark, name, " -> ".join(measured), " -> ".join(speeds), "" if before != after else "=")
         page.line(columns(list(zip(cells, widths, strict=True))), "bold" if mark else "")
-        if kept := functions(before, after):
-            page.paragraph(printable(kept), 4, 2, "muted")
+        if kept := exceptions(before, after):
+            page.paragraph(printable(kept), 4, 4, "muted")
     page.line()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
@@ -100,14 +101,25 @@ def speedup(plan: Figures | None) -> str:
     return f"{plan.predicted_speedup:.2f}x" if plan and plan.predicted_speedup is not None else "–"
 
 
-def functions(before: Figures | None, after: Figures | None) -> str:
-    """Which functions of low modules stay FP32 on one side alone; nothing where they are the same ones."""
-    was, now = (dict.fromkeys(side.exceptions if side else ()) for side in (before, after))
-    sides = (
-        ("in FP32 now", [each for each in now if each not in was]),
-        ("no longer", [each for each in was if each not in now]),
+def exceptions(before: Figures | None, after: Figures | None) -> str:
+    """What stays FP32 in low modules on one side alone: functions, and what is stored or handed over for them; nothing
+    where it is the same."""
+    said = (
+        _moved("Functions of low modules", _placed(before, "exceptions"), _placed(after, "exceptions")),
+        _moved("What low modules store", _placed(before, "stored"), _placed(after, "stored")),
+        _moved("Arguments of a low model", before.given if before else (), after.given if after else ()),
     )
-    said = [
-        f"{words}: {', '.join(f'{name} in {scope(path)}' for path, name in found)}" for words, found in sides if found
-    ]
-    return f"Functions of low modules {'; '.join(said)}." if said else ""
+    return " ".join(filter(None, said))
+
+
+def _placed(side: Figures | None, kind: Literal["exceptions", "stored"]) -> tuple[str, ...]:
+    return tuple(f"{name} in {scope(path)}" for path, name in getattr(side, kind)) if side else ()
+
+
+def _moved(what: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    sides = (
+        ("in FP32 now", [each for each in after if each not in before]),
+        ("no longer in FP32", [each for each in before if each not in after]),
+    )
+    said = [f"{words}: {', '.join(found)}" for words, found in sides if found]
+    return f"{what} {'; '.join(said)}." if said else ""

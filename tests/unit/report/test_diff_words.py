@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from auditor.document.compared import Figures
-from auditor.report.diff_words import error, functions
+from auditor.report.diff_words import error, exceptions
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_functions_that_one_side_alone_keeps_are_named() -> None:
     was = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("", "pow"), ("head", "exp")))
     now = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("head", "exp"), ("head", "linear 2 of 3")))
     assert (
-        functions(was, now)
-        == "Functions of low modules in FP32 now: linear 2 of 3 in head; no longer: pow in (whole model)."
+        exceptions(was, now)
+        == "Functions of low modules in FP32 now: linear 2 of 3 in head; no longer in FP32: pow in (whole model)."
     )
-    assert functions(now, None) == "Functions of low modules no longer: exp in head, linear 2 of 3 in head."
-    assert functions(None, was) == "Functions of low modules in FP32 now: pow in (whole model), exp in head."
-    assert functions(was, was) == functions(None, None) == ""
+    assert exceptions(now, None) == "Functions of low modules no longer in FP32: exp in head, linear 2 of 3 in head."
+    assert exceptions(None, was) == "Functions of low modules in FP32 now: pow in (whole model), exp in head."
+    assert exceptions(was, was) == exceptions(None, None) == ""
