@@ -18,8 +18,7 @@ def leave(code: int) -> NoReturn:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    gc.unfreeze()  # cycles through what was imported first, too
-    gc.collect()
+    gc.collect()  # not through what was frozen: libraries, half a million objects that no model made
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()

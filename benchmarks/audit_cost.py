@@ -106,9 +106,9 @@ class StageClock:
 
 
 SOURCE = """{imports}
-from benchmarks.subjects import build
+from benchmarks.subjects import arguments, build
 def get_model(): return build({name!r})[0]
-def example_inputs(): return build({name!r})[1]
+def example_inputs(): return arguments({name!r})
 """
 
 

@@ -21,7 +21,16 @@ def build(name: str) -> Built:
     """A model in eval mode and its arguments, the same every time."""
     torch.manual_seed(0)
     model, args = {**MODELS, **SMALL}[name]()
+    _arguments[name] = args
     return model.eval(), args
+
+
+def arguments(name: str) -> tuple[Any, ...]:
+    """The arguments alone; no second model where this process built one, as a user's file makes them without any."""
+    return _arguments[name] if name in _arguments else build(name)[1]
+
+
+_arguments: dict[str, tuple[Any, ...]] = {}
 
 
 def gpt(layers: int, width: int = 128, tokens: int = 64) -> Built:

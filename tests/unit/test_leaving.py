@@ -34,3 +34,25 @@ def test_all_is_done_but_taking_apart() -> None:
 def test_streams_that_are_gone_are_no_matter(before: str) -> None:
     code = f"{before}\nfrom auditor.leaving import leave\nleave(2)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30).returncode == 2
+
+
+CYCLES = """
+import gc
+from auditor.leaving import leave
+class Kept:
+    def __init__(self, name):
+        self.name, self.itself = name, self
+    def __del__(self): print(self.name)
+gc.disable()
+library = Kept("a library's")
+gc.freeze()
+Kept("the model's")
+held = Kept("still held")
+del library
+leave(0)
+"""
+
+
+def test_cycles_that_nobody_holds_are_taken_apart_but_for_what_was_set_aside() -> None:
+    done = subprocess.run([sys.executable, "-c", CYCLES], capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines() == ["the model's"]
