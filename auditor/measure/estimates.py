@@ -111,10 +111,11 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     views = lone_views(measurement)
     handles = _hooked(estimates, batch, views)
     try:
-        for index, probe in enumerate(probes(outputs, count, seed, forms)):
+        drawn = probes(outputs, count, seed, forms)
+        for index in range(count):
             if index and not light and estimates.scatter() <= ENOUGH:
-                break
-            estimates.probe = index
+                break  # before another probe is drawn
+            probe, estimates.probe = next(drawn), index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
             beat("how far errors reach the outputs")

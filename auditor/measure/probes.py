@@ -40,8 +40,11 @@ def probes(
 
 def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random signs; zero at masked entries, which hold infinities on purpose: nothing can move them."""
-    found = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x).mul_(2).sub_(1)
-    return found.masked_fill_(~torch.isfinite(x.detach()), 0.0)
+    found = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
+    given = x.detach()
+    if bool(torch.isfinite(given.sum())):  # then every entry is, and to look at each would take several passes
+        return found
+    return found.masked_fill_(~torch.isfinite(given), 0.0)
 
 
 def moved(sums: Sums | None, passes: int, norm: float) -> float:

@@ -16,7 +16,7 @@ from ..replay.execute import apart
 from .batchnorm import batch_norm, takes_statistics
 from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
-from .linear import is_quick, linear
+from .linear import with_quick_backward
 
 Back = Literal["trusted", "tried", "none"]
 TRUSTED: Back = "trusted"
@@ -81,8 +81,8 @@ class Reference(fx.Interpreter):
             self.env.update(shared)
         try:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            if is_quick(n.target, args, kwargs):
-                return linear(*args)
+            if (found := with_quick_backward(n.target, args, kwargs)) is not None:
+                return found(*args)
             return quick(*args) if has_quick_backward(n.target, args) else target_of(n)(*args, **kwargs)
         finally:
             self.env.update(values)

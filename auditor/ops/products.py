@@ -136,11 +136,18 @@ class _Taken(_Connected):
 def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
         return conv2d_by_onednn
-    if target is torch.ops.aten.linear.default and args[0].numel() >= _LARGE and args[1].numel() >= _LARGE:
-        return linear_by_onednn if args[0].dim() > 1 and args[1].dim() == 2 else target
-    if target is torch.ops.aten.addmm.default and args[0].dim() == 1 and min(x.numel() for x in args[1:3]) >= _LARGE:
-        return lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)
+    if target is torch.ops.aten.linear.default and min(x.numel() for x in args[:2]) >= _LARGE:
+        fits = args[0].dim() > 1 and args[1].dim() == 2 and _has_bias(args[2:], args[1].shape[0])
+        return linear_by_onednn if fits else target
+    if target is torch.ops.aten.addmm.default and min(x.numel() for x in args[1:3]) >= _LARGE:
+        fits = _has_bias(args[:1], args[2].shape[1])
+        return (lambda bias, x, weight: linear_by_onednn(x, weight.t(), bias)) if fits else target
     return target
+
+
+def _has_bias(given: Sequence[torch.Tensor | None], out: int) -> bool:
+    """Whether there is a bias with an entry for each column, or none: oneDNN broadcasts no other."""
+    return all(bias is None or bias.shape == (out,) for bias in given)
 
 
 def _differentiated(args: tuple[Any, ...]) -> bool:
@@ -183,7 +190,8 @@ def _has_onednn() -> bool:
 def _has_product(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether this processor multiplies these bfloat16 tensors itself, accumulating in float32 and rounding once."""
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    large = all(x.dim() > 1 and x.numel() >= _LARGE for x in tensors[:2])
+    factors = tensors[1:] if operation_of(target).flops == "added_product" else tensors[:2]
+    large = all(x.dim() > 1 and x.numel() >= _LARGE for x in factors)
     return operation_of(target).bf16_on_cpu and large and _multiplies_bfloat16() and _has_onednn()
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.linear import is_quick, linear
+from auditor.measure.linear import joined, linear, with_quick_backward
 from auditor.ops import products
 from tests.gradients import same_gradients
 from tests.subjects import normal
 
-_linear = torch.ops.aten.linear.default
+_linear, _addmm = torch.ops.aten.linear.default, torch.ops.aten.addmm.default
 pytestmark = pytest.mark.skipif(not products._has_onednn(), reason="torch was built without oneDNN")
 
 
@@ -30,15 +30,44 @@ def test_gradients(bias: bool, shape: tuple[int, ...]) -> None:
     same_gradients(ours, theirs, (result, expected), weights)
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_gradients_of_a_product_that_is_joined_with_its_sum(contiguous: bool) -> None:
+    def given() -> list[Tensor]:
+        tensors = normal(160, seed=2), normal(120, 192), normal(192, 160, seed=1)
+        tensors = tensors if contiguous else tuple(x.t().contiguous().t() for x in tensors)
+        return [x.requires_grad_() for x in tensors]
+
+    ours, theirs = given(), given()
+    result, expected = joined(*ours), _addmm(*theirs)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
+    weights = normal(*expected.shape, seed=3)
+    same_gradients(ours, theirs, (result, expected), weights)
+    weight = ours[2].detach()
+    assert [x.stride() for x in torch.autograd.grad(joined(*ours).sum(), ours)][2] == weight.contiguous().stride()
+
+
 def test_what_needs_no_gradient_gets_none() -> None:
     x, weight, bias = leaves(True)
     linear(x, weight.detach(), bias).sum().backward()
     assert (x.grad is None, weight.grad, bias.grad is None) == (False, None, False)
+    x, weight, bias = leaves(True, (120, 192))
+    joined(bias.detach(), x, weight.detach().t()).sum().backward()
+    assert (x.grad is None, weight.grad, bias.grad) == (False, None, None)
 
 
 def test_only_large_ones_in_float32() -> None:
-    x, weight, bias = leaves(True)
-    assert is_quick(_linear, (x, weight, bias), {})
-    assert not is_quick(torch.ops.aten.addmm.default, (bias, x, weight), {})
-    assert not is_quick(_linear, (x[:, :1], weight), {})
-    assert not is_quick(_linear, (x.double(), weight.double()), {})
+    x, weight, bias = leaves(True, (120, 192))
+    assert with_quick_backward(_linear, (x, weight, bias), {}) is linear
+    assert with_quick_backward(_addmm, (bias, x, weight.t()), {}) is joined
+    assert with_quick_backward(_linear, (x[:1], weight), {}) is None
+    assert with_quick_backward(_linear, (x.double(), weight.double()), {}) is None
+    assert with_quick_backward(_addmm, (bias, x, weight.t()), {"alpha": 2}) is None
+    assert with_quick_backward(torch.ops.aten.mm.default, (x, weight.t()), {}) is None
+
+
+@pytest.mark.parametrize("shape", [(1,), (120, 160), (120, 1)])
+def test_a_bias_that_is_broadcast_is_left_to_torch(shape: tuple[int, ...]) -> None:
+    x, weight, _ = leaves(True, (120, 192))
+    assert with_quick_backward(_addmm, (normal(*shape), x, weight.t()), {}) is None
+    if len(shape) == 1:
+        assert with_quick_backward(_linear, (x, weight, normal(*shape)), {}) is None

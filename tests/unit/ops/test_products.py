@@ -65,6 +65,8 @@ def test_a_product_overflows_only_in_its_result() -> None:
         (torch.ops.aten.linear.default, ((4, 96, 256), (192, 256), (192,))),
         (torch.ops.aten.matmul.default, ((8, 64, 512), (8, 512, 64))),
         (torch.ops.aten.mm.default, ((128, 2048), (2048, 160))),
+        (torch.ops.aten.addmm.default, ((160,), (128, 2048), (2048, 160))),
+        (torch.ops.aten.addmm.default, ((128, 160), (128, 2048), (2048, 160))),
         (torch.ops.aten.conv2d.default, ((2, 32, 28, 28), (64, 32, 3, 3))),
         (torch.ops.aten.conv2d.default, ((2, 64, 28, 28), (256, 64, 1, 1))),
     ],
@@ -157,6 +159,13 @@ def test_a_matrix_is_added_to_a_fast_product_row_by_row() -> None:
     ones = torch.ones(128, 128)
     result = products.product(aten.addmm.default, (rows, ones, ones), {}, FORMATS["fp16"])
     assert result[:, 5].tolist() == [128.0 + i for i in range(128)]
+
+
+def test_one_number_is_added_to_all_of_a_fast_product() -> None:
+    one, ones = torch.full((1,), 3.0), torch.ones(128, 128)
+    fp16 = FORMATS["fp16"]
+    assert bool((products.product(aten.addmm.default, (one, ones, ones), {}, fp16) == 131.0).all())
+    assert bool((products.product(aten.linear.default, (ones, ones, one), {}, fp16) == 131.0).all())
 
 
 def test_what_autograd_saves_for_a_fast_product_is_asked_for_where_only_forwards_run() -> None:
