@@ -14,22 +14,22 @@ SCORED = ("FP32 score", "scores")
 FROM_SCORE = 4.0
 """Seconds of the second over those of the first: as many plans, at most, of which each runs as on a GPU."""
 
-AFTER_NODES = 2.5
+AFTER_NODES = 0.8
 """What `measure` takes once every node was run, over what that took: derivatives, and nodes run again."""
 
 FROM_MEASURE = {
-    "regions": 0.02,
+    "regions": 0.08,
     "training": 1.5,
-    "classify": 0.1,
-    "baseline": 0.35,
+    "classify": 0.03,
+    "baseline": 0.5,
     "low steps": 0.5,
-    "follow": 0.1,
-    "write": 0.1,
+    "follow": 0.15,
+    "write": 0.03,
 }
 """Seconds of a stage over those of `capture` and `measure` together, as they were on models of 8 to 800 operations."""
 
-FROM_BASELINE = 2.6
-"""Seconds of `plan` over those of `baseline`, which runs every strategy and format once."""
+FROM_BASELINE = 1.4
+"""Seconds of `plan` over those of `baseline`, which runs every strategy and format once, where plans are searched for."""
 
 LEAST_PLAN = 0.4
 """The least of it over `capture` and `measure` together."""
@@ -155,8 +155,7 @@ class Forecast:
             return {self.stage: measure if self.stage == "measure" else 0.0}
         guessed = {stage: ratio * measured for stage, ratio in FROM_MEASURE.items()}
         baseline = self._took.get("baseline", guessed["baseline"])
-        process = self._took.get("load", 0.0)  # plans are verified in a process that has to load the model too
-        guessed |= {"measure": measure, "plan": max(FROM_BASELINE * baseline, LEAST_PLAN * measured) + process}
+        guessed |= {"measure": measure, "plan": max(FROM_BASELINE * baseline, LEAST_PLAN * measured)}
         guessed[SCORED[1]] = FROM_SCORE * self._took.get(SCORED[0], 0.0)
         stages = self._stages()
         at = stages.index(self.stage) if self.stage in stages else len(stages)

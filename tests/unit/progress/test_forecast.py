@@ -12,7 +12,25 @@ from auditor.progress.shown import said
 Run = list[tuple[str, float]]
 """Stages and how long each takes."""
 
-TYPICAL: Run = [("capture", 2), ("measure", 20), ("regions", 0.2), ("classify", 2), ("baseline", 8), ("plan", 22)]
+VIT: Run = [
+    ("capture", 3.6),
+    ("measure", 8.5),
+    ("regions", 2.0),
+    ("classify", 0.2),
+    ("baseline", 5.9),
+    ("plan", 8.0),
+    ("follow", 2.0),
+]
+GPT: Run = [
+    ("capture", 5.1),
+    ("measure", 14.0),
+    ("classify", 0.3),
+    ("baseline", 13.1),
+    ("plan", 22.3),
+    ("follow", 2.5),
+]
+"""A ViT-B/16 and a GPT-2 small, batch 4, as they were: plans are searched for."""
+
 LONG_PLAN: Run = [("capture", 1), ("measure", 10), ("regions", 0.1), ("classify", 1), ("baseline", 4), ("plan", 130)]
 LONG_BASELINE: Run = [("capture", 1), ("measure", 10), ("regions", 0.1), ("classify", 1), ("baseline", 60), ("plan", 9)]
 SHORT_PLAN: Run = [("capture", 5), ("measure", 40), ("regions", 0.1), ("classify", 1), ("baseline", 1), ("plan", 1)]
@@ -21,21 +39,21 @@ SHORT_PLAN: Run = [("capture", 5), ("measure", 40), ("regions", 0.1), ("classify
 def played(
     run: Run, nodes: int = 100, step: float = 0.25, training: bool = False
 ) -> list[tuple[str, float, float, float | None]]:
-    """(stage, time, share, seconds left) at every step; nodes take the first 30 % of `measure`."""
+    """(stage, time, share, seconds left) at every step; nodes take the first 55 % of `measure`."""
     forecast, now, told = Forecast(training), 0.0, []
     for stage, seconds in run:
         forecast.heard(stage, "", 0, nodes if stage == "measure" else 0, now)
         begun = now
         while now < begun + seconds:
             if stage == "measure":
-                done = min(nodes, int(nodes * (now - begun) / (0.3 * seconds)))
+                done = min(nodes, int(nodes * (now - begun) / (0.55 * seconds)))
                 forecast.heard(stage, "", done, nodes, now)
             told.append((stage, now, forecast.share(now), forecast.left(now)))
             now += step
     return told
 
 
-@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
+@pytest.mark.parametrize("run", [VIT, GPT, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
 def test_the_share_only_grows_and_is_never_all(run: Run) -> None:
     shares = [share for _, _, share, _ in played(run)]
     assert all(a <= b for a, b in pairwise(shares))
@@ -46,28 +64,29 @@ def test_the_share_only_grows_and_is_never_all(run: Run) -> None:
     assert len({round(share, 6) for share in moving}) > len(moving) / 2
 
 
-def test_until_plans_are_made_the_end_is_a_lower_bound_and_then_about_right() -> None:
-    told = played(TYPICAL)
+@pytest.mark.parametrize("run", [VIT, GPT])
+def test_until_plans_are_made_the_end_is_a_lower_bound_and_then_about_right(run: Run) -> None:
+    told = played(run)
     end = told[-1][1]
     known = [(stage, now, share, left) for stage, now, share, left in told if left is not None]
-    assert known[0][1] < 4  # seconds, of 54
+    assert known[0][1] < 0.15 * end
     for stage, now, share, left in known:
-        if stage != "plan":
+        if stage not in ("plan", "follow"):
             assert left <= end - now
         else:
-            assert left == pytest.approx(end - now, abs=0.35 * end)
-        assert share == pytest.approx(now / end, abs=0.2)
-    assert {stage for stage, *_ in known} == {"measure", "regions", "classify", "baseline", "plan"}
+            assert left == pytest.approx(end - now, abs=0.2 * end)
+        assert share == pytest.approx(now / end, abs=0.15)
+    assert {stage for stage, *_ in known} == {stage for stage, _ in run} - {"capture"}
 
 
-@pytest.mark.parametrize("run", [TYPICAL, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
+@pytest.mark.parametrize("run", [VIT, GPT, LONG_PLAN, LONG_BASELINE, SHORT_PLAN])
 def test_more_than_is_true(run: Run) -> None:
     forecast, end, now = Forecast(), sum(seconds for _, seconds in run), 0.0
     for stage, seconds in run:
         for step in range(8):
             forecast.heard(stage, "", min(100, 40 * step) if stage == "measure" else 0, 100, now + seconds * step / 8)
             left = forecast.left(now + seconds * step / 8)
-            if left is not None and stage != "plan":
+            if left is not None and stage not in ("plan", "follow"):
                 assert forecast.open(now + seconds * step / 8)
                 assert left <= end - (now + seconds * step / 8)
         now += seconds
@@ -79,7 +98,7 @@ def test_a_plan_stage_that_may_end_at_once_tells_no_end() -> None:
         forecast.heard(stage, "", 9, 9, at)
     assert forecast.left(31.0) is None
     assert forecast.left(33.0) is None
-    assert forecast.left(37.0) == pytest.approx(20, abs=3)
+    assert forecast.left(37.0) == pytest.approx(1.4 * 10 - 6 + 0.15 * 21, abs=1)  # and what follows
 
 
 def test_a_long_search_for_plans_neither_shows_the_end_nor_stops() -> None:
@@ -97,8 +116,8 @@ def test_a_stage_that_is_late_says_so() -> None:
     forecast.heard("measure", "", 100, 100, 11.0)
     forecast.heard("baseline", "", 0, 0, 21.0)
     forecast.heard("plan", "", 0, 0, 25.0)
-    assert forecast.left(29.0) == pytest.approx(2.6 * 4 + 10 - 4, rel=0.2)  # and the other process loads the model
-    assert [forecast.late(25.0 + spent) for spent in (0, 15, 22, 60)] == [False, False, False, True]
+    assert forecast.left(29.0) == pytest.approx(1.4 * 4 - 4 + 0.18 * 11, abs=1)
+    assert [forecast.late(25.0 + spent) for spent in (0, 5, 8, 60)] == [False, False, False, True]
     assert said(forecast, 24.0 + 60).count("more than") == 1
     assert said(forecast, 30.0).count("about") == 1
 
@@ -141,11 +160,11 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_the_users_own_score_has_its_stages_and_its_time() -> None:
-    run = [("FP32 score", 5.0), *TYPICAL, ("scores", 20.0), ("follow", 0.2)]
+    run = [("FP32 score", 5.0), *VIT[:-1], ("scores", 20.0), ("follow", 0.2)]
     told = played(run)
     end = told[-1][1]
     in_plan = [(now, left) for stage, now, _, left in told if stage == "plan" and left is not None]
-    assert len(in_plan) > 50
+    assert len(in_plan) > 20
     assert all(left == pytest.approx(end - now, abs=0.35 * end) for now, left in in_plan)
     forecast = Forecast()
     forecast.heard("FP32 score", "", 0, 0, 0.0)
