@@ -60,7 +60,7 @@ _users = 0
 
 def region_now() -> Region:
     """The region that the calling code is in."""
-    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    enabled, dtype = _is_enabled(CPU), _dtype(CPU)
     return Region(enabled, _name(dtype))
 
 
@@ -226,7 +226,7 @@ def _nesting() -> int:
 
 
 def _flags() -> _Flags:
-    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in (CPU, *NATIVE)]
+    return [(d, _is_enabled(d), _dtype(d)) for d in (CPU, *NATIVE)]
 
 
 def _set(flags: _Flags) -> None:

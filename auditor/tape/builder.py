@@ -43,8 +43,9 @@ class Tape:
     arguments: {one of these: see Placeholder.argument}.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
-    holds for these inputs only. elsewhere: whether modules ran in another thread, which left nothing here. operations:
-    how many ran, those that no output depends on too. functions: see Functions.most.
+    holds for these inputs only. asked: whether Python looked at a dtype or at autocast, or may have without being seen.
+    elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
+    output depends on too. functions: see Functions.most.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -56,6 +57,7 @@ class Tape:
     outputs: tuple[str, ...] = ()
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
+    asked: bool = False
     elsewhere: bool = False
     operations: int = 0
     functions: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..ops.functions import functions_by_name
 from ..records import Call, FunctionCall
+from .asks import TELLING
 from .calls import Calls
 
 
@@ -23,6 +24,8 @@ class Functions(TorchFunctionMode):
         self._numbers: dict[tuple[str, str], int] = {}
         self.most: dict[tuple[str, str], int] = {}
         """{(module, function): the most calls of the one in a call of the other}, of modules in it too."""
+        self.asked = False
+        """Whether Python looked at a dtype."""
         self._thread = threading.get_ident()
 
     @property
@@ -33,6 +36,7 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _names().get(func)
+        self.asked = self.asked or func in TELLING
         if name is None or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
         self._count += 1

@@ -29,7 +29,8 @@ T = TypeVar("T")
 _INFO = torch.finfo(torch.float32)
 _LEAST, _TIMES = 1_000, 2
 """A low run that takes more operations, for each of the FP32 run, is on a path of its own: solvers halve their steps."""
-_TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _INFO.resolution)
+_RESOLUTION = _INFO.resolution
+_TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _RESOLUTION)
 
 
 def compared(
@@ -39,10 +40,14 @@ def compared(
 
     A format that torch has no dtype for is stood in for by one that it has, see stand_in.py.
     The model is run again only where its tape holds a dtype or a limit of float32, since only then may Python have
-    looked at a dtype. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
+    looked at a dtype; and not for 1e-6 alone, which is the resolution of float32, and what many models write, where
+    Python was seen to look at none. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
     """
-    if not _suspicious(tape.graph):
+    kinds = {kind for node in tape.graph.nodes for kind in _told((node.args, node.kwargs))}
+    if not kinds:
         return captured
+    if kinds == {_RESOLUTION} and not tape.asked:
+        return replace(captured, compared=True)
     most = _LEAST + _TIMES * tape.operations
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
@@ -76,23 +81,21 @@ def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
-def _suspicious(graph: fx.Graph) -> bool:
-    return any(_tells((node.args, node.kwargs)) for node in graph.nodes)
-
-
-def _tells(value: Any) -> bool:
-    """Whether a dtype, or a limit of float32, is among a node's arguments."""
+def _told(value: Any) -> Iterator[float | None]:
+    """The limits of float32 among a node's arguments; None for a dtype, and for a number just below one."""
     if isinstance(value, (tuple, list)):
-        return any(map(_tells, value))
-    if isinstance(value, dict):
-        return any(map(_tells, value.values()))
-    if isinstance(value, slice):
-        return _tells((value.start, value.stop, value.step))
-    return isinstance(value, torch.dtype) or (isinstance(value, float) and _is_telltale(value))
-
-
-def _is_telltale(value: float) -> bool:
-    return value == 1 - _INFO.eps or any(math.isclose(abs(value), limit, rel_tol=1e-6) for limit in _TELLTALE)
+        for part in value:
+            yield from _told(part)
+    elif isinstance(value, dict):
+        yield from _told(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _told((value.start, value.stop, value.step))
+    elif isinstance(value, torch.dtype):
+        yield None
+    elif isinstance(value, float):
+        if value == 1 - _INFO.eps:
+            yield None
+        yield from (limit for limit in _TELLTALE if math.isclose(abs(value), limit, rel_tol=1e-6))
 
 
 def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:

@@ -20,10 +20,11 @@ from ..runs.outputs import tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
 from ..state.members import named_modules
 from ..trees import over_tensors
+from .asks import asking
 from .binding import arguments_of, named_inputs
 from .builder import Builder, Mark, Observe, Tape
 from .calls import Calls
-from .casts import as_cast, cast_to
+from .casts import as_cast, is_no_cast
 from .choices import shape_from
 from .cuts import ends
 from .functions import Functions
@@ -87,11 +88,13 @@ def record(
         stack.enter_context(noticed(recorder.noticed))
         stack.enter_context(_region(around))
         stack.enter_context(intercepted(recorder, calls.depth))
+        stack.enter_context(asking(recorder.asked))
         stack.enter_context(recorder.functions)
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = [x.detach().clone() for x in outputs]
     recorder.end(outputs)
     tape.elsewhere, tape.functions = calls.elsewhere, recorder.functions.most
+    tape.asked |= recorder.functions.asked or calls.elsewhere
     return tape, answer
 
 
@@ -139,6 +142,10 @@ class _Recorder:
     def end(self, outputs: Sequence[torch.Tensor]) -> None:
         """Close the graph: what the caller gets, and nothing that it does not depend on."""
         self.builder.close([self.values.node_of(x) for x in outputs])
+
+    def asked(self) -> None:
+        """Python looks at autocast, or at what it would not be seen to look at."""
+        self.tape.asked = True
 
     def noticed(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""
@@ -242,7 +249,7 @@ class _Recorder:
             return
         args, kwargs = before
         unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
-        if unchanged and cast_to(op, given, *before) is None:
+        if unchanged and is_no_cast(op, given, *before):
             self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
             return
         if operation_of(op).writes_statistics and args[5] and args[3] is not None:

@@ -97,3 +97,26 @@ def test_capture_agrees_with_the_model_where_a_cast_aliases_its_input() -> None:
     with torch.no_grad():
         (result,) = fx.Interpreter(found.graph_module).run(*found.bind(Mutating(), ((x,), {})))
     assert torch.equal(result, Mutating()(x))
+
+
+@pytest.mark.parametrize("move", [lambda x: x.to(x.device), lambda x: x.to("cpu"), lambda x: x.cpu()])
+def test_a_move_to_where_a_value_is_already_is_no_cast(move: Any) -> None:
+    """Nobody wrote the dtype that torch hands on, so nothing has to be looked up in low runs."""
+    found = recorded(lambda x: move(x).exp() + 1.0, torch.ones(2))
+    assert not nodes_by_op(found, "to")
+    assert not found.compared
+
+
+def test_a_move_of_a_low_value_leaves_it_low() -> None:
+    found = recorded(lambda x: x.half().to(x.device).exp(), torch.ones(2))
+    assert [node.dtype for node in nodes_by_op(found, "to")] == ["float16"]
+    assert only(found, "exp").dtype == "float16"
+
+
+def test_a_copy_in_place_is_no_move() -> None:
+    def copied(x: Tensor) -> Tensor:
+        y = (x + 1).to("cpu", copy=True)
+        y += 1
+        return y * x
+
+    assert len(nodes_by_op(recorded(copied, torch.ones(2)), "to")) == 1

@@ -1,0 +1,49 @@
+"""Notices when Python looks at a dtype, or at autocast: only then can what it writes depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+_TENSOR = torch.Tensor
+
+TELLING: frozenset[Any] = frozenset(
+    {
+        _TENSOR.dtype.__get__,  # type: ignore[attr-defined]
+        _TENSOR.itemsize.__get__,  # type: ignore[attr-defined]
+        _TENSOR.nbytes.__get__,  # type: ignore[attr-defined]
+        *(getattr(_TENSOR, name) for name in ("type", "element_size", "storage", "untyped_storage", "storage_type")),
+        *(getattr(_TENSOR, name) for name in ("numpy", "__array__", "__dlpack__", "new", "new_tensor")),
+        *(getattr(_TENSOR, name) for name in ("__repr__", "__format__", "__reduce_ex__", "__deepcopy__")),
+        torch.result_type,
+    }
+)
+"""Functions, as a mode of torch sees them, that say what dtype a tensor has, or make another in it."""
+
+_ON = "is_autocast_enabled", "is_autocast_cpu_enabled"
+_IN = "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"
+_SCRIPTED = torch._C.ScriptFunction, torch._C.ScriptMethod
+
+
+@contextmanager
+def asking(tell: Callable[[], None]) -> Iterator[None]:
+    """In the body `tell` hears of questions about autocast, and of scripted code, which asks without being seen."""
+    with ExitStack() as stack:
+        for holder, name in [*((torch, name) for name in _ON + _IN), *((kind, "__call__") for kind in _SCRIPTED)]:
+            was = getattr(holder, name)
+            setattr(holder, name, _telling(was, tell))
+            stack.callback(setattr, holder, name, was)
+        yield
+
+
+def _telling(function: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    @wraps(function)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return function(*args, **kwargs)
+
+    return asked

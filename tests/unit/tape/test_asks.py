@@ -1,0 +1,83 @@
+"""Every way by which Python gets to know a dtype, or whether autocast is on, is noticed; afterwards torch is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.tape import literals
+from auditor.tape.asks import asking
+from tests.capturing import Function
+from tests.subjects import capture_of, only
+
+X = torch.tensor([[1.0, -1.0]])
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    if x.dtype == torch.float16:
+        return x + 1e-3
+    return x + 1e-6
+
+
+class Asking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.finfo(x.dtype).resolution
+
+
+ASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dtype": lambda x: x + torch.finfo(x.dtype).resolution,
+    "of a part": lambda x: x + torch.finfo(x[0].exp().dtype).resolution,
+    "type": lambda x: x + (1e-3 if x.type() == "torch.HalfTensor" else 1e-6),
+    "itemsize": lambda x: x + (1e-3 if x.itemsize == 2 else 1e-6),
+    "element_size": lambda x: x + (1e-3 if x.element_size() == 2 else 1e-6),
+    "in a function of autograd": lambda x: Asking.apply(x),
+    "what it is with another": lambda x: x + torch.finfo(torch.result_type(x, 1.0)).resolution,
+    "scripted": scripted,
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_a_number_that_follows_a_dtype_is_found(ask: Any) -> None:
+    found = only(capture_of(Function(lambda x: ask(x).exp()), X), "add")
+    assert found.literals["fp16"].arguments == {1: 1e-3}
+
+
+def test_a_number_that_follows_autocast_is_found() -> None:
+    def asked(x: Tensor) -> Tensor:
+        low = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is torch.float16
+        return (x + (1e-3 if low else 1e-6)).exp()
+
+    assert only(capture_of(Function(asked), X), "add").autocast_literals["fp16"].arguments == {1: 1e-3}
+
+
+def test_a_constant_in_the_dtype_of_another_tensor_is_found() -> None:
+    found = capture_of(Function(lambda x: (x.new_tensor([0.1, 0.2]) + x + 1e-6).exp()), X)
+    assert any(place.made_in.get("fp16") is torch.float16 for place in found.placeholders)
+
+
+def test_who_asks_nothing_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(literals, "_recorded", refused)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(2, eps=1e-6), torch.nn.Linear(2, 2), torch.nn.GELU())
+    assert capture_of(model, X).compared
+
+
+def test_torch_is_as_before() -> None:
+    def now() -> list[Any]:
+        return [torch.is_autocast_enabled, torch.get_autocast_dtype, vars(torch._C.ScriptFunction)["__call__"]]
+
+    before, heard = now(), list[None]()
+    with asking(lambda: heard.append(None)):
+        assert torch.is_autocast_enabled() is False
+        assert np.allclose(scripted(X), X)
+    assert len(heard) == 2
+    assert all(a is b for a, b in zip(now(), before, strict=True))
