@@ -45,7 +45,7 @@ from .rulebook import spread
 from .stages import Stages
 from .state.flags import flags
 from .state.process import untouched
-from .tape import capture
+from .tape import recorded
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
@@ -76,13 +76,14 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
-            captured = kept.begun(capture(subject, formats, seed), subject, options.where)
+            recording = recorded(subject, formats, seed)
+            captured = kept.begun(recording.capture, subject, options.where)
             if limit is not None:
                 limit.need(working_set(captured))
         with kept.written(), stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
-            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept)
-            noise = heard(captured, subject, yardstick, seed, heavy(costs_of(captured)), options.native)
+            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept, recording)
+            noise = heard(recording, subject, yardstick, seed, heavy(costs_of(captured)), options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
 from ..raised import let_through
-from ..records import Batch, Origin, Subject
+from ..records import Answer, Batch, Origin, Subject
 from ..recursion import deep
 from ..runs.answer import answer
 from ..runs.outputs import NamedTensors
@@ -116,10 +116,10 @@ def check(subject: Subject) -> Subject:
     """
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
-        subject, outputs = _run(subject)
+        subject, answers = _run(subject)
         checked = (subject.held_out or subject.batches)[0]
-        subject = replace(subject, answers={id(checked): outputs[len(subject.batches) if subject.held_out else 0]})
-        leaves = [leaf for output in outputs for leaf in output]
+        subject = replace(subject, answers={id(checked): answers[len(subject.batches) if subject.held_out else 0]})
+        leaves = [leaf for answer in answers for leaf in answer.outputs]
         _reject_closed(subject, leaves, "returns", "return")
         _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
@@ -135,14 +135,14 @@ def check(subject: Subject) -> Subject:
     return subject
 
 
-def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
+def _run(subject: Subject) -> tuple[Subject, list[Answer]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
     try:
-        return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
+        return subject, _forwards(subject)
     except LoadError:
         for candidate in beside(subject):
             with suppress(LoadError):
-                return candidate, [_forward(candidate, batch) for batch in candidate.batches + candidate.held_out]
+                return candidate, _forwards(candidate)
         raise
 
 
@@ -258,6 +258,24 @@ def _reject_lazy(model: nn.Module) -> None:
                 f"{name} has no shape yet: call the model once, or load its weights, before the audit",
                 slug="lazy-weights",
             )
+
+
+def _forwards(subject: Subject) -> list[Answer]:
+    """What the model gives for each batch; for the first one with gradients enabled where it can be run so.
+
+    The run that is recorded is one without them. Raises: LoadError.
+    """
+    first, *others = subject.batches + subject.held_out
+    found = _with_gradients(subject, first) or Answer(_forward(subject, first), gradients=False)
+    return [found, *(Answer(_forward(subject, batch), gradients=False) for batch in others)]
+
+
+def _with_gradients(subject: Subject, batch: Batch) -> Answer | None:
+    try:
+        return Answer(answer(subject.model, batch, gradients=True), gradients=True)
+    except (Exception, SystemExit) as error:
+        let_through(error, memory=False)
+        return None
 
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:

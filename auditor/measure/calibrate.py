@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
+from .. import ranks
 from ..cache.kept import NOTHING, Kept
 from ..formats.histogram import merged
 from ..raised import let_through
-from ..ranks import folded
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..sparing import now
+from ..tape.capture import Recording
 from ..tape.paths import usable_batches
 from .attribute import attribute
 from .confirm import confirmed
@@ -21,6 +24,7 @@ from .recalled import Recalled
 from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
 
+Hears = Callable[[Sequence[torch.Tensor] | None], None]
 PerFormat = dict[str, dict[str, NodeError]]
 Contributions = dict[str, dict[str, Contribution]]
 
@@ -47,8 +51,11 @@ def calibrate(
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
     kept: Kept = NOTHING,
+    recording: Recording | None = None,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
+
+    recording: where the graph comes from, if it was not run again yet; it hears what the FP32 run gives. Raises: CaptureError.
 
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
     other shapes, and all but the first of a path, are left to the verification.
@@ -56,14 +63,16 @@ def calibrate(
 
     def one(batch: Batch) -> Calibration:
         found: Calibration | None = None
+        heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
             kept.batches += 1
             known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
             measured: Measurement | Recalled
             if (recalled := known.recalled(tick)) is not None:
                 measured, contributions = recalled, recalled.attributed.contributions
+                heard(None)
             else:
-                measured, contributions = _measured(capture, subject, batch, together, seed, tick, known)
+                measured, contributions = _measured(capture, subject, batch, together, seed, tick, known, heard)
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
             part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
             del measured, recalled
@@ -71,7 +80,9 @@ def calibrate(
         assert found is not None
         return found
 
-    return folded("measuring", usable_batches(capture, subject), one, _merged)
+    if recording is not None and ranks.together():
+        recording.repeats()  # on every rank, of which one alone measures the recorded batch
+    return ranks.folded("measuring", usable_batches(capture, subject), one, _merged)
 
 
 def _measured(
@@ -82,14 +93,19 @@ def _measured(
     seed: int,
     tick: Callable[[str], None],
     known: Known,
+    heard: Hears,
 ) -> tuple[Measurement, Contributions]:
-    """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
+    """Measured once, and again where the way back through some operation raises: with care, and then without a way back.
+
+    heard: told what the reference gave; of None where it raised.
+    """
 
     def tried(how: Back) -> tuple[Measurement, Contributions]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how, known=known.facts)
-        heard = known.listening()
-        contributions = attribute(measured, seed, tick, heard, known.runs)
-        known.keep(measured, contributions, heard, how)
+        heard(measured.outputs)
+        yardstick = known.listening()
+        contributions = attribute(measured, seed, tick, yardstick, known.runs)
+        known.keep(measured, contributions, yardstick, how)
         return measured, contributions
 
     for how in (TRUSTED, TRIED):
@@ -97,7 +113,12 @@ def _measured(
             return tried(how)
         except Exception as error:
             let_through(error)
+            heard(None)
     return tried(NONE)
+
+
+def _nobody(outputs: Sequence[torch.Tensor] | None) -> None:
+    """Told of outputs that somebody has held against the model's already."""
 
 
 def _beside(a: Calibration, b: Calibration) -> Calibration:

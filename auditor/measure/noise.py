@@ -14,14 +14,15 @@ from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
-from ..formats.entries import is_plain, same
+from ..formats.entries import is_plain
 from ..formats.metrics import output_error
 from ..ops.nodes import settled, target_of, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
 from ..replay.execute import Replay
 from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
+from ..runs.outputs import NamedTensors, identical
+from ..tape.capture import Recording
 from .rerun import Yardstick
 
 REPEATED = (37, 211, 101)
@@ -38,40 +39,55 @@ class Heard:
 
 
 def heard(
-    capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, dear: bool = False, native: bool = False
+    recording: Recording, subject: Subject, yardstick: Yardstick, seed: int, dear: bool = False, native: bool = False
 ) -> Heard:
     """What `noise_of` finds; of several ranks the first listens for all, and outputs stay with it."""
+    recorded = recording.answer if not subject.held_out else None
+
+    def found() -> Heard:
+        return noise_of(recording.capture, subject, yardstick, seed, dear=dear, native=native, recorded=recorded)
+
     if not ranks.together():
-        return noise_of(capture, subject, yardstick, seed, dear=dear, native=native)
+        return found()
 
     def listened() -> Noise:
-        return noise_of(capture, subject, yardstick, seed, dear=dear, native=native).found
+        return found().found
 
     return Heard(ranks.from_first("noise", listened))
 
 
 def noise_of(
-    capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, dear: bool = False, native: bool = False
+    capture: Capture,
+    subject: Subject,
+    yardstick: Yardstick,
+    seed: int,
+    *,
+    dear: bool = False,
+    native: bool = False,
+    recorded: NamedTensors | None = None,
 ) -> Heard:
     """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
 
     The recorded graph is run twice, operation by operation, on a GPU and wherever the model differs from itself.
-    dear: whether a run costs so much that one more has to do, and that may be one made for another reason which answers
-    the same bit for bit: the one that proved that the model runs, or the one with gradients enabled. As far as the model
-    runs again.
+    dear: whether a run costs so much that one more has to do, and that both may be made for another reason where they
+    answer the same bit for bit: the one that proved that the model runs, the one that was recorded, the one with gradients
+    enabled. As far as the model runs again. recorded: what the recorded run gave, where it was of what plans are checked on.
     """
     batch = (subject.held_out or subject.batches)[0]
-    before, graded = subject.answers.get(id(batch)), None
+    plain, graded = [recorded] if recorded is not None else [], None
+    loaded = subject.answers.get(id(batch))
     subject.answers.clear()  # of a copy on another device, too, they are held no longer
     if dear and not native:
-        graded = graded_on(subject, batch, seed)
-        if before is not None and _equal(before, graded):
-            return Heard(Noise(runs=2), {id(batch): before}, before)
+        if loaded is not None and not loaded.gradients:
+            plain.append(loaded.outputs)
+        known = loaded.outputs if loaded is not None and loaded.gradients else None
+        shared = known is not None and any(identical(known, run) for run in plain)
+        graded = known if known is not None and shared else graded_on(subject, batch, seed)
+        if (twice := _given_twice(plain, graded, id(batch))) is not None:
+            return twice
     first = answer(subject.model, batch, seed=seed)
-    if graded is not None and _equal(first, graded):
-        return Heard(Noise(runs=2), {id(batch): first}, first)
-    if graded is not None and before is not None and _equal(first, before):
-        return Heard(Noise(runs=2), {id(batch): first}, graded)
+    if graded is not None and (twice := _given_twice([first, *plain], graded, id(batch))) is not None:
+        return twice
     error, joint, runs = 0.0, 0.0, 1
     outputs: dict[str, float] = {}
     moved = []
@@ -99,6 +115,16 @@ def noise_of(
     return Heard(found, {id(batch): first}, graded)
 
 
+def _given_twice(plain: list[NamedTensors], graded: NamedTensors | str, batch: int) -> Heard | None:
+    """What was heard if two runs, one of them without gradients, gave the same bit for bit."""
+    for at, run in enumerate(plain):
+        if _equal(run, graded):
+            return Heard(Noise(runs=2), {batch: run}, run)
+        if any(identical(run, other) for other in plain[at + 1 :]):
+            return Heard(Noise(runs=2), {batch: run}, graded)
+    return None
+
+
 def graded_on(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
     """FP32 outputs of a run with gradients enabled; or why the model cannot be run so."""
     try:
@@ -110,9 +136,7 @@ def graded_on(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
 
 def _equal(first: NamedTensors, other: NamedTensors | str) -> bool:
     """Whether two runs answer the same, bit for bit."""
-    if isinstance(other, str) or first.names != other.names:
-        return False
-    return all(same(a, b) for a, b in zip(first, other, strict=True))
+    return not isinstance(other, str) and identical(first, other)
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

@@ -1,5 +1,5 @@
 """Capture: one real run of a Subject becomes a torch.fx graph of ATen operations, each with its owner and source line."""
 
-from .capture import capture
+from .capture import capture, recorded
 
-__all__ = ["capture"]
+__all__ = ["capture", "recorded"]

@@ -16,7 +16,7 @@ from ..dispatch.regions import entered_at
 from ..ops.nodes import mutates, operation_of, tensors_of
 from ..ops.transfers import to_device
 from ..records import Batch
-from ..runs.outputs import tensor_outputs
+from ..runs.outputs import NamedTensors, tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
 from ..state.members import named_modules
 from ..trees import over_tensors
@@ -72,7 +72,7 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
     observe: Observe | None = None,
-) -> tuple[Tape, list[torch.Tensor]]:
+) -> tuple[Tape, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
@@ -91,7 +91,7 @@ def record(
         stack.enter_context(asking(recorder.asked))
         stack.enter_context(recorder.functions)
         outputs = tensor_outputs(model(*args, **kwargs))
-        answer = [x.detach().clone() for x in outputs]
+        answer = outputs.each(lambda x: x.detach().clone())
     recorder.end(outputs)
     tape.elsewhere, tape.functions = calls.elsewhere, recorder.functions.most
     tape.asked |= recorder.functions.asked or calls.elsewhere

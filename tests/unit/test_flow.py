@@ -12,6 +12,7 @@ from torch import nn
 
 import auditor
 from auditor.config import Ignore, Selection
+from auditor.errors import CaptureError
 from auditor.flow import run
 from auditor.formats.metrics import output_error
 from auditor.options import Options
@@ -103,3 +104,16 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     assert len(heard["plan"]) > 10
     assert "how far errors reach the outputs" in heard["measure"]
     assert any(detail.startswith("backwards: ") for detail in heard["training"])
+
+
+def written_past_torch(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.numpy()[0] = 7
+    return y + 1
+
+
+def test_a_tape_that_is_not_what_ran_is_refused_however_far_the_audit_has_come() -> None:
+    """The run that all is measured on is held against the model's own."""
+    with pytest.raises(CaptureError, match="answers differently") as caught:
+        audited(Function(written_past_torch))
+    assert caught.value.slug == "capture-failed"

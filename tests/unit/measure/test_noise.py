@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import auditor
 from auditor.measure.noise import noise_of, without_noise
 from auditor.measure.rerun import PLAIN
-from auditor.records import Contribution, Noise
+from auditor.records import Answer, Contribution, Noise
 from auditor.runs.answer import answer
 from auditor.tape import capture
+from auditor.tape import recorded as capture_recorded
 from tests.subjects import seeded, subject_of
 
 X = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
@@ -117,18 +118,33 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("apart", "known", "calls"),
-    [(0.0, True, 1), (0.0, False, 2), (0.5, True, 2), (0.5, False, 3)],
+    ("apart", "known", "gradients", "recorded", "calls"),
+    [
+        (0.0, True, True, True, 0),
+        (0.0, True, False, True, 1),
+        (0.0, True, False, False, 1),
+        (0.0, False, False, True, 1),
+        (0.0, False, False, False, 2),
+        (0.5, True, True, True, 2),
+        (0.5, True, False, True, 1),
+        (0.5, True, False, False, 2),
+        (0.5, False, False, True, 2),
+        (0.5, False, False, False, 3),
+    ],
 )
-def test_runs_made_for_another_reason_serve_where_they_answer_the_same(apart: float, known: bool, calls: int) -> None:
+def test_runs_made_for_another_reason_serve_where_they_answer_the_same(
+    apart: float, known: bool, gradients: bool, recorded: bool, calls: int
+) -> None:
     torch.calls = 0  # type: ignore[attr-defined]
     subject = subject_of(seeded(lambda: Counted(apart)), X)
-    captured, (batch,) = capture(subject, ("fp16",)), subject.batches
+    recording, (batch,) = capture_recorded(subject, ("fp16",)), subject.batches
     plain = answer(subject.model, batch)
+    subject.answers.clear()
     if known:
-        subject.answers[id(batch)] = plain
+        subject.answers[id(batch)] = Answer(answer(subject.model, batch, gradients=gradients), gradients)
     torch.calls = 0  # type: ignore[attr-defined]
-    found = noise_of(captured, subject, PLAIN, 0, dear=True)
+    ran = recording.answer if recorded else None
+    found = noise_of(recording.capture, subject, PLAIN, 0, dear=True, recorded=ran)
     assert torch.calls == calls  # type: ignore[attr-defined]
     assert found.found == Noise(runs=2) and not subject.answers
     assert torch.equal(found.known[id(batch)][0], plain[0])
@@ -137,12 +153,14 @@ def test_runs_made_for_another_reason_serve_where_they_answer_the_same(apart: fl
     del torch.calls  # type: ignore[attr-defined]
 
 
-def test_an_earlier_answer_that_is_another_does_not_serve() -> None:
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_earlier_answer_that_is_another_does_not_serve(gradients: bool) -> None:
     subject = subject_of(seeded(lambda: nn.Linear(32, 8)), X)
     captured, (batch,) = capture(subject, ("fp16",)), subject.batches
-    subject.answers[id(batch)] = subject.answers[0] = answer(subject.model, batch).each(lambda x: x + 1e-6)
-    found = noise_of(captured, subject, PLAIN, 0, dear=True)
-    assert not subject.answers
+    other = answer(subject.model, batch).each(lambda x: x + 1e-6)
+    subject.answers[id(batch)] = subject.answers[0] = Answer(other, gradients)
+    found = noise_of(captured, subject, PLAIN, 0, dear=True, recorded=answer(subject.model, batch))
+    assert not subject.answers and found.found == Noise(runs=2)
     assert torch.equal(found.known[id(batch)][0], answer(subject.model, batch)[0])
 
 

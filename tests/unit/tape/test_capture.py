@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from auditor.errors import CaptureError
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
 from auditor.runs.outputs import tensor_outputs
-from auditor.tape.capture import _check
+from auditor.tape.capture import Recording, _check, recorded
 from tests.capturing import Function
 from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
 
@@ -241,3 +242,35 @@ def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
     _check(recorded, subject, batch, answer)
     with pytest.raises(CaptureError, match="answers differently"):
         _check(recorded, subject, batch, [answer[0] * (1 + 1e-5)])
+
+
+def test_a_run_of_the_tape_made_for_another_reason_stands_for_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it gives what the recorded run gave, but for a last place at every operation; else the tape is run again."""
+    ran = list[int]()
+
+    def run_again(*_: Any) -> None:
+        ran.append(1)
+
+    def taken_anew() -> Recording:
+        return recorded(from_object(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())), normal(4, 8)))
+
+    monkeypatch.setattr(sys.modules[Recording.__module__], "_check", run_again)
+    for apart, runs in ((0.0, 0), (1e-7, 0), (1e-5, 1), (float("nan"), 1)):
+        ran.clear()
+        recording = taken_anew()
+        for _ in range(2):
+            recording.repeats([x * (1 + apart) for x in recording.answer])
+        assert len(ran) == runs, apart
+    for found in (None, [], [torch.ones(3)]):
+        ran.clear()
+        taken_anew().repeats(found)
+        assert ran
+
+
+def test_a_model_that_answers_what_it_did_when_it_was_loaded_has_its_answer_once() -> None:
+    subject = from_object(seeded(lambda: nn.Linear(8, 8)), normal(4, 8))
+    (known,) = subject.answers.values()
+    assert known.gradients
+    assert recorded(subject).answer is known.outputs
+    known.outputs[0].add_(1)
+    assert recorded(subject).answer is not known.outputs
