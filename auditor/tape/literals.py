@@ -39,11 +39,15 @@ def compared(
     """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
 
     A format that torch has no dtype for is stood in for by one that it has, see stand_in.py.
-    The model is run again only where its tape holds a dtype or a limit of float32, since only then may Python have
-    looked at a dtype; and not for 1e-6 alone, which is the resolution of float32, and what many models write, where
-    Python was seen to look at none. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
+    The model is run again only where its tape holds a dtype, a limit of float32, or a constant once Python looked at a
+    dtype, since only then may one have become the other; and not for 1e-6 alone, which is the resolution of float32, and
+    what many models write, where Python was seen to look at none. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
     """
     kinds = {kind for node in tape.graph.nodes for kind in _told((node.args, node.kwargs))}
+    if tape.asked and any(
+        x.is_floating_point() for name, x in tape.constants.items() if tape.kinds[name] == "constant"
+    ):
+        kinds.add(None)
     if not kinds:
         return captured
     if kinds == {_RESOLUTION} and not tape.asked:

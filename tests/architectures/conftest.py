@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from auditor.api import audit as audit_model
 from auditor.records import Capture
 from auditor.records.audit import Audit
-from auditor.tape import capture
+from auditor.tape import recorded
+from auditor.tape.capture import Recording
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
 
@@ -46,11 +47,12 @@ def audited(request: pytest.FixtureRequest) -> Audited:
     before = copy.deepcopy(subject.model)
     captures: list[Capture] = []
 
-    def recorded(*args: Any) -> Capture:
-        captures.append(capture(*args))
-        return captures[-1]
+    def noted(*args: Any) -> Recording:
+        recording = recorded(*args)
+        captures.append(recording.capture)
+        return recording
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("auditor.flow"), "capture", recorded)
+        patch.setattr(importlib.import_module("auditor.flow"), "recorded", noted)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
     return Audited(request.param, subject, audit, captures[0], before)

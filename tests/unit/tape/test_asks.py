@@ -81,3 +81,9 @@ def test_torch_is_as_before() -> None:
         assert np.allclose(scripted(X), X)
     assert len(heard) == 2
     assert all(a is b for a, b in zip(now(), before, strict=True))
+
+
+def test_a_constant_that_python_makes_in_a_dtype_it_looked_at_is_found() -> None:
+    """No operation of the tape has the dtype, or a limit of it, among its arguments."""
+    model = Function(lambda x: x + torch.tensor([0.1, 0.2], dtype=x.dtype))
+    assert any(place.made_in.get("fp16") is torch.float16 for place in capture_of(model, X).placeholders)
