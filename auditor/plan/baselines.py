@@ -17,10 +17,11 @@ from ..runs.answer import answer, as_on
 from ..runs.outputs import NamedTensors
 from ..state.flags import loose, under
 from ..verify import failure_of
-from .choose import Trial, ruled, simulated_error
+from .choose import ruled, simulated_error
 from .plans import NONE, as_run, worst_of
 from .problem import Problem
 from .solve import evaluate
+from .trial import Trial
 from .workbench import Workbench
 
 

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
-import torch
-from torch import nn
-
-from ..cache.kept import NO_RUNS
-from ..cache.kept import Runs as KeptRuns
-from ..cache.policy import told
 from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
 from ..paths import nearest
-from ..pulse import beat
 from ..raised import let_through
-from ..ranks import shared
-from ..records import Batch, Capture, Distance, Finding, Plan, ScopeChoice
-from ..replay.again import PolicyAgain, Run, kept
+from ..records import Finding, Plan, ScopeChoice
 from ..replay.chosen import labelled, scoped
-from ..replay.execute import PolicyInterpreter
 from ..replay.nesting import boundaries
-from ..replay.running import Running
 from ..replay.strategies import plain
 from ..resources import table
-from ..runs.outputs import tensor_outputs
 from .costs import heavy
 from .energy import FORBIDDEN
 from .exceptions import needed
@@ -36,6 +23,7 @@ from .memory import memory_of
 from .problem import Problem
 from .refine import refined
 from .solve import Candidate, between, candidates, evaluate
+from .trial import Trial
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
@@ -58,80 +46,11 @@ MOST_OFF = 4.0
 REFINED = 3
 """Times the search around a plan is begun again for less error, where a run of what it found is beyond the budget."""
 
+FORETOLD = 4
+"""Runs, at most, of what is predicted to hold, where runs are dear: each says by how much predictions of the next are off."""
 
-@dataclass(frozen=True)
-class Trial:
-    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
-
-    runs: of each batch what runs came to that were made before. beside: what the runs differ from in little. first: the
-    first of several runs on the first batch, from which the others begin.
-    """
-
-    capture: Capture
-    model: nn.Module
-    batches: Sequence[Batch]
-    references: Sequence[Sequence[torch.Tensor]]
-    distance: Distance
-    runs: Sequence[KeptRuns] = ()
-    beside: Running | None = None
-    first: list[Run] | None = None
-
-    def near(self, how: Running) -> Trial:
-        """The same, for runs that differ from `how` in little; where that does not run itself, nothing is gained."""
-        return replace(self, beside=how)
-
-    def several(self) -> Trial:
-        """The same, for runs each of which has much in common with the first."""
-        return replace(self, first=[])
-
-    def _begun(self, how: Running) -> Run | None:
-        """The run on the first batch from which one begins. Raises: what the first of several does."""
-        if self.first is None:
-            return self._before
-        if not self.first:
-            with torch.no_grad():
-                self.first.append(kept(self.capture, self.capture.bind(self.model, self.batches[0]), how))
-        return self.first[0]
-
-    @cached_property
-    def _before(self) -> Run | None:
-        if self.beside is None:
-            return None
-        try:
-            with torch.no_grad():
-                return kept(self.capture, self.capture.bind(self.model, self.batches[0]), self.beside)
-        except Exception as error:
-            let_through(error)
-            return None
-
-    def error(self, how: Running, enough: float = math.inf) -> float:
-        """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
-
-        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
-        """
-        key = told(self.capture, how) if any(self.runs) else None
-
-        def beyond(error: float) -> bool:
-            return not error <= enough
-
-        found = shared("a low run", range(len(self.batches)), lambda i: self._error(i, how, key), enough=beyond)
-        return found[-1] if beyond(found[-1]) else max(found)
-
-    def _error(self, index: int, how: Running, key: str | None) -> float:
-        runs = self.runs[index] if key is not None else NO_RUNS
-        known = runs.get(key or "", float)
-        if known is not None:
-            return float(known[0])
-        found = float(self.distance(self.references[index], self._run(how, self.batches[index])))
-        runs.put(key or "", [found])
-        return found
-
-    def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
-        beat()
-        begun = self._begun(how) if batch is self.batches[0] else None
-        interpreter = PolicyAgain(self.capture, how, begun) if begun else PolicyInterpreter(self.capture, how)
-        with torch.no_grad():
-            return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
+STRICTER = 0.95
+"""Share of what a run says would hold that is tried next, where that run did not hold."""
 
 
 def make_plan(problem: Problem, trial: Trial, budget: float, all_low: float | None = None) -> Plan:
@@ -144,7 +63,8 @@ def make_plan(problem: Problem, trial: Trial, budget: float, all_low: float | No
     low, runs = _everything(problem, problem.format), Runs(dear=heavy(problem.costs))
     runs.learn(low, math.inf if all_low is None else all_low)
     chosen = _fastest_that_holds(problem, curve, trial, budget, runs)
-    if chosen.precision != low.precision and _about_as_fast(low, chosen) and _allowed(low):
+    hopeless = all_low is not None and all_low > budget / MARGIN
+    if chosen.precision != low.precision and _about_as_fast(low, chosen) and _allowed(low) and not hopeless:
         chosen = low if simulated_error(problem, low, trial, budget) <= budget else chosen
     return _plan(problem, chosen, curve)
 
@@ -248,18 +168,21 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
 
 @dataclass
 class Runs:
-    """What runs said of predictions. off: how many times the predicted error the last one that was finite had.
+    """What runs said of predictions. off: how many times the predicted error the last one that was finite had; most_off:
+    the one that had most.
 
     dear: whether a run costs more than what little it may gain.
     """
 
     off: float = 1.0
     dear: bool = True
+    most_off: float | None = None
 
     def learn(self, point: Candidate, error: float) -> None:
         """Take in the error of a run."""
         if math.isfinite(error) and point.predicted_error:
             self.off = min(max(error / point.predicted_error, 1 / MOST_OFF), MOST_OFF)
+            self.most_off = max(self.most_off or self.off, self.off)
 
     def expected(self, point: Candidate) -> float:
         """The error that a run of this will have, should it be off by as much."""
@@ -269,16 +192,16 @@ class Runs:
 def _fastest_that_holds(
     problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs | None = None
 ) -> Candidate:
-    """First over the curve, then between the last point that fails and the first that holds, then around what is found."""
+    """First over the curve, then between the last point that fails and the first that holds, then around what is found.
+
+    Where runs are dear, the first two go by predictions, as long as a run bears them out.
+    """
     runs = runs or Runs()
-    found = _bisect(problem, curve, trial, budget, runs)
-    chosen = curve[found]
-    if _worth_a_search(chosen, curve[max(found - 1, 0)]):
-        finer = between(problem, curve[found - 1], chosen)
-        chosen = finer[_bisect(problem, finer, trial, budget, runs)]
+    foretold = _foretold(problem, curve, trial, budget, runs) if runs.dear else None
+    chosen = _bisected(problem, curve, trial, budget, runs) if foretold is None else foretold
     if not _worth_a_search(chosen, curve[0]):
         return chosen
-    allowed = max(budget / max(runs.off, 1.0) if runs.dear else budget, chosen.predicted_error)
+    allowed = max(budget / (runs.most_off or 1.0) if runs.dear else budget, chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)
         if better.price >= chosen.price:
@@ -286,8 +209,38 @@ def _fastest_that_holds(
         error = simulated_error(problem, better, trial, budget)
         if error <= budget:
             return better
-        allowed *= 0.95 * budget / error
+        allowed *= STRICTER * budget / error
     return chosen
+
+
+def _bisected(problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs) -> Candidate:
+    found = _bisect(problem, curve, trial, budget, runs)
+    if not _worth_a_search(curve[found], curve[max(found - 1, 0)]):
+        return curve[found]
+    finer = between(problem, curve[found - 1], curve[found])
+    return finer[_bisect(problem, finer, trial, budget, runs)]
+
+
+def _foretold(
+    problem: Problem, curve: Sequence[Candidate], trial: Trial, budget: float, runs: Runs
+) -> Candidate | None:
+    """Of the curve and of what lies between its points, the first that is predicted to hold, by what runs were off, and
+    does in a run; None where none of a few does."""
+    for _ in range(FORETOLD):
+        limit = min(budget / runs.off, math.sqrt(FORBIDDEN) / 2)
+        index = next((i for i, point in enumerate(curve) if point.predicted_error <= limit), len(curve) - 1)
+        point = curve[index]
+        if index and _worth_a_search(point, curve[index - 1]):
+            finer = between(problem, curve[index - 1], point)
+            point = next(other for other in finer if other is point or other.predicted_error <= limit)
+        error = math.inf if point is curve[-1] else simulated_error(problem, point, trial, budget)
+        runs.learn(point, error)
+        if error <= budget:
+            return point
+        if not math.isfinite(error):
+            break
+        runs.off /= STRICTER
+    return None
 
 
 def _worth_a_search(chosen: Candidate, best: Candidate) -> bool:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
-from ..replay.chosen import scoped
-from .choose import Trial, as_plan, near, simulated_error
+from ..replay.chosen import labelled, scoped
+from .choose import as_plan, near, simulated_error
+from .costs import heavy
 from .operations import operation_reasons
 from .problem import Problem
 from .reasons import Limits, kept_in, least, lowered_with, module_reasons
 from .solve import Candidate, evaluate
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A plan with `reasons`, and what they say of its scopes. least: those modules that have to stay, found when asked for:
+    that takes runs, and a plan which its reasons show to be improvable is not the last one."""
+
+    plan: Plan
+    least: Callable[[], tuple[str, ...]]
+
+    @property
+    def whole(self) -> Plan:
+        """The plan with all of it."""
+        return replace(self.plan, least=self.least())
 
 
 def explained(
@@ -24,8 +40,8 @@ def explained(
     target: float,
     findings: Sequence[Finding],
     all_low: float | None = None,
-) -> Plan:
-    """The plan with `reasons`, and what they say of its scopes. target: the error that it was made for.
+) -> Explained:
+    """Why a plan keeps what it keeps. target: the error that it was made for.
 
     Modules are lowered on the batches of `trial`: those that the plan is verified on, where the graph can be run on them.
     all_low: error of the model with everything low, where it was run on those that the plan is verified on.
@@ -43,7 +59,7 @@ def explained(
 
     own = 0.0
     if len({*chosen.precision.values()}) > 1:
-        trial = near(problem, chosen, trial)
+        trial = _beside(problem, chosen, trial)
         own = error(chosen)
     limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
     modules = module_reasons(problem, chosen, limits, error)
@@ -53,10 +69,18 @@ def explained(
         else choice
         for path, choice in plan.scopes.items()
     }
-    needed = least(problem, chosen, modules, limits, error) if modules else ()
-    return replace(
-        plan, scopes=scopes, reasons=(*_placed(problem, modules), *operation_reasons(problem, chosen)), least=needed
+    reasons = (*_placed(problem, modules), *operation_reasons(problem, chosen))
+    return Explained(
+        replace(plan, scopes=scopes, reasons=reasons),
+        lambda: least(problem, chosen, modules, limits, error) if modules else (),
     )
+
+
+def _beside(problem: Problem, chosen: Candidate, trial: Trial) -> Trial:
+    """The trial for what differs from the plan in few modules; where a run is dear, and the plan's is known, as it is:
+    to make that once more would cost what it saves."""
+    known = heavy(problem.costs) and trial.knows(problem.running(labelled(chosen.precision)))
+    return trial if known else near(problem, chosen, trial)
 
 
 def affordable(plan: Plan, target: float) -> tuple[str, ...]:

@@ -84,8 +84,7 @@ def plans_of(
             if bench.quick:
                 found[name] = predicted_plan(problems[name], budget)
             else:
-                runs_of = trial.several() if heavy(bench.costs) else trial
-                found[name] = make_plan(problems[name], runs_of, budget, baselines[name].measured_error)
+                found[name] = make_plan(problems[name], trial, budget, baselines[name].measured_error)
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
@@ -115,7 +114,7 @@ def _with_reasons(
     for _ in range(IMPROVED):
         tick(f"why {plan.name.replace('_', ' ')}")
         found = explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
-        if bench.quick or not runs(plan.format) or not (left := affordable(found, MARGIN * bench.max_error)):
+        if bench.quick or not runs(plan.format) or not (left := affordable(found.plan, MARGIN * bench.max_error)):
             break
         better = with_low(problem, plan, left)
         little = LITTLE if heavy(bench.costs) else 0.0
@@ -125,7 +124,7 @@ def _with_reasons(
         if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):
             break
         plan = tried
-    return found
+    return found.whole
 
 
 def _plainly_low(plan: Plan, baseline: Baseline) -> float | None:
@@ -235,6 +234,8 @@ def _as_another(bench: Workbench, problem: Problem, baseline: Baseline, known: K
     best = min(found, key=lambda point: point.cost, default=None)
     if best is None or not best.cost < (1 - WORTH) * as_candidate(problem, known[problem.name]).cost:
         return None
+    if baseline.measured_error is not None and set(best.precision.values()) == {problem.format}:
+        return None  # everything low, which was run, and tried if it holds
     error = simulated_error(problem, best, bench.trial(bench.usable(bench.subject.batches)), bench.max_error)
     return as_plan(problem, best) if error <= MARGIN * bench.max_error else None
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import ranks
-from ..cache.kept import NOTHING, Kept
+from ..cache.kept import NO_RUNS, NOTHING, Kept, Met, Runs
 from ..devices import is_native
 from ..folder import own
 from ..judge.verdicts import Judgement
@@ -28,9 +28,9 @@ from ..runs.outputs import NamedTensors
 from ..state.flags import Flags
 from ..tape.paths import usable
 from ..verify import Verifier, unwound
-from .choose import Trial
-from .costs import Cost, costs_of
+from .costs import Cost, costs_of, heavy
 from .problem import Problem
+from .trial import Trial
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,16 @@ class Workbench:
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
-        runs = tuple(self.kept.runs("trials", *self._told_by(batch)) for batch in batches)
+        runs = tuple(self.kept.runs("trials", *self._told_by(batch)) or self._met(batch) for batch in batches)
         return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance, runs)
+
+    def _met(self, batch: Batch) -> Runs:
+        """Runs on one batch that are known for the length of the audit: where runs are dear, stages share them."""
+        return self._runs.setdefault(id(batch), Met()) if heavy(self.costs) else NO_RUNS
+
+    @cached_property
+    def _runs(self) -> dict[int, Runs]:
+        return {}
 
     def _told_by(self, batch: Batch) -> tuple[str | None, list[Any] | None]:
         """What tells runs on one batch from others: all that they are made from, and the measure."""

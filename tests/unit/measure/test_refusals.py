@@ -13,10 +13,11 @@ from auditor.formats.metrics import output_error
 from auditor.measure.calibrate import calibrate
 from auditor.measure.measure import measure
 from auditor.measure.regions import run_regions
-from auditor.plan.choose import Trial, simulated_error
+from auditor.plan.choose import simulated_error
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
+from auditor.plan.trial import Trial
 from auditor.records import Verdict
 from auditor.tape import capture
 from tests.problems import NOTHING, owners_of

@@ -16,10 +16,20 @@ from torch import nn
 from auditor.formats.metrics import output_error
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import choose
-from auditor.plan.choose import Runs, Trial, _bisect, accepted, make_plan, scopes_of, simulated_error
+from auditor.plan.choose import (
+    MARGIN,
+    Runs,
+    _bisect,
+    _fastest_that_holds,
+    accepted,
+    make_plan,
+    scopes_of,
+    simulated_error,
+)
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, candidates, evaluate
+from auditor.plan.trial import Trial
 from auditor.records import Capture, ScopeChoice, Verdict
 from auditor.replay.chosen import scoped
 from auditor.replay.strategies import plain, running
@@ -27,7 +37,7 @@ from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, must_stay_fp32, owners_of
-from tests.subjects import capture_of, normal, seeded
+from tests.subjects import capture_of
 
 NO_TRIAL: Any = None
 
@@ -104,6 +114,60 @@ def test_runs_go_where_a_run_says_that_predictions_are_off(monkeypatch: pytest.M
     assert len(simulation.asked) <= 2
 
 
+def runs_off(monkeypatch: pytest.MonkeyPatch, off: float, refused: float = math.inf) -> list[Candidate]:
+    """Runs that err by so many times as predicted; beyond `refused` they raise. What was run."""
+    asked: list[Candidate] = []
+
+    def error(problem: Problem, point: Candidate, trial: Trial, enough: float) -> float:
+        asked.append(point)
+        return off * point.predicted_error if point.predicted_error <= refused else math.inf
+
+    monkeypatch.setattr(choose, "simulated_error", error)
+    return asked
+
+
+@pytest.mark.parametrize(("off", "told"), [(0.6, True), (1.0, False), (1.3, True), (2.5, False)])
+def test_where_runs_are_dear_they_bear_out_what_is_foretold(
+    off: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = runs_off(monkeypatch, off)
+    for seed in range(3):
+        problem = drawn("chain", "cast", random.Random(seed), unsafe=0.0)
+        curve = candidates(problem)
+        budget, runs, thorough = 0.4 * off * curve[0].predicted_error, Runs(), Runs(dear=False)
+        if told:
+            runs.learn(curve[0], off * curve[0].predicted_error)
+        asked.clear()
+        found = _fastest_that_holds(problem, curve, NO_TRIAL, budget, runs)
+        made = len(asked)
+        assert off * found.predicted_error <= budget
+        assert made <= (3 if told else 5)
+        searched = _fastest_that_holds(problem, curve, NO_TRIAL, budget, thorough)
+        assert found.price <= (1.1 if off >= 1 else 1.3) * searched.price, seed
+
+
+def test_what_raises_is_searched_for_along_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = drawn("chain", "cast", random.Random(1), unsafe=0.0)
+    curve = candidates(problem)
+    refused = curve[1].predicted_error
+    runs_off(monkeypatch, 1.0, refused=0.99 * refused)
+    found = _fastest_that_holds(problem, curve, NO_TRIAL, 2 * curve[0].predicted_error)
+    assert found.predicted_error < 0.99 * refused
+    assert set(found.precision.values()) == {"fp16", "fp32"}
+
+
+@pytest.mark.parametrize(("all_low", "tried"), [(None, True), (0.9, True), (1.1, False)])
+def test_everything_low_is_not_run_where_the_model_itself_was_over_the_budget(
+    all_low: float | None, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
+    asked = runs_off(monkeypatch, 1.0)
+    monkeypatch.setattr(choose, "_about_as_fast", lambda low, other: True)
+    monkeypatch.setattr(choose, "_fastest_that_holds", lambda problem, curve, *rest: curve[-1])
+    make_plan(problem, NO_TRIAL, MARGIN, all_low)
+    assert bool(asked) == tried
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(
     strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -167,26 +231,6 @@ def test_a_plan_states_what_it_gains() -> None:
 def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
     with torch.no_grad():
         return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
-
-
-def test_several_runs_begin_from_the_first_and_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = seeded(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))))
-    x = normal(4, 16)
-    capture = capture_of(model, x)
-    ran: list[int] = []
-
-    class Counted(choose.PolicyAgain):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            found = super().run(*args, **kwargs)
-            ran.append(sum(node.op == "call_function" for node in self.changed))
-            return found
-
-    monkeypatch.setattr(choose, "PolicyAgain", Counted)
-    alone, several = trial_of(model, capture, (x,)), trial_of(model, capture, (x,)).several()
-    for kept in ((), ("3",), ("5",), ("1", "3")):
-        how = running(capture, "autocast", lambda path, kept=kept: "fp32" if path in kept else "bf16", "bf16")
-        assert several.error(how) == alone.error(how)
-    assert ran == [0, 3, 1, 5]
 
 
 def factored(x: torch.Tensor) -> torch.Tensor:

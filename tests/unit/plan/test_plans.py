@@ -13,6 +13,7 @@ from torch import nn
 
 from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
+from auditor.plan.explained import Explained
 from auditor.plan.plans import _allowed, _outdone, _tightened, as_run, judged, plans_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification
@@ -147,7 +148,7 @@ class Solver:
         patch.setattr(plans_module, "fp32_plan", lambda problem: replace(BASE, scopes={"": ScopeChoice("fp32")}))
         patch.setattr(plans_module, "lowers_unsafe", lambda problem, plan: unsafe)
         patch.setattr(plans_module, "_instead", lambda *_: {})
-        patch.setattr(plans_module, "explained", lambda problem, plan, *_: plan)
+        patch.setattr(plans_module, "explained", lambda problem, plan, *_: Explained(plan, tuple))
         patch.setattr(
             plans_module, "verify", lambda bench, plans, tick: {n: self.run(p, errors) for n, p in plans.items()}
         )
