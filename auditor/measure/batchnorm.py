@@ -62,7 +62,7 @@ class _ByStatistics(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps
-        return result.view_as(result)
+        return result.data  # no view, which would hold the memory for as long as it has a place in autograd's graph
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

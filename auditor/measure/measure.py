@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from .. import mapped
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
-from ..ops.nodes import tensors_of, viewed
+from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
+from ..replay.held import Held, Slots, goes
 from ..replay.results import hollow, put, results, saving
 from ..sparing import now
+from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
@@ -89,7 +93,7 @@ def measure(
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     run = _Measuring(capture, formats, tick, back, known if known is not None and known.back == back else None)
-    with torch.enable_grad(), saving():
+    with torch.enable_grad(), run.slots.hooks() if run.slots else saving():
         run.run(*flat)
     return Measurement(
         capture=capture,
@@ -109,7 +113,7 @@ def measure(
 
 
 class _Measuring(Reference):
-    """The reference run; it keeps every value, and takes the formats along."""
+    """The reference run; it keeps every value, or what it takes little to compute it from, and takes the formats along."""
 
     def __init__(
         self,
@@ -122,7 +126,9 @@ class _Measuring(Reference):
         super().__init__(capture.graph_module, back)
         self._tick, self._known = tick, known
         self.called: list[str] = []
-        self.values: MutableMapping[str, Any] = results()
+        resident = not now().host and mapped.now() is None
+        self.slots = Slots(Held(_Again(capture))) if resident else None
+        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else results()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
@@ -162,6 +168,11 @@ class _Measuring(Reference):
         self.live[n.name] = tensors_of(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         put(self.values, n.name, detached, stays=n.op != "call_function")
+        if self.slots is not None:
+            read = {source.name: self.values[source.name] for source in n.all_input_nodes}
+            if goes(self.slots.values, n.name, n, detached, read):
+                self.slots.alive(n.name, detached)
+            self.slots.settle()
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
             return
@@ -179,11 +190,34 @@ class _Measuring(Reference):
             self._profiles.pop(source, None)
         for low in self.low.values():
             low.forget(used_up)
-        if now().host:
-            done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._deciding]
-            own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
-            for leaf in filter(is_plain, [*own, *(leaf for name in done for leaf in self.live[name])]):
-                hollow(leaf)
+        if self.slots is None and not now().host:
+            return
+        done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._deciding]
+        own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
+        for leaf in filter(is_plain, [*own, *(leaf for name in done for leaf in self.live[name])]):
+            hollow(leaf)
+        if self.slots is not None:
+            for name in done:
+                self.slots.give_up(name)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Computes the result of a node once more, as the reference did."""
+
+    capture: Capture
+
+    def __call__(self, name: str, values: Mapping[str, Any]) -> Any:
+        n = self._nodes[name]
+        given: Any = fx.node.map_arg((n.args, n.kwargs), lambda source: values[source.name])
+        args, kwargs = given
+        if takes_statistics(n.target):
+            return batch_norm(target_of(n), *args)  # statistics stay as they are
+        return settled(n.target, target_of(n)(*args, **kwargs))
+
+    @cached_property
+    def _nodes(self) -> dict[str, fx.Node]:
+        return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
 
 def _chosen_by(capture: Capture) -> set[str]:
