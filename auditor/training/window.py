@@ -30,7 +30,7 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
     largest = max(low, key=lambda module: low[module].max_abs)
     hungry = max(low, key=lambda module: _lost(low[module], top))
     open_ = needed <= top
-    shifts = range(-4, max(needed, top) + 5)
+    shifts = range(min(0, needed, top) - 4, max(needed, top) + 5)
     return LossScale(
         minimum=math.ldexp(1.0, needed),
         maximum=math.ldexp(1.0, top),

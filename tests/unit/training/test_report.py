@@ -61,6 +61,12 @@ def test_an_empty_window_is_said(trained: Trained) -> None:
     assert answers.falling == "No scale suits this model: up overflows beyond 4,096."  # 2^3 * 2^13 is 65536, past 65504
 
 
+def test_gradients_far_beyond_fp16_are_drawn(trained: Trained) -> None:
+    window = loss_scale({"up": magnitudes_of(torch.full((100,), 1.5 * 2.0**40))})
+    section = html.render(with_training(trained, fp16=window)).partition('<section id="training">')[2]
+    assert f"to {2.0**-25:,.10g}, beyond which" in section  # 1.5 * 2^15 is the largest of these that is below 65504
+
+
 def test_nothing_low_is_said(trained: Trained) -> None:
     training = trained.audit.training
     assert training is not None

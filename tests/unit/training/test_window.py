@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from auditor.formats.histogram import magnitudes_of
@@ -52,6 +55,14 @@ def test_gradients_beyond_fp16_ask_for_a_scale_below_one() -> None:
     assert window.maximum == 2.0**-5  # 1.5 * 2^15 is the largest of these that is below 65504
     assert window.minimum <= window.maximum
     assert window.init is not None
+
+
+@pytest.mark.parametrize("exponent", [20, 40, 100])
+def test_a_window_far_below_one_is_shown_from_end_to_end(exponent: int) -> None:
+    window = loss_scale({"a": magnitudes_of(powers(exponent))})
+    assert window is not None
+    assert min(window.flushed) < math.log2(window.minimum) <= math.log2(window.maximum) < max(window.flushed)
+    assert window.flushed.keys() == window.subnormal.keys()
 
 
 def test_no_low_gradient_no_window() -> None:
