@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from ..formats.table import FORMATS
@@ -29,8 +30,11 @@ _VARIABLES = (
     "CUBLAS",
     "NVIDIA_",
     "OPENBLAS",
+    "GLIBC_",
+    "LD_",
+    "DYLD_",
 )
-"""How names of variables begin that libraries of arithmetic listen to."""
+"""How names of variables begin that libraries of arithmetic listen to, or what chooses these libraries."""
 
 _REPLACED = ("CPU", "Autograd", "AutogradCPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "Python")
 """Where PyTorch has its own kernels in C++ and none in Python."""
@@ -50,7 +54,16 @@ def _code() -> str:
 
 
 def _versions() -> list[str]:
-    return [sys.version, torch.__version__, str(torch.version.git_version), torch.__config__.show()]
+    torchs = [torch.__version__, str(torch.version.git_version), torch.__config__.show()]
+    return [sys.version, *torchs, numpy.__version__, _c_library()]
+
+
+def _c_library() -> str:
+    """Scalar kernels take exp, log and others from it."""
+    try:
+        return str(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, ValueError, OSError):  # of another maker: the system's own
+        return platform.release()
 
 
 def _processor() -> list[Any]:

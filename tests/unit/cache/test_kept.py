@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,17 +147,35 @@ def test_flags_that_an_audit_sets_itself_do_not_matter(tmp_path: Path) -> None:
     assert texts(first) == texts(second)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MKL_CBWR", "COMPATIBLE"),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-FMA"),
+        ("LD_PRELOAD", "libm.so"),
+        ("LD_LIBRARY_PATH", "/x"),
+    ],
+)
 def test_a_variable_that_libraries_read_misses(
-    usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv(name, value)
     assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
 
 
-def test_another_version_of_torch_misses(
-    usual: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "named", "version"),
+    [(torch, "__version__", "99.0"), (numpy, "__version__", "99.0"), (os, "confstr", lambda name: "glibc 99")],
+)
+def test_another_version_of_a_library_misses(
+    where: Any,
+    named: str,
+    version: object,
+    usual: tuple[str, str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch, "__version__", "99.0")
+    monkeypatch.setattr(where, named, version)
     assert known_by(Small(), inputs(), tmp_path)[0] != usual[0]
 
 
