@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,16 +40,48 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
-        for ours, theirs in _runs(r, c):
-            r64, c64 = _as_float64(ours), _as_float64(theirs)
-            square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
-            if not math.isfinite(square) or not math.isfinite(size):
-                square, size = _finite_part(r64, c64)
+        for square, size in _squares(r, c):
             squares, norm = squares + square, norm + size
     if not math.isfinite(squares):
         return math.inf
     error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
     return max(error, flipped)
+
+
+@contextmanager
+def compared_once() -> Iterator[None]:
+    """In the body, in this thread, two tensors that are compared again are known; nothing may write to any that were."""
+    before, _KNOWN.pairs = _KNOWN.pairs, {}
+    try:
+        yield
+    finally:
+        _KNOWN.pairs = before
+
+
+class _Known(threading.local):
+    """pairs: the squares of two tensors, and the two, whose memory is no other's for as long as they are held."""
+
+    pairs: dict[Hashable, tuple[list[tuple[float, float]], torch.Tensor, torch.Tensor]] | None = None
+
+
+_KNOWN = _Known()
+
+
+def _squares(r: torch.Tensor, c: torch.Tensor) -> list[tuple[float, float]]:
+    """The squared error and the squared size of each run of two tensors."""
+    known = _KNOWN.pairs
+    if known is None or any(type(x) is not torch.Tensor or x.device.type != "cpu" for x in (r, c)):
+        return [_square(*pair) for pair in _runs(r, c)]
+    key = tuple((x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in (r, c))
+    if key not in known:
+        known[key] = [_square(*pair) for pair in _runs(r, c)], r, c
+    return known[key][0]
+
+
+def _square(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    r64, c64 = _as_float64(r), _as_float64(c)
+    square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
+    return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)
 
 
 def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

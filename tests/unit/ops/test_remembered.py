@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from auditor.imitation import imitated
+from auditor.ops import remembered as remembered_module
 from auditor.ops.remembered import Products, first_run, remembered, second_run
 from auditor.runs.answer import answer
 from auditor.verify.running import answers_of
@@ -105,3 +107,31 @@ def test_answers_are_the_same_whether_products_are_shared(alike: bool) -> None:
     expected = answer(seeded(Net), ((x,), {}), around=imitated)
     assert not isinstance(found, str) and found.graded is not None
     assert torch.equal(found.outputs[0][0], expected[0]) and found.graded[0] is found.outputs[0][0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 8 * 65536, 8 * 65536 + 5, 3 * 8 * 65536])
+def test_a_byte_that_is_another_is_told_wherever_it_is(size: int) -> None:
+    content = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+    known = remembered_module._digest(content)
+    assert remembered_module._digest(content.copy()) == known
+    for place in {0, size // 3, size // 2, size - 9, size - 1} & set(range(size)):
+        for bit in range(8):
+            other = content.copy()
+            other[place] ^= 1 << bit
+            assert remembered_module._digest(other) != known
+    if size > 1:
+        assert remembered_module._digest(np.roll(content, 1)) != known
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_what_differs_in_one_quarter_of_the_words_alone_is_told(quarter: int) -> None:
+    """Sixteen-bit values that two exchange, or that move from one to another: of 4,000 such pairs none agree."""
+    values = np.random.default_rng(2).integers(-100, 100, (1024, 4)).astype(np.int16)
+    seen = {remembered_module._digest(values.reshape(-1).view(np.uint8))}
+    for i in range(4000):
+        other = values.copy()
+        there, here = i % 1023 + 1, (7 * i) % (i % 1023 + 1)
+        other[there, quarter] += 1 + i // 1023
+        other[here, quarter] -= 1 + i // 1023
+        seen.add(remembered_module._digest(other.reshape(-1).view(np.uint8)))
+    assert len(seen) == 4001
