@@ -69,29 +69,25 @@ def noise_of(
     """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
 
     The recorded graph is run twice, operation by operation, on a GPU and wherever the model differs from itself.
-    dear: whether a run costs so much that one more has to do, and that both may be made for another reason where they
-    answer the same bit for bit: the one that proved that the model runs, the one that was recorded, the one with gradients
-    enabled. As far as the model runs again. recorded: what the recorded run gave, where it was of what plans are checked on.
+    Among the runs may be some that were made for another reason and answer the same bit for bit: the one that proved that
+    the model runs, and the one that was recorded. dear: whether a run costs so much that two have to do, and that the one
+    with gradients enabled may be one of them. As far as the model runs again. recorded: what the recorded run gave, where
+    it was of what plans are checked on.
     """
     batch = (subject.held_out or subject.batches)[0]
-    plain, graded = [recorded] if recorded is not None else [], None
-    loaded = subject.answers.get(id(batch))
+    plain, graded = _made(subject, id(batch), recorded) if not native else ([], None)
     subject.answers.clear()  # of a copy on another device, too, they are held no longer
     if dear and not native:
-        if loaded is not None and not loaded.gradients:
-            plain.append(loaded.outputs)
-        known = loaded.outputs if loaded is not None and loaded.gradients else None
-        shared = known is not None and any(identical(known, run) for run in plain)
-        graded = known if known is not None and shared else graded_on(subject, batch, seed)
+        graded = graded_on(subject, batch, seed) if graded is None else graded
         if (twice := _given_twice(plain, graded, id(batch))) is not None:
             return twice
-    first = answer(subject.model, batch, seed=seed)
-    if graded is not None and (twice := _given_twice([first, *plain], graded, id(batch))) is not None:
+    first, runs = (answer(subject.model, batch, seed=seed), 1) if dear or graded is None else (plain[0], 2)
+    if dear and graded is not None and (twice := _given_twice([first, *plain], graded, id(batch))) is not None:
         return twice
-    error, joint, runs = 0.0, 0.0, 1
+    error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
     moved = []
-    for size in REPEATED[:1] if dear else REPEATED:
+    for size in REPEATED[:1] if dear else REPEATED[runs - 1 :]:
         moved.append(torch.empty(size))
         try:
             again = answer(subject.model, batch, seed=seed)
@@ -112,7 +108,19 @@ def noise_of(
         nodes=nodes,
         operations=sources,
     )
-    return Heard(found, {id(batch): first}, graded)
+    return Heard(found, {id(batch): first}, graded if dear or not error else None)
+
+
+def _made(
+    subject: Subject, batch: int, recorded: NamedTensors | None
+) -> tuple[list[NamedTensors], NamedTensors | str | None]:
+    """Runs without gradients that were made for another reason, and one with, where it answered what one of them did."""
+    plain, loaded = [recorded] if recorded is not None else [], subject.answers.get(batch)
+    if loaded is None:
+        return plain, None
+    if not loaded.gradients:
+        return [*plain, loaded.outputs], None
+    return plain, loaded.outputs if any(identical(loaded.outputs, run) for run in plain) else None
 
 
 def _given_twice(plain: list[NamedTensors], graded: NamedTensors | str, batch: int) -> Heard | None:

@@ -17,7 +17,7 @@ from .casting import in_float32, scalars_lowered
 from .cells import is_fused_cell, stepped
 from .fourier import transformed
 from .nodes import operation_of, settled
-from .products import is_tensor_core, product
+from .products import is_tensor_core, layer, product
 from .rounded import asks_for_rounding, rounding
 from .scans import is_scan, scanned
 from .table import Operation
@@ -75,7 +75,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:
-        return settled(target, target(*args, **kwargs))
+        found = layer(target, args, kwargs) if on_cpu and known.recurrent else target(*args, **kwargs)
+        return settled(target, found)
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
         why = first_line(error)

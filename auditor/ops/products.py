@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..formats.table import Format
+from ..trees import over_tensors, tensors_in
 from .casting import in_float32
 from .nodes import mutates, operation_of, overload_of
 from .remembered import is_remembering, remembered
@@ -34,6 +35,29 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return connected if _differentiated(args) else known
 
     return remembered(lambda: _product(target, args, kwargs, row), taken, target, *args, kwargs, row.name)
+
+
+def layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target(*args, **kwargs)`, a recurrent layer; taken from an earlier run that read the same."""
+
+    def compute() -> Any:
+        return target(*args, **kwargs)
+
+    shared = is_remembering() and (_FORWARDS.only or not torch.is_grad_enabled()) and not _drops(target, args)
+    if not shared or kwargs:
+        return compute()
+    tensors = tuple(tensors_in(args))
+
+    def taken(known: Any) -> Any:
+        return _Taken.apply(lambda: known, *tensors) if _differentiated(tensors) else known  # type: ignore[no-untyped-call]
+
+    return remembered(compute, taken, target, over_tensors(lambda x: "", args), *tensors)
+
+
+def _drops(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a recurrent layer draws what it drops between its layers."""
+    given = dict(zip((argument.name for argument in overload_of(target)._schema.arguments), args, strict=False))
+    return bool(given.get("train")) and bool(given.get("dropout"))
 
 
 def _product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
@@ -124,12 +148,12 @@ class _Connected(torch.autograd.Function):
 
 
 class _Taken(_Connected):
-    """A result that was known before, not a view of it: it may be written to."""
+    """A result that was known before, not a view of it: it may be written to. One tensor, or several."""
 
     @staticmethod
-    def forward(ctx: Any, known: Any, *args: Any) -> torch.Tensor:
-        result: torch.Tensor = known()
-        ctx.save_for_backward(result)
+    def forward(ctx: Any, known: Any, *args: Any) -> Any:
+        result = known()
+        ctx.save_for_backward(*tensors_in(result))
         return result
 
 

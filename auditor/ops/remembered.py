@@ -7,12 +7,15 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ..raised import let_through
+from ..trees import over_tensors, tensors_in
+
+T = TypeVar("T")
 
 _MOST = 1 << 28
 """Bytes of results that are kept, at most; what comes later is computed twice."""
@@ -25,18 +28,19 @@ _WORDS = 1 << 15
 class Products:
     """Results by all that they were computed from, as often as they were. taken: how many a second run took."""
 
-    known: dict[Hashable, list[torch.Tensor]] = field(default_factory=dict)
+    known: dict[Hashable, list[Any]] = field(default_factory=dict)
     bytes: int = 0
     taken: int = 0
 
-    def keep(self, key: Hashable, result: torch.Tensor) -> None:
+    def keep(self, key: Hashable, result: Any) -> None:
         """Keep a copy of a result, which may be written to in the run it came from."""
-        size = result.numel() * result.element_size()
+        size = sum(x.numel() * x.element_size() for x in tensors_in(result))
         if self.bytes + size <= _MOST:
-            self.known.setdefault(key, []).append(result.detach().clone(memory_format=torch.preserve_format))
+            copied = over_tensors(lambda x: x.detach().clone(memory_format=torch.preserve_format), result)
+            self.known.setdefault(key, []).append(copied)
             self.bytes += size
 
-    def take(self, key: Hashable) -> torch.Tensor | None:
+    def take(self, key: Hashable) -> Any:
         """A result, once; None where there is none."""
         found = self.known.get(key)
         if not found:
@@ -82,10 +86,9 @@ def _set(products: Products | None, second: bool) -> Iterator[None]:
         _RUN.products, _RUN.second = before
 
 
-def remembered(
-    compute: Callable[[], torch.Tensor], taken: Callable[[torch.Tensor], torch.Tensor], *read: Any
-) -> torch.Tensor:
-    """`compute()`, or `taken` of what it was in a first run. read: all that it depends on, tensors and others."""
+def remembered(compute: Callable[[], T], taken: Callable[[T], T], *read: Any) -> T:
+    """`compute()`, or `taken` of what it was in a first run: a tensor, or several. read: all that it depends on, tensors
+    and others."""
     products = _RUN.products
     key = _key(read) if products is not None else None
     if products is None or key is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.loading import from_object
 from auditor.measure.noise import noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Answer, Contribution, Noise
@@ -210,3 +211,16 @@ class Quietly(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.mix(self.a(x).relu()))
+
+
+@pytest.mark.parametrize(("apart", "calls"), [(0.0, 2), (0.5, 4)])
+def test_two_of_four_runs_may_have_been_made_for_another_reason(apart: float, calls: int) -> None:
+    torch.calls = 0  # type: ignore[attr-defined]
+    subject = from_object(seeded(lambda: Counted(apart)).eval(), X)
+    recording, (batch,) = capture_recorded(subject, ("fp16",)), subject.batches
+    torch.calls = 0  # type: ignore[attr-defined]
+    found = noise_of(recording.capture, subject, PLAIN, 0, recorded=recording.answer)
+    assert torch.calls == calls  # type: ignore[attr-defined]
+    assert found.found == Noise(runs=4)
+    assert (found.graded is found.known[id(batch)]) is (apart == 0)
+    del torch.calls  # type: ignore[attr-defined]

@@ -135,3 +135,35 @@ def test_what_differs_in_one_quarter_of_the_words_alone_is_told(quarter: int) ->
         other[here, quarter] -= 1 + i // 1023
         seen.add(remembered_module._digest(other.reshape(-1).view(np.uint8)))
     assert len(seen) == 4001
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.a, self.b = nn.GRU(8, 8, 2, dropout=dropout), nn.LSTM(8, 4, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16):
+            y, h = self.a(x)
+            z, (_, c) = self.b(y.mul_(2))
+            return z + c.sum() + h.sum()
+
+
+def test_recurrent_layers_are_taken_with_all_that_they_return() -> None:
+    products = Products()
+    plain, graded = both(seeded(Recurrent), normal(6, 2, 8), products)
+    assert torch.equal(plain, graded) and products.taken == 2 and not any(products.known.values())
+    model = seeded(Recurrent)
+    with first_run(products):
+        answer(model, ((normal(6, 2, 8),), {}), around=imitated)
+    with torch.no_grad():
+        model.b.weight_hh_l0[0, 0] += 1
+    with second_run(products):
+        (found,) = answer(model, ((normal(6, 2, 8),), {}), around=imitated)
+    assert products.taken == 3 and not torch.equal(found, plain)
+
+
+def test_a_recurrent_layer_that_drops_some_of_its_values_draws_anew() -> None:
+    products = Products()
+    plain, graded = both(seeded(lambda: Recurrent(0.5)).train(), normal(6, 2, 8), products)
+    assert torch.equal(plain, graded) and products.taken == 1
