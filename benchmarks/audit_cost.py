@@ -4,6 +4,7 @@ training step's."""
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import resource
@@ -149,6 +150,7 @@ def command(name: str) -> Row:
     """`python -m auditor FILE` from start to finish, all its processes; beside it `--quick`, twice what importing torch takes,
     and forwards before and after."""
     model, args = build(name)
+    compileall.compile_dir(ROOT / "auditor", quiet=1)  # as pip leaves a package that it installs
     forwards = [forward_seconds(model, args)]
     since = time.monotonic()
     whole = _command(name)
