@@ -22,6 +22,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "raised",
         "pulse",
         "leaving",
+        "links",
         "devices",
         "sizes",
         "sparing",
