@@ -13,10 +13,9 @@ from ..formats.entries import is_plain
 from ..ops.nodes import row_of, settled, target_of, tensors_of, viewed
 from ..ops.products import is_product
 from ..replay.execute import apart
+from . import convolution, linear
 from .batchnorm import batch_norm, takes_statistics
-from .convolution import has_quick_backward, quick
 from .derivatives import differentiated
-from .linear import with_quick_backward
 
 Back = Literal["trusted", "tried", "none"]
 TRUSTED: Back = "trusted"
@@ -81,9 +80,10 @@ class Reference(fx.Interpreter):
             self.env.update(shared)
         try:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            if (found := with_quick_backward(n.target, args, kwargs)) is not None:
-                return found(*args)
-            return quick(*args) if has_quick_backward(n.target, args) else target_of(n)(*args, **kwargs)
+            quick = linear.with_quick_backward(n.target, args, kwargs)
+            if quick is None and not kwargs:
+                quick = convolution.with_quick_backward(n.target, args)
+            return target_of(n)(*args, **kwargs) if quick is None else quick(*args)
         finally:
             self.env.update(values)
 

@@ -1,4 +1,4 @@
-"""The quick backward pass of a 1x1 convolution, against autograd's own."""
+"""Convolutions with quick backward passes, against autograd's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.convolution import has_quick_backward, quick
+from auditor.measure.convolution import depthwise, quick, with_quick_backward
 from auditor.ops import products
 from tests.gradients import same_gradients
 from tests.subjects import normal
@@ -39,12 +39,37 @@ def test_what_needs_no_gradient_gets_none() -> None:
     assert (x.grad is None, weight.grad, bias.grad is None) == (False, None, False)
 
 
+@pytest.mark.parametrize("stride", [(2, 2), (3, 1)])
+def test_gradients_where_filters_leave_entries_out(stride: tuple[int, int]) -> None:
+    ours, theirs = leaves(True), leaves(True)
+    result, expected = quick(*ours, stride=stride), conv2d(*theirs, list(stride))
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    same_gradients(ours, theirs, (result, expected), normal(*expected.shape, seed=3))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("size", "padding"), [((7, 5), [3, 2]), ((5, 5), [0, 0]), ((11, 5), [5, 2])])
+def test_gradients_of_a_filter_for_each_channel(bias: bool, size: tuple[int, int], padding: list[int]) -> None:
+    def given() -> list[Tensor]:
+        tensors = [normal(3, 24, 12, 10), normal(24, 1, *size, seed=1), normal(24, seed=2)]
+        return [x.requires_grad_() for x in tensors[: 3 if bias else 2]]
+
+    ours, theirs = given(), given()
+    rest = [1, 1], padding, [1, 1], 24
+    result = depthwise(*ours, *([] if bias else [None]), *rest)
+    expected = conv2d(*theirs, *([] if bias else [None]), *rest)
+    assert torch.equal(result, expected)
+    same_gradients(ours, theirs, (result, expected), normal(*expected.shape, seed=3))
+    assert all(x.grad is None or x.grad.is_contiguous() for x in ours)
+
+
 @pytest.mark.parametrize(
     ("rest", "expected"),
     [
         ((), True),
         ((None, [1, 1], [0, 0], [1, 1], 1), True),
-        ((None, [2, 2]), False),
+        ((None, [2, 2]), True),
+        ((None, [2]), False),
         ((None, [1, 1], [1, 1]), False),
         ((None, [1, 1], [0, 0], [2, 2]), False),
         ((None, [1, 1], [0, 0], [1, 1], 2), False),
@@ -53,8 +78,36 @@ def test_what_needs_no_gradient_gets_none() -> None:
 def test_only_where_it_is_the_same(rest: tuple[Any, ...], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     x, weight = normal(3, 24, 20, 16), normal(40, 24, 1, 1)
-    assert has_quick_backward(conv2d, (x, weight, *rest)) is expected
-    assert not has_quick_backward(conv2d, (x, normal(40, 24, 3, 3), *rest))
-    assert not has_quick_backward(torch.ops.aten.linear.default, (x, weight))
+    found = with_quick_backward(conv2d, (x, weight, *rest))
+    assert (found is not None) is expected
+    if found is not None:
+        torch.testing.assert_close(found(x, weight, *rest), conv2d(x, weight, *rest), rtol=1e-5, atol=1e-5)
+    assert with_quick_backward(conv2d, (x, normal(40, 24, 3, 3), *rest)) is None
+    assert with_quick_backward(torch.ops.aten.linear.default, (x, weight)) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert not has_quick_backward(conv2d, (x, weight, *rest))
+    assert with_quick_backward(conv2d, (x, weight, *rest)) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "stride", "groups", "expected"),
+    [
+        ((20, 16), (5, 5), [1, 1], 24, True),
+        ((20, 16), (3, 5), [1, 1], 24, False),
+        ((7, 16), (7, 7), [1, 1], 24, True),
+        ((20, 16), (5, 5), [2, 2], 24, False),
+        ((20, 16), (5, 5), [1, 1], 12, False),
+    ],
+)
+def test_which_filters_are_one_for_each_channel(
+    image: tuple[int, int],
+    size: tuple[int, int],
+    stride: list[int],
+    groups: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    args = normal(3, 24, *image), normal(24, 24 // groups, *size), None, stride, [2, 2], [1, 1], groups
+    found = with_quick_backward(conv2d, args)
+    assert (found is depthwise) is expected
+    assert found is None or torch.equal(found(*args), conv2d(*args))
