@@ -27,7 +27,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
-    if not (is_remembering() and _is_wide(target, args) and (_FORWARDS.only or not torch.is_grad_enabled())):
+    if not (is_remembering() and _is_wide(target, args, kwargs) and (_FORWARDS.only or not torch.is_grad_enabled())):
         return _product(target, args, kwargs, row)
 
     def taken(known: torch.Tensor) -> torch.Tensor:
@@ -69,8 +69,10 @@ def _product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return in_float32(_fastest(target, args, kwargs), args, kwargs, row)
 
 
-def _is_wide(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def _is_wide(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether every entry that it reads is used so often that to read it once more takes little time beside the product."""
+    if target is torch.ops.aten.scaled_dot_product_attention.default:
+        return _attends_widely(args, kwargs)
     joined = target is torch.ops.aten.addmm.default
     if not joined and target is not torch.ops.aten.linear.default and target is not torch.ops.aten.conv2d.default:
         return False
@@ -79,6 +81,14 @@ def _is_wide(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         return False
     out = weight.shape[1 if joined else 0]
     return bool(min(out, weight.numel() // out) >= _USED)
+
+
+def _attends_widely(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether many keys are attended to, by queries that are no fewer, and nothing is drawn."""
+    query, key = args[:2]
+    drops = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    few = query.dim() < 3 or query.numel() < _LARGE or min(query.shape[-2], key.shape[-2]) < _USED
+    return not (few or drops or tensors_in(kwargs))
 
 
 def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:

@@ -70,6 +70,45 @@ def test_a_result_that_is_written_to_is_taken_as_it_was() -> None:
     assert found.tolist() == [1, 1, 1, 1]
 
 
+class Attending(nn.Module):
+    """Attention under autocast; written: how it is called."""
+
+    def __init__(self, written: Callable[[Tensor, Tensor], Tensor], otherwise: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.project, self.written, self.otherwise = nn.Linear(WIDE, WIDE), written, otherwise
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16):
+            y = self.project(x).unflatten(-1, (4, -1)).transpose(0, 1)
+            return self.written(y, self.otherwise(y) if torch.is_grad_enabled() else y)
+
+
+attend = torch.nn.functional.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize(
+    ("written", "otherwise", "taken"),
+    [
+        (lambda q, k: attend(q, k, k), lambda k: k, 1),
+        (lambda q, k: attend(q, k, k, is_causal=True), lambda k: k, 1),
+        (lambda q, k: attend(q, k, k, (k[..., :1] > 0).mT), lambda k: k, 1),
+        (lambda q, k: attend(q, k, k), lambda k: k.flip(1), 0),
+        (lambda q, k: attend(q, q, q, k[..., :1].mT), lambda k: k.flip(1), 0),  # the mask is another
+        (lambda q, k: attend(q[:, :8], k, k), lambda k: k, 0),  # few read much
+        (lambda q, k: attend(q, k, k, dropout_p=0.5), lambda k: k, 0),
+    ],
+)
+def test_attention_is_taken_where_it_reads_the_same(
+    written: Callable[[Tensor, Tensor], Tensor], otherwise: Callable[[Tensor], Tensor], taken: int
+) -> None:
+    products, x = Products(), normal(256, WIDE)
+    model = seeded(lambda: Attending(written, otherwise))
+    plain, graded = both(model, x, products)
+    assert products.taken == 1 + taken
+    assert torch.equal(graded, answer(model, ((x,), {}), around=imitated, gradients=True)[0])
+    assert not taken or torch.equal(plain, graded)
+
+
 def test_what_is_laid_out_otherwise_is_another() -> None:
     products, x = Products(), normal(8, 8)
     with first_run(products):
