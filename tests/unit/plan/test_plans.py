@@ -13,11 +13,14 @@ from torch import nn
 
 from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
+from auditor.plan.choose import fp32_plan, plain_plan
 from auditor.plan.explained import Explained
 from auditor.plan.plans import _allowed, _outdone, _tightened, as_run, judged, plans_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification
 from auditor.verify import Answers
+from tests import planning
+from tests.subjects import normal, seeded
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
@@ -191,3 +194,24 @@ def test_a_plan_that_lowers_everything_is_the_model_without_a_plan() -> None:
     found = as_run(before, plans(BASE, named("cast_fp16", scopes=ISLAND)))
     assert found["autocast_fp16"] == Baseline(0.002, True, rules_only=rules)
     assert found["cast_fp16"] == before["cast_fp16"]
+
+
+@pytest.mark.parametrize(("measured", "tried"), [(0.5, False), (None, True)])
+def test_what_another_strategy_lowers_is_not_tried_where_the_model_itself_showed_it(
+    measured: float | None, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rival lowers everything: under this strategy that is the model without a plan, which was run."""
+    ran: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        plans_module, "simulated_error", lambda problem, point, *rest: ran.append(dict(point.precision)) or 0.0
+    )
+    bench = planning.bench_of(seeded(lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))), normal(4, 16))
+    problem = bench.problem("cast", "bf16")
+    low, high = plain_plan(bench.problem("autocast", "bf16")), fp32_plan(problem)
+    known = {
+        "autocast_bf16": replace(low, measured_error=0.001, verified=True, predicted_speedup=2.0),
+        "cast_bf16": high,
+    }
+    found = plans_module._as_another(bench, problem, Baseline(measured, measured is not None), known)
+    assert (found is not None, bool(ran)) == (tried, tried)
+    assert not ran or set(ran[0].values()) == {"bf16"}
