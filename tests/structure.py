@@ -22,7 +22,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "raised",
         "pulse",
         "leaving",
-        "links",
         "devices",
         "sizes",
         "sparing",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..links import Steps, reached, steps
+import networkx as nx
+
 from ..ops.table import operation
 from ..records import Capture
 
@@ -26,13 +27,13 @@ def positions(capture: Capture) -> Positions:
     A layer is an operation that makes one, of which some, but not all, inputs come from parameters alone (through any arithmetic: a
     weight norm's product counts); norms and scales are none. A model with several branches has several firsts and lasts.
     """
-    read = [(source, node.name) for node in capture.nodes.values() for source in node.inputs]
-    down, up = steps(read, capture.nodes), steps(((name, source) for source, name in read), capture.nodes)
+    graph = nx.DiGraph((source, node.name) for node in capture.nodes.values() for source in node.inputs)
+    graph.add_nodes_from(capture.nodes)
     weights = _from_weights(capture)
     layers = _layers(capture, weights)
-    used, below = reached(up, capture.outputs), reached(down, _neighbours(down, layers))
-    alive = layers & used
-    above = reached(up, _neighbours(up, alive))
+    alive = layers & _reachable(graph.reverse(copy=False), capture.outputs)
+    below = _reachable(graph, _neighbours(graph.successors, layers))
+    above = _reachable(graph.reverse(copy=False), _neighbours(graph.predecessors, alive))
     return Positions(
         first=frozenset(alive - below),
         last=frozenset(alive - above),
@@ -70,8 +71,12 @@ def _from_weights(capture: Capture) -> set[str]:
     return fixed
 
 
-def _neighbours(along: Steps[str], names: Iterable[str]) -> set[str]:
-    return {neighbour for name in names for neighbour in along[name]}
+def _reachable(graph: nx.DiGraph, starts: Iterable[str]) -> set[str]:
+    return {name for layer in nx.bfs_layers(graph, [s for s in starts if s in graph]) for name in layer}
+
+
+def _neighbours(step: Callable[[str], Iterable[str]], names: Iterable[str]) -> set[str]:
+    return {neighbour for name in names for neighbour in step(name)}
 
 
 def _returned(capture: Capture) -> set[str]:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..links import Steps, both_ways, parts
+import networkx as nx
+
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
 from ..ops.table import operation
@@ -119,28 +120,30 @@ def _gathered(
     """Causes of findings that are not placed yet: those of the measurement alone, about precision."""
     found: dict[int, str] = {}
     rest = [finding for finding in findings if id(finding) not in placed]
-    together: list[tuple[object, object]] = []
+    together = nx.Graph()
     for fmt in formats:
         stretch = _stretches(graph, fmt)
         nearest = _nearest(stretch, {f.node: placed[id(f)] for f in foreseen if f.node in stretch})
         for finding in rest:
             if fmt in finding.formats and finding.node in nearest:
                 found[id(finding)] = nearest[finding.node]
-        for number, nodes in enumerate(parts(stretch)):
-            together += (((fmt, number), place_of(graph.nodes[name])) for name in nodes)
+        for number, nodes in enumerate(nx.connected_components(stretch)):
+            together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
     left = [finding for finding in rest if id(finding) not in found]
     broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
-    return found | _headed(graph, left, both_ways(together), broken)
+    return found | _headed(graph, left, together, broken)
 
 
-def _stretches(graph: Graph, fmt: str) -> Steps[str]:
+def _stretches(graph: Graph, fmt: str) -> nx.Graph:
     """The flagged nodes of a format, joined where one reads the other."""
-    flagged = {name: None for name in graph.nodes if graph.flagged(name, fmt)}
-    read = ((source, name) for name in flagged for source in graph.nodes[name].inputs if source in flagged)
-    return both_ways(read, flagged)
+    flagged = [name for name in graph.nodes if graph.flagged(name, fmt)]
+    found = nx.Graph()
+    found.add_nodes_from(flagged)
+    found.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in found)
+    return found
 
 
-def _nearest(stretch: Steps[str], causes: Mapping[str, str]) -> dict[str, str]:
+def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
     """{node: the cause of the nearest node that has one}; in a tie, of the one that runs first."""
     found, waiting = dict(causes), deque(causes)
     while waiting:
@@ -152,13 +155,13 @@ def _nearest(stretch: Steps[str], causes: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _headed(graph: Graph, left: Sequence[Finding], together: Steps[object], broken: Container[str]) -> dict[int, str]:
+def _headed(graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]) -> dict[int, str]:
     """What lies together goes by the place of one of its own operations: see `_head`.
 
     broken: places at which something turns non-finite, which is another matter.
     """
     joined: dict[str, int] = {}
-    for number, members in enumerate(parts(together)):
+    for number, members in enumerate(nx.connected_components(together)):
         joined |= {where: number for where in members if isinstance(where, str)}
     same: dict[object, list[Finding]] = {}
     for finding in left:

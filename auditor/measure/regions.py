@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import fx
 
 from ..cache.kept import NOTHING, Kept
 from ..errors import first_line
 from ..formats.metrics import output_error
-from ..links import both_ways, parts
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
@@ -95,7 +94,7 @@ def _chosen(capture: Capture, found: Calibration, verdicts: Verdicts, fmt: str) 
 def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
     """Sets of two flagged nodes or more that read each other, with the views between them, in execution order."""
     nodes = list(capture.graph_module.graph.nodes)
-    together: list[tuple[fx.Node, fx.Node]] = []
+    together = nx.Graph()
     for node in nodes:
         if node.name not in flagged:
             continue
@@ -104,8 +103,8 @@ def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, .
             while path[-1].name not in flagged and (earlier := viewed(path[-1])) is not None:
                 path.append(earlier)
             if path[-1].name in flagged:
-                together += pairwise(path)
-    for members in parts(both_ways(together)):
+                nx.add_path(together, path)
+    for members in nx.connected_components(together):
         yield tuple(node for node in nodes if node in members)
 
 

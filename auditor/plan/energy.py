@@ -7,7 +7,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..links import both_ways, parts
+import networkx as nx
+
 from ..pulse import beat
 from .mincut import sink_side
 
@@ -46,7 +47,8 @@ class Energy:
 
     @cached_property
     def _groups(self) -> dict[str, set[str]]:
-        return {owner: group for group in parts(both_ways(self.tied)) for owner in group}
+        groups = nx.connected_components(nx.Graph(list(self.tied)))
+        return {owner: group for group in groups for owner in group}
 
     def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
         """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.

@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
+import networkx as nx
+
 from ..errors import RuleError
 from ..formats.table import narrower
-from ..links import reached, steps
 from ..resources import resource_dir
 from .reader import Reader
 from .rule import Rule
@@ -65,7 +66,7 @@ def _check_codes(rules: list[Rule]) -> None:
 
 def _check_superseded(rules: dict[str, Rule]) -> None:
     """Each superseded rule exists, speaks of no format that its superseder leaves out, and does not supersede it back."""
-    order = steps((rule.code, code) for rule in rules.values() for code in rule.supersedes)
+    order = nx.DiGraph([(rule.code, code) for rule in rules.values() for code in rule.supersedes])
     for rule in rules.values():
         for code in rule.supersedes:
             if code not in rules:
@@ -73,7 +74,7 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
             left_out = set(rules[code].formats) - set(rule.formats)
             if left_out:
                 _refuse(rule, f"{code} also speaks of {', '.join(sorted(left_out))}, which {rule.code} does not")
-            if rule.code in reached(order, [code]):
+            if nx.has_path(order, code, rule.code):
                 _refuse(rule, f"{code} supersedes {rule.code} in turn")
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import networkx as nx
+from networkx.algorithms.isomorphism import DiGraphMatcher
 
 from ..facts.table import NodeFacts
-from ..links import Steps, both_ways, parts, steps
 from ..ops.table import operation
 from ..records import Capture
 from .conditions import evaluate
 from .rule import Chain, ChainNode, Match
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 Roles = dict[str, set[str]]
 
@@ -36,7 +34,7 @@ class Matcher:
 
     def __init__(self, capture: Capture, facts: Mapping[str, NodeFacts]) -> None:
         self._facts = facts
-        self._below, self._above = _values_graph(capture)
+        self._graph = _values_graph(capture)
         self._by_op: dict[str, list[str]] = {}
         for name, node in capture.nodes.items():
             self._by_op.setdefault(node.op, []).append(name)
@@ -54,6 +52,8 @@ class Matcher:
 
     def find_chain(self, chain: Chain) -> set[str]:
         """Names of the nodes that play the reported role in an occurrence of the chain."""
+        pattern = nx.DiGraph(chain.edges)
+        pattern.add_nodes_from((name, {"role": name}) for name in chain.nodes)
         roles = self._roles(chain)
         if not all(roles.values()):
             return set()
@@ -61,10 +61,13 @@ class Matcher:
         for role, names in roles.items():
             for name in names:
                 played.setdefault(name, set()).add(role)
-        inside = [(name, other) for name in played for other in self._below[name] if other in played]
-        return {
-            name for part in parts(both_ways(inside, played)) for name in _occurring(chain, inside, part, played, roles)
-        }
+        candidates = self._graph.subgraph(played)
+        found: set[str] = set()
+        for part in nx.weakly_connected_components(candidates):
+            graph = nx.DiGraph(candidates.subgraph(part).edges)
+            graph.add_nodes_from((name, {"roles": played[name]}) for name in part)
+            found |= _reported(graph, pattern, chain.report, roles[chain.report] & part)
+        return found
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
         ops = [op for op in self._by_op if _matches_any(op, patterns)]
@@ -77,37 +80,22 @@ class Matcher:
         while thinning and all(roles.values()):
             thinning = False
             for above, below in chain.edges:
-                uppers = {name for name in roles[above] if not roles[below].isdisjoint(self._below[name])}
-                lowers = {name for name in roles[below] if not uppers.isdisjoint(self._above[name])}
+                uppers = {name for name in roles[above] if not roles[below].isdisjoint(self._graph.successors(name))}
+                lowers = {name for name in roles[below] if not uppers.isdisjoint(self._graph.predecessors(name))}
                 thinning |= len(uppers) < len(roles[above]) or len(lowers) < len(roles[below])
                 roles[above], roles[below] = uppers, lowers
         return roles
 
     def _candidates(self, node: ChainNode) -> set[str]:
         if node.ops == ("*",):
-            return {name for name in self._below if name not in self._facts or self._holds(node, name)}
-        return {name for name in self._with_ops(node.ops) if name in self._below and self._holds(node, name)}
+            return {name for name in self._graph if name not in self._facts or self._holds(node, name)}
+        return {name for name in self._with_ops(node.ops) if name in self._graph and self._holds(node, name)}
 
     def _holds(self, node: ChainNode, name: str) -> bool:
         return evaluate(node.when, self._facts[name]) is True
 
 
-def _occurring(
-    chain: Chain, edges: list[tuple[str, str]], part: set[str], played: Mapping[str, set[str]], roles: Roles
-) -> set[str]:
-    """Of names that hang together those that the chain reports."""
-    import networkx as nx  # few models have what a chain asks for, and it takes as long to import as half of this package
-
-    pattern = nx.DiGraph(chain.edges)
-    pattern.add_nodes_from((name, {"role": name}) for name in chain.nodes)
-    graph = nx.DiGraph(edge for edge in edges if edge[0] in part)
-    graph.add_nodes_from((name, {"roles": played[name]}) for name in part)
-    return _reported(graph, pattern, chain.report, roles[chain.report] & part)
-
-
 def _reported(graph: nx.DiGraph, pattern: nx.DiGraph, report: str, wanted: set[str]) -> set[str]:
-    from networkx.algorithms.isomorphism import DiGraphMatcher
-
     found: set[str] = set()
     for name in wanted:
         # Everything of one occurrence lies within the pattern's own diameter of the reported node.
@@ -128,10 +116,11 @@ def _around(graph: nx.DiGraph, name: str, radius: int) -> set[str]:
     return found
 
 
-def _values_graph(capture: Capture) -> tuple[Steps[str], Steps[str]]:
-    """Who computes on whose values, down and up: reshapes, selections and casts are contracted, placeholders stay."""
+def _values_graph(capture: Capture) -> nx.DiGraph:
+    """Who computes on whose values: reshapes, selections and casts are contracted, placeholders stay."""
     origin = {item.name: item.name for item in capture.placeholders}
-    named, read = [*origin], list[tuple[str, str]]()
+    graph = nx.DiGraph()
+    graph.add_nodes_from(origin)
     for name, node in capture.nodes.items():
         row = operation(node.op)
         if row.assertion:
@@ -139,5 +128,5 @@ def _values_graph(capture: Capture) -> tuple[Steps[str], Steps[str]]:
         sources = [origin[source] for source in node.inputs if source in origin]
         origin[name] = sources[0] if row.transparent and sources else name
         if origin[name] == name:
-            read += ((source, name) for source in sources)
-    return steps(read, named), steps(((name, source) for source, name in read), named)
+            graph.add_edges_from((source, name) for source in sources)
+    return graph

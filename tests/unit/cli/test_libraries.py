@@ -58,35 +58,12 @@ def example_inputs():
 """
 
 
-def audited(folder):
-    words = [sys.executable, "-m", "auditor", "model.py", "-q", "--quick", "--fail-on", "never", "--device", "cpu"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
-
-
 def test_the_users_code_runs_with_the_collector_on_in_both_processes(tmp_path):
     source = SOURCE.replace('"seen"', repr(str(tmp_path / "seen")))
     (tmp_path / "model.py").write_text(source, encoding="utf-8")
-    done = audited(tmp_path)
+    words = [sys.executable, "-m", "auditor", "model.py", "-q", "--quick", "--fail-on", "never", "--device", "cpu"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
     seen = (tmp_path / "seen").read_text(encoding="utf-8").splitlines()
     assert len(seen) >= 2  # the audit, and the process that verified
     assert set(seen) == {f"True {gc.get_threshold()}"}
-
-
-ENDS = """
-import atexit, sys
-import torch
-def told():
-    with open("seen", "a") as file:
-        file.write(f"networkx: {'networkx' in sys.modules}")
-atexit.register(told)
-"""
-
-
-def test_an_audit_of_a_plain_model_imports_no_library_of_graphs(tmp_path):
-    source = (ENDS + SOURCE.partition("def ")[1] + SOURCE.partition("def ")[2]).replace(
-        '"seen"', repr(str(tmp_path / "seen"))
-    )
-    (tmp_path / "model.py").write_text(source, encoding="utf-8")
-    assert audited(tmp_path).returncode == 0
-    assert (tmp_path / "seen").read_text(encoding="utf-8") == "networkx: False"
