@@ -143,16 +143,24 @@ class Weights:
 def _extremes(tensor: torch.Tensor) -> Extremes:
     if tensor.device.type == "meta":
         return Extremes(0.0, None)
-    magnitudes = entries(tensor.detach()).abs()
+    flat = entries(tensor.detach()).reshape(-1)
+    blocks = torch.split(flat, _BLOCK) if flat.is_cpu else [flat]
+    ends = [found for block in blocks if (found := _ends(block.abs()))]
+    return Extremes(max(most for _, most in ends), min(least for least, _ in ends)) if ends else Extremes(0.0, None)
+
+
+_BLOCK = 1 << 18
+"""Entries that are looked at together: what is made of them stays in the processor's cache."""
+
+
+def _ends(magnitudes: torch.Tensor) -> tuple[float, float] | None:
+    """The smallest that is not zero, and the largest that is finite."""
     if magnitudes.numel() == 0:
-        return Extremes(0.0, None)
-    least, most = (float(end) for end in torch.aminmax(magnitudes))
-    if not (least > 0 and most < math.inf):  # a selection takes far longer than the two; of NaN neither holds
-        magnitudes = magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]
-        if magnitudes.numel() == 0:
-            return Extremes(0.0, None)
-        least, most = (float(end) for end in torch.aminmax(magnitudes))
-    return Extremes(most, least)
+        return None
+    least, most = float(magnitudes.amin()), float(magnitudes.amax())  # aminmax takes longer than both
+    if least > 0 and most < math.inf:  # of NaN neither holds
+        return least, most
+    return _ends(held) if (held := magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]).numel() else None
 
 
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.facts import values
 from auditor.facts.values import Extremes, Weights, headroom_bits, largest, smallest, spacing
 from auditor.formats.table import FORMATS
 from tests.capturing import captured, facts_of
@@ -152,3 +153,11 @@ def test_the_spacing_of_numbers_is_that_of_their_binade() -> None:
     assert spacing(0.0, bf16) is spacing(None, bf16) is None
     above = torch.nextafter(torch.tensor(3.0).bfloat16(), torch.tensor(4.0).bfloat16())
     assert float(above) - 3 == spacing(3.0, bf16)
+
+
+def test_extremes_of_a_weight_that_is_looked_at_in_blocks() -> None:
+    weight = torch.linspace(0.5, 3.0, 3 * values._BLOCK + 5)
+    weight[: values._BLOCK] = math.inf  # nothing in the first block counts
+    weight[values._BLOCK + 7], weight[2 * values._BLOCK], weight[-1] = -0.25, math.nan, -7.0
+    assert values._extremes(weight) == values._extremes(weight.reshape(-1, 1).expand(-1, 2).t()) == Extremes(7.0, 0.25)
+    assert values._extremes(torch.zeros(2 * values._BLOCK)) == Extremes(0.0, None)
