@@ -231,6 +231,8 @@ class _Hook:
         """A format, the kinds of error that are alike, and the inner products with one of them."""
         trace = self.traces.get(fmt)
         isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
+        if trace is not None and trace.again is not None:
+            isolated = trace.again()
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
             yield fmt, ("cast",), self._by_rounding(gradient - returned, value, fmt)

@@ -12,13 +12,16 @@ from torch import fx
 from ..errors import first_line
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.metrics import disagreement, sqnr_db
-from ..formats.profile import Profile
+from ..formats.profile import Deviation, Profile
 from ..ops.nodes import op_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Capture, NodeError
 from .causes import cause_of
 from .lowrun import LowRun, same_shapes
-from .testrun import Alone, Leaves, Trace, run_alone, trace_of, turned
+from .testrun import Again, Alone, Leaves, Trace, run_alone, trace_of, turned
+
+_LARGE = 1e15
+"""Norm of differences up to which none of them is too large for bfloat16."""
 
 _OTHER_SHAPE = "its shape depends on the precision"
 
@@ -27,7 +30,7 @@ class InFormat:
     """Measures node after node in one format, right after the reference has run it.
 
     values, profiles: reference results and their magnitudes so far. by_inputs: products whose inputs' errors are told
-    apart. deciding: nodes shortly before a discrete result. guarding: those that keep a denominator from zero.
+    apart. cheap: nodes that take little to be run once more. deciding: nodes shortly before a discrete result. guarding: those that keep a denominator from zero.
     known: {node: (its error, its largest magnitude)}, where they were measured before: nothing runs low from the start then.
     """
 
@@ -38,6 +41,7 @@ class InFormat:
         values: Mapping[str, Any],
         profiles: Mapping[fx.Node, Profile],
         by_inputs: Collection[str],
+        cheap: Collection[str],
         deciding: Collection[str],
         guarding: Collection[str],
         known: Mapping[str, tuple[NodeError, float]] | None = None,
@@ -46,6 +50,7 @@ class InFormat:
         self.errors: dict[str, NodeError] = {}
         self.traces: dict[str, Trace] = {}
         self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
+        self._cheap = cheap
         self._deciding, self._guarding, self._known = deciding, guarding, known
         self._spoilt: set[fx.Node] = set()
 
@@ -94,7 +99,12 @@ class InFormat:
         self.low.forget(nodes)
 
     def _trace(self, n: fx.Node, alone: Alone, error: NodeError, gap: torch.Tensor | None) -> Trace:
-        trace = trace_of(n, self._values[n.name], alone, gap, n.name in self._by_inputs)
+        by_inputs = n.name in self._by_inputs
+        spared = n.name in self._cheap and gap is None and alone.low is not None and not by_inputs
+        trace = trace_of(n, self._values[n.name], alone, gap, by_inputs or spared)
+        if spared:
+            again = Again(n, self._values, self.low.round, self.low.row, self.low.literals(n))
+            trace = replace(trace, by_inputs=False, again=None if trace.isolated is None else again)
         vanishes = bool(error.underflow) and n.name in self._guarding
         broken = turned(error) or bool(error.disagreement) or self._overflows(n)
         certain = broken or vanishes
@@ -126,8 +136,10 @@ class InFormat:
         if viewed(n) is not None:
             found, gap = profile.rounding(row), None
         else:
-            keep = n.name not in self._by_inputs
-            found, gap = profile.deviation(entries(tensors_of(alone.low)[0]), row, keep=keep)
+            low, by_inputs, cheap = entries(tensors_of(alone.low)[0]), n.name in self._by_inputs, n.name in self._cheap
+            found, gap = profile.deviation(low, row, keep=not (by_inputs or cheap))
+            if cheap and not _is_usual(found, profile):
+                _, gap = profile.deviation(low, row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         return NodeError(
             local_error=found.error,
@@ -157,6 +169,12 @@ class InFormat:
             return NodeError(unsupported=alone.unsupported or _OTHER_SHAPE, cause="unsupported")
         share = _disagreement(ours, tensors_of(alone.low))
         return NodeError(disagreement=share, cause="discrete" if share else None)
+
+
+def _is_usual(found: Deviation, profile: Profile) -> bool:
+    """Whether differences need no mending where they are rounded to bfloat16: all numbers are finite, and far from its end."""
+    damage = found.damage
+    return profile.finite and not damage.overflow and not damage.nan and found.error * profile.norm <= _LARGE
 
 
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:

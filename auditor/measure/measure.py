@@ -132,11 +132,19 @@ class _Measuring(Reference):
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
-        self._deciding = _chosen_by(capture)
+        self._deciding, self._cheap = _chosen_by(capture), set[str]()
         near, guards = deciding(capture), guarding(capture)
         self.low = {
             name: InFormat(
-                capture, name, self.values, self._profiles, self.readings, near, guards, _in_format(known, name)
+                capture,
+                name,
+                self.values,
+                self._profiles,
+                self.readings,
+                self._cheap,
+                near,
+                guards,
+                _in_format(known, name),
             )
             for name in formats
         }
@@ -172,6 +180,7 @@ class _Measuring(Reference):
             read = {source.name: self.values[source.name] for source in n.all_input_nodes}
             if goes(self.slots.values, n.name, n, detached, read):
                 self.slots.alive(n.name, detached)
+                self._cheap.add(n.name)
             self.slots.settle()
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..errors import first_line
 from ..formats.carried import like
 from ..formats.entries import entries, extent, is_number
 from ..formats.table import Format
+from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, row_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core, product
@@ -25,6 +26,29 @@ from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
 _ONE_ROUNDING = 1.1
+_CHUNK = 1 << 17
+
+
+@dataclass(frozen=True)
+class Again:
+    """A node's isolated errors, computed once more: its operation on reference values, rounded by `round`, which weights and inputs
+    are to `row` alone. values: of every node in FP32.
+    """
+
+    node: fx.Node
+    values: Mapping[str, Any]
+    round: Callable[[Any], Any]
+    row: Format
+    literals: Literals | None
+
+    def __call__(self) -> Leaves:
+        args, kwargs = fx.node.map_arg((self.node.args, self.node.kwargs), self._rounded)
+        low = run_op(target_of(self.node), *with_literals(args, kwargs, self.literals))
+        return _gaps(self.values[self.node.name], low)
+
+    def _rounded(self, source: fx.Node) -> Any:
+        value = self.values[source.name]
+        return self.round(value) if source.op == "call_function" else lowered(value, self.row)
 
 
 @dataclass(frozen=True)
@@ -34,6 +58,7 @@ class Trace:
     isolated, own: low minus reference per floating leaf, as bfloat16, since they enter inner products only. isolated
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
     by_inputs: isolated is not kept; it is own and the roundings of the inputs, which reach the result one by one.
+    again: isolated is not kept; it is computed whenever it is asked for, which takes little.
     low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
     or vanished where something divides by it. vanished: that last alone is why it must be run.
     """
@@ -41,6 +66,7 @@ class Trace:
     isolated: Leaves | None
     own: Leaves | None
     by_inputs: bool = False
+    again: Again | None = None
     low: Any = None
     certain: bool = False
     vanished: bool = False
@@ -144,9 +170,24 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
         if not is_number(r) or extent(r) != extent(c):
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
-        gap = entries(c).float() - entries(r).float()
-        result.append(waiting(gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16()))
+        result.append(waiting(_gap(entries(r), entries(c))))
     return result
+
+
+def _gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """candidate - reference in bfloat16; without copies larger than a processor's cache where their entries lie in order."""
+    if not (reference.is_contiguous() and candidate.is_contiguous() and reference.device.type == "cpu"):
+        return _gap_of(reference, candidate)
+    found = torch.empty_like(reference, dtype=torch.bfloat16)
+    runs = (x.reshape(-1).split(_CHUNK) for x in (reference, candidate, found))
+    for r, c, kept in zip(*runs, strict=True):
+        kept.copy_(_gap_of(r, c))
+    return found
+
+
+def _gap_of(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    gap = candidate.float() - reference.float()
+    return gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16()
 
 
 def _on_cpu(tree: Any) -> bool:
