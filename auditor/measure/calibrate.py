@@ -11,6 +11,7 @@ import torch
 from .. import ranks
 from ..cache.kept import NOTHING, Kept
 from ..formats.histogram import merged
+from ..mapped.trimming import give_back
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..sparing import now
@@ -66,6 +67,7 @@ def calibrate(
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
             kept.batches += 1
+            give_back()
             known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
             measured: Measurement | Recalled
             if (recalled := known.recalled(tick)) is not None:
@@ -76,6 +78,7 @@ def calibrate(
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
             part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
             del measured, recalled
+            give_back()
             found = part if found is None else _beside(found, part)
         assert found is not None
         return found
@@ -103,6 +106,7 @@ def _measured(
     def tried(how: Back) -> tuple[Measurement, Contributions]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how, known=known.facts)
         heard(measured.outputs)
+        give_back()
         yardstick = known.listening()
         contributions = attribute(measured, seed, tick, yardstick, known.runs)
         known.keep(measured, contributions, yardstick, how)

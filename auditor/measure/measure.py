@@ -11,14 +11,14 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from .. import mapped
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
+from ..mapped.trimming import Trimming
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..replay.held import Held, Slots, goes
-from ..replay.results import hollow, put, results, saving
+from ..replay.results import hollow, put, resident, results, saving
 from ..sparing import now
 from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
@@ -126,9 +126,9 @@ class _Measuring(Reference):
         super().__init__(capture.graph_module, back)
         self._tick, self._known = tick, known
         self.called: list[str] = []
-        resident = not now().host and mapped.now() is None
-        self.slots = Slots(Held(_Again(capture))) if resident else None
+        self.slots = Slots(Held(_Again(capture))) if resident() else None
         self.values: MutableMapping[str, Any] = self.slots.values if self.slots else results()
+        self._trim = Trimming()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
@@ -170,6 +170,7 @@ class _Measuring(Reference):
                 for low in self.low.values():
                     low.measure(n)
                 self._forget(n)
+                self._trim()
         return reference
 
     def _keep(self, n: fx.Node, reference: Any) -> None:

@@ -14,6 +14,7 @@ from torch import fx
 from ..cache.kept import NOTHING, Kept
 from ..errors import first_line
 from ..formats.metrics import output_error
+from ..mapped.trimming import give_back
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
@@ -59,6 +60,8 @@ def run_regions(
             return tuple(_failed(region, capture, error) for region in regions)
         tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
     kept.put(key, tested, tuple[FlaggedRegion, ...])
+    del reference
+    give_back()
     return tested
 
 

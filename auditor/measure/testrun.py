@@ -179,7 +179,7 @@ def _gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     if not (reference.is_contiguous() and candidate.is_contiguous() and reference.device.type == "cpu"):
         return _gap_of(reference, candidate)
     found = torch.empty_like(reference, dtype=torch.bfloat16)
-    runs = (x.reshape(-1).split(_CHUNK) for x in (reference, candidate, found))
+    runs = (torch.split(x.reshape(-1), _CHUNK) for x in (reference, candidate, found))
     for r, c, kept in zip(*runs, strict=True):
         kept.copy_(_gap_of(r, c))
     return found

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import fx
 
+from ..ops.nodes import target_of
 from ..records import Capture
-from .execute import Observe, PartlyLow, PolicyInterpreter, Replay
-from .results import put, results
+from .execute import Observe, PartlyLow, PolicyInterpreter, Replay, in_fp32
+from .held import Held, goes
+from .results import put, resident, results
 from .running import FULL, Running
 
 Values = Mapping[fx.Node, Any]
@@ -25,7 +27,11 @@ class Run:
 
 
 def kept(capture: Capture, inputs: Sequence[Any], how: Running | None = None) -> Run:
-    """A run whose values are kept: under a policy, or everything as it was recorded."""
+    """A run whose values are kept: under a policy, or everything as it was recorded, of which what takes little to be computed again is not."""
+    if how is None and resident():
+        run = _Keeping(capture)
+        run.run(*inputs)
+        return Run(run.values)
     values = results()
 
     def keep(n: fx.Node, result: Any) -> None:
@@ -36,6 +42,27 @@ def kept(capture: Capture, inputs: Sequence[Any], how: Running | None = None) ->
         return Run(values)
     PolicyInterpreter(capture, how, keep).run(*inputs)
     return Run(values, how)
+
+
+class _Keeping(Replay):
+    """A run in FP32 whose values are kept, or can be computed again."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(capture)
+        self.values = Held[fx.Node](_in_fp32)
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n] = result = super().run_node(n)
+        if n.op == "call_function":
+            goes(self.values, n, n, result, {source: self.values[source] for source in n.all_input_nodes})
+            for source in self.user_to_last_uses.get(n, ()):
+                self.values.give_up(source)
+        return result
+
+
+def _in_fp32(n: fx.Node, values: Values) -> Any:
+    given: Any = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
+    return in_fp32(target_of(n), *given)
 
 
 class PolicyAgain(PolicyInterpreter):
@@ -77,7 +104,10 @@ class PolicyAgain(PolicyInterpreter):
 
 
 class PartlyLowAgain(PartlyLow):
-    """Some operations low, on the inputs of a kept run of everything in FP32: what they do not reach is taken from there."""
+    """Some operations low, on the inputs of a kept run of everything in FP32: what they do not reach is taken from there.
+
+    changed: nodes that are run, and not taken from there.
+    """
 
     def __init__(
         self,
@@ -91,13 +121,16 @@ class PartlyLowAgain(PartlyLow):
         super().__init__(capture, inside, format, round, observe)
         self._before = before
         self.changed: set[fx.Node] = set()
+        for n in capture.graph_module.graph.nodes:
+            if n.name in inside or not self.changed.isdisjoint(n.all_input_nodes):
+                self.changed.add(n)
 
     def run_node(self, n: fx.Node) -> Any:
         """Result of one node; the kept one where no low operation reaches it."""
-        if n.name not in self._inside and not any(source in self.changed for source in n.all_input_nodes):
-            return _taken(self, n, self._before)
-        self.changed.add(n)
-        return super().run_node(n)
+        if n in self.changed:
+            return super().run_node(n)
+        is_read = n.op in ("placeholder", "output") or not self.changed.isdisjoint(n.users)
+        return _taken(self, n, self._before) if is_read else None
 
 
 def _taken(run: Replay, n: fx.Node, before: Run) -> Any:

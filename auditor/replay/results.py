@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .. import mapped
 from ..formats.carried import carried_in
 from ..sparing import now
 from ..trees import over_tensors, tensors_in
@@ -53,6 +54,11 @@ class OnHost(MutableMapping[K, Any]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def resident() -> bool:
+    """Whether results stay in this process's memory, where none is short and none is limited."""
+    return not now().host and mapped.now() is None
 
 
 def results() -> MutableMapping[Any, Any]:
