@@ -26,7 +26,8 @@ def with_quick_backward(target: object, args: tuple[Any, ...]) -> Callable[..., 
     if not all(isinstance(one, Sequence) and len(one) == 2 for one in (stride, padding)):
         return None
     if is_slow(x, weight) and (padding, dilation, groups) == ([0, 0], [1, 1], 1):
-        return partial(quick, stride=tuple(stride))
+        # Of other layouts, what is left of a row of pixels would no longer tell which one it is.
+        return partial(quick, stride=tuple(stride)) if list(stride) == [1, 1] or x.is_contiguous() else None
     return depthwise if stride == dilation == [1, 1] and _is_slow_depthwise(x, weight, groups) else None
 
 

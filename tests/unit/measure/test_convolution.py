@@ -88,6 +88,23 @@ def test_only_where_it_is_the_same(rest: tuple[Any, ...], expected: bool, monkey
     assert with_quick_backward(conv2d, (x, weight, *rest)) is None
 
 
+@pytest.mark.parametrize("stride", [[1, 1], [2, 2]])
+@pytest.mark.parametrize("shape", [(2, 64, 1, 300), (2, 64, 32, 32), (4, 4096, 1, 1)])
+@pytest.mark.parametrize("last", [True, False])
+def test_results_are_laid_out_as_torch_does(
+    shape: tuple[int, ...], stride: list[int], last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A view that follows in the graph was taken of that layout; the strides of a dimension of one entry say nothing.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    x = normal(*shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    args = x, normal(32, shape[1], 1, 1), None, stride
+    found, expected = with_quick_backward(conv2d, args), conv2d(*args)
+    results = [expected] if found is None else [expected, found(*args)]
+    told = [[step for step, size in zip(y.stride(), y.shape, strict=True) if size > 1] for y in results]
+    assert told[0] == told[-1]
+    assert found is not None or (last and stride == [2, 2])
+
+
 @pytest.mark.parametrize(
     ("image", "size", "stride", "groups", "expected"),
     [
