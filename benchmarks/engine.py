@@ -19,6 +19,7 @@ from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, repo
 from benchmarks.subjects import MODELS, Built, build, gpt, vit
 
 REPEATS = 3
+FORMATS = ("fp16", "bf16")
 COLUMNS = {
     "model": "",
     "operations": "d",
@@ -48,10 +49,19 @@ def _gru() -> Built:
     return nn.GRU(64, 64, 2, bidirectional=True), (torch.randn(1000, 4, 64),)
 
 
+def _llama() -> Built:
+    import transformers
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=256, use_cache=False, **sizes)
+    return transformers.LlamaForCausalLM(config), (torch.randint(0, 256, (4, 64)),)
+
+
 OTHERS: dict[str, Callable[[], Built]] = {
     "GRU, 2 layers, both ways, 1,000 steps": _gru,
     "ViT, 24 layers": partial(vit, 24),
     "GPT-2, 24 layers": partial(gpt, 24),
+    "Llama, 24 layers, whose Python looks at dtypes": _llama,
     "3,000 operations in a loop": lambda: (Steps(3000), (torch.randn(8),)),
     "20,000 operations in a loop": lambda: (Steps(20_000), (torch.randn(8),)),
 }
@@ -65,8 +75,8 @@ def measured(name: str) -> Row:
     subject = from_object(model, args, name=name)
     forward = forward_seconds(model, args)
     with in_eval(model):
-        captured = capture(subject)
-        recording = min(seconds(lambda: capture(subject)) for _ in range(REPEATS))
+        captured = capture(subject, FORMATS)
+        recording = min(seconds(lambda: capture(subject, FORMATS)) for _ in range(REPEATS))
         running = min(seconds(lambda: answer(model, (args, {}), around=_as_on_cuda)) for _ in range(REPEATS))
     operations = len(captured.nodes)
     return {

@@ -81,9 +81,10 @@ def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> C
     formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them.
     Raises: CaptureError(slug="capture-failed") where the model does not run, or its tape does not repeat it.
     """
-    recording = recorded(subject, formats, seed)
-    recording.repeats()
-    return recording.capture
+    with _young_searched():
+        recording = _recorded(subject, formats, seed)
+        recording.repeats()
+        return recording.capture
 
 
 def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Recording:

@@ -133,7 +133,9 @@ def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int, 
 
 
 def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
-    return from_the_start(model, batch, lambda: record(model, batch, handler=handler, around=around)[0], seed)
+    return from_the_start(
+        model, batch, lambda: record(model, batch, handler=handler, around=around, placed=False)[0], seed
+    )
 
 
 def _constants_in(ours: Tape, theirs: Tape) -> dict[str, torch.dtype]:

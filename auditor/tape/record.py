@@ -72,16 +72,17 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
     observe: Observe | None = None,
+    placed: bool = True,
 ) -> tuple[Tape, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
+    protects. observe(node, result) sees every operation's own result. placed: whether lines of code are looked up. The batch's tensors are copied, and the model's may
     be written to: the caller puts them back.
     """
     tape, calls = Tape(), Calls(model)
-    recorder = _Recorder(tape, calls, handler or Plain(), around, observe)
+    recorder = _Recorder(tape, calls, handler or Plain(), around, observe, placed)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
@@ -108,9 +109,15 @@ class _Recorder:
     """Runs every operation, and puts it on the tape."""
 
     def __init__(
-        self, tape: Tape, calls: Calls, handler: Handler, around: Region | None, observe: Observe | None
+        self,
+        tape: Tape,
+        calls: Calls,
+        handler: Handler,
+        around: Region | None,
+        observe: Observe | None,
+        placed: bool,
     ) -> None:
-        self.tape, self.calls, self.handler = tape, calls, handler
+        self.tape, self.calls, self.handler, self.placed = tape, calls, handler, placed
         self.around = around or Region(False, "")
         self.functions = Functions(calls)
         self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
@@ -175,7 +182,7 @@ class _Recorder:
         given = tensors_of((args, kwargs))
         self.builder.mark = Mark(
             self.calls.open,
-            written_at(record.__code__),
+            written_at(record.__code__) if self.placed else None,
             region if region != self.around else None,
             max(1, entered_at()),
             operation_of(op).name if mutates(op) else None,
