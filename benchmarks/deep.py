@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.subjects import Built, gpt, vit
+from benchmarks.subjects import MODELS, Built, build, gpt, vit
 
 WIDTH = 128
 
@@ -215,3 +215,15 @@ DEEP: dict[str, Callable[[], Built]] = {
     "gpt2, 64 layers of width 128": partial(gpt, 64),
     "1,500 residual layers": lambda: (nn.Sequential(*(Residual(32) for _ in range(1500))), (torch.randn(4, 32),)),
 }
+
+DEPTHS = {f"gpt2, {layers} layers of width 128": partial(gpt, layers) for layers in (2, 4, 8, 16, 32, 64)}
+ALL: dict[str, Callable[[], Built]] = {**DEEP, **DEPTHS, **MODELS}
+
+
+def made(name: str) -> Built:
+    """A model in eval mode and its arguments, the same every time."""
+    if name in MODELS:
+        return build(name)
+    torch.manual_seed(0)
+    model, args = ALL[name]()
+    return model.eval(), args

@@ -9,8 +9,6 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,9 @@ from auditor.options import Options
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
 from benchmarks.audit_cost import StageClock, spent
-from benchmarks.deep import DEEP
+from benchmarks.deep import DEEP, DEPTHS, made
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report
 from benchmarks.memory import children_watched
-from benchmarks.subjects import MODELS, Built, build, gpt
-
-DEPTHS = {f"gpt2, {layers} layers of width 128": partial(gpt, layers) for layers in (2, 4, 8, 16, 32, 64)}
-ALL: dict[str, Callable[[], Built]] = {**DEEP, **DEPTHS, **MODELS}
 
 COLUMNS = {
     "model": "",
@@ -44,19 +38,10 @@ COLUMNS = {
 }
 STAGES = {f"{stage} s": ".1f" for stage in ("capture", "measure", "classify", "baseline", "plan")}
 
-SOURCE = """from benchmarks.scaling import made
+SOURCE = """from benchmarks.deep import made
 def get_model(): return made({name!r})[0]
 def example_inputs(): return made({name!r})[1]
 """
-
-
-def made(name: str) -> Built:
-    """A model in eval mode and its arguments, the same every time."""
-    if name in MODELS:
-        return build(name)
-    torch.manual_seed(0)
-    model, args = ALL[name]()
-    return model.eval(), args
 
 
 def audited(name: str) -> Row:
