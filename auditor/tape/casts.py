@@ -37,9 +37,9 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether an operation that returned what it was given is no cast that its author wrote.
+    """Whether an operation that kept the dtype of what it was given is no cast that its author wrote.
 
-    Such is `x.to(device)` where x is there already: torch hands on the dtype that x has.
+    Such is `x.to(device)`: torch hands on the dtype that x has.
     """
     moved = op is _aten.to.dtype_layout and cast_to(op, given, args, kwargs) is given[0].dtype
     return moved or cast_to(op, given, args, kwargs) is None

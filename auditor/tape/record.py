@@ -268,8 +268,9 @@ class _Recorder:
         found = list(_places_of(result))
         if not found and op.namespace != "aten":  # a number or a truth
             self.noticed(*given)
-        node = self._emit(target, args, kwargs, result)
-        if target is _aten.to.dtype and given and result.device != given[0].device:
+        moved = target is _aten.to.dtype and given and result.device != given[0].device
+        node = args[0] if moved and is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
+        if moved:
             node = self._emit(to_device, (node, result.device), {}, result)
         for path, x in found:
             own = self._item(node, path, result)
