@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement, measure
+from auditor.ops.nodes import tensors_of
 from auditor.records import NodeError
+from auditor.replay import held
+from auditor.replay.held import Held
 from auditor.tape import capture
 from tests.brute_force import true_isolated
 from tests.capturing import Function
@@ -292,3 +295,57 @@ def test_memory_that_nothing_was_written_to_is_no_error() -> None:
     for _ in range(3):
         measured = measurement_of(Function(inverse_of), normal(4096))
         assert [error_of(measured, "empty_like", fmt).disagreement for fmt in FORMATS] == [0.0, 0.0]
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up: torch.Tensor = self.up(self.norm(x))
+        return x + self.down(up * torch.sigmoid(1.7 * up))
+
+
+def _blocks() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(*(_Block() for _ in range(8))), normal(4, 32, 16)
+
+
+def _held(measured: Measurement) -> int:
+    """Bytes of all tensors of a measurement that are no weights; what autograd saved is among its values, or the way to it is."""
+    weights = {x.untyped_storage().data_ptr() for name in measured.weights for x in measured.live[name]}
+    assert isinstance(measured.values, Held)
+    kept = [*measured.values._held.values(), *(x for leaves in measured.live.values() for x in leaves)]
+    traces = [one for by_format in measured.traces.values() for one in by_format.values()]
+    kept += [part for one in traces for part in (one.isolated, one.own, one.low)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for tree in kept for x in tensors_of(tree)}
+    return sum(size for place, size in storages.items() if place not in weights)
+
+
+def test_measuring_holds_less_than_a_training_step_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "SMALL", 1)
+    model, x = _blocks()
+    saved: dict[int, int] = {}
+
+    def note(one: torch.Tensor) -> torch.Tensor:
+        saved[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda one: one):
+        total = model(x).square().sum()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    step = sum(size for place, size in saved.items() if place not in weights)
+    assert total.requires_grad  # all that it saved is there still
+    assert _held(measurement_of(model, x)) < 0.75 * step
+
+
+def test_what_is_computed_again_is_what_would_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for small in (1, 1 << 40):
+        monkeypatch.setattr(held, "SMALL", small)
+        model, x = _blocks()
+        measured = measurement_of(model, x)
+        found.append((measured.errors, attribute(measured)))
+        assert any(one["fp16"].again is not None for one in measured.traces.values()) is (small == 1)
+    assert found[0] == found[1]
