@@ -8,7 +8,7 @@ import sys
 
 from .limit import resident
 
-GROWN = 0.08
+GROWN = 0.2
 """Share by which a process may grow before it looks for memory to give back: a page that is needed again is a fault."""
 
 
