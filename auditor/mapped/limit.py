@@ -88,7 +88,7 @@ class Limit:
     def ease(self) -> None:
         """Let go of mapped files where nearly as much is resident as may be."""
         held = resident()
-        self.peak = max(self.peak, held)
+        self.peak, self._after = max(self.peak, held), min(self._after, held)  # the heap may have been trimmed since
         if held > NEARLY * self.size and held - self._after > STEP * self.size:
             self.let_go()
 

@@ -204,11 +204,17 @@ class _Measuring(Reference):
             return
         done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._deciding]
         own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
-        for leaf in filter(is_plain, [*own, *(leaf for name in done for leaf in self.live[name])]):
+        for leaf in filter(_is_usual, [*own, *(leaf for name in done for leaf in self.live[name])]):
             hollow(leaf)
         if self.slots is not None:
             for name in done:
                 self.slots.give_up(name)
+
+
+def _is_usual(x: torch.Tensor) -> bool:
+    """Whether nothing but its entries hangs on a tensor's memory: indices tell others where to read, integers with a scale
+    have no other memory to stand for them."""
+    return is_plain(x) and x.is_floating_point()
 
 
 @dataclass(frozen=True)

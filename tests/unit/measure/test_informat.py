@@ -27,7 +27,7 @@ def measured(function: Any, x: Tensor, fmt: str, deciding: Collection[str] = ())
     captured = capture_of(Function(function), x)
     values: dict[str, Any] = {}
     profiles: dict[Any, Profile] = {}
-    found = InFormat(captured, fmt, values, profiles, (), deciding, ())
+    found = InFormat(captured, fmt, values, profiles, (), (), deciding, ())
 
     def observe(n: Any, value: Any) -> None:
         values[n.name] = value
