@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,39 +29,62 @@ LEVELS = ("info", "warning", "error")
 
 def audit(args: argparse.Namespace) -> int:
     """Audit a model; of several ranks the first one tells, and writes. Raises: AuditorError."""
+    with ExitStack() as held:
+        return _audited(args, _begun(args, held), held)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What is there before any of the user's code has run. at: when that was."""
+
+    at: float
+    progress: Progress
+    known: Record | None
+    options: Options
+
+
+def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
+    """Read what was asked for and import what it takes.
+
+    No function that waits for this one may hold the model: errors that libraries keep of imports that failed hold all of
+    these, and would keep the model from being deleted.
+    """
     quiet = args.quiet or args.dry_run or not ranks.leads()
-    with (
-        reporter(quiet, args.mode == "training", guard.drawn) as shown,
-        redirect_stdout(sys.stderr),
-        warnings.catch_warnings(),
-        ranks.joined(),
-        ExitStack() as held,
-    ):
-        if not args.debug:
-            warnings.simplefilter("ignore")
-        progress, began = _told(shown), time.perf_counter()
-        progress("load", args.target, 0, 0)
-        known = _baseline(args.baseline)
-        if args.out and ranks.leads():
-            publish.check(args.out, args.model_explorer)
-        with libraries.imported():
-            options = _options(args, progress)
-            _import_ahead(args)
-        _set_aside(args, options, held)
-        subject, directory = _loaded(args)
-        options = _with_score(args, options)
-        if not args.dry_run:
-            loaded = time.perf_counter() - began
-            found = _timed(_run(subject, options), loaded)
-            if not ranks.leads():
-                return 0
-            if args.onnx:
-                progress("onnx", "write, check, run", 0, 0)
-                found = _with_onnx(found, args.onnx)
-            progress("write", str(directory), 0, 0)
-            files = publish.write(found, directory, answer.extra(found, args.model_explorer))
+    shown = held.enter_context(reporter(quiet, args.mode == "training", guard.drawn))
+    for around in (redirect_stdout(sys.stderr), warnings.catch_warnings(), ranks.joined()):
+        held.enter_context(around)
+    if not args.debug:
+        warnings.simplefilter("ignore")
+    progress, began = _told(shown), time.perf_counter()
+    progress("load", args.target, 0, 0)
+    known = _baseline(args.baseline)
+    if args.out and ranks.leads():
+        publish.check(args.out, args.model_explorer)
+    with libraries.imported():
+        options = _options(args, progress)
+        _import_ahead(args)
+    _set_aside(args, options, held)
+    return _Begun(began, progress, known, options)
+
+
+def _audited(args: argparse.Namespace, begun: _Begun, held: ExitStack) -> int:
+    """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
+    progress, known = begun.progress, begun.known
+    subject, directory = _loaded(args)
+    options = _with_score(args, begun.options)
     if args.dry_run:
+        held.close()
         return _dry_run(options, subject, directory) if ranks.leads() else 0
+    loaded = time.perf_counter() - begun.at
+    found = _timed(_run(subject, options), loaded)
+    if not ranks.leads():
+        return 0
+    if args.onnx:
+        progress("onnx", "write, check, run", 0, 0)
+        found = _with_onnx(found, args.onnx)
+    progress("write", str(directory), 0, 0)
+    files = publish.write(found, directory, answer.extra(found, args.model_explorer))
+    held.close()
     fresh = _fresh(found, known)
     if args.format == "github":
         streams.say(answer.rendered(replace(found, findings=fresh), args.format))
