@@ -180,7 +180,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         calls = int(CALLS.read_text()) + 1 if CALLS.exists() else 1
         CALLS.write_text(str(calls))
-        if calls in (2, 6):
+        if calls in (2, 7):
             time.sleep(3)
         if calls == 5:
             end = time.monotonic() + 3
@@ -235,11 +235,13 @@ def test_a_terminal_never_waits_two_seconds_and_the_share_grows_to_all(tmp_path)
         "cast",
         "--formats",
         "bf16",
+        "--max-error",
+        "0.001",  # which not all low holds: a plan is made, and run
     ]
     written, answer, code = on_a_terminal(command, tmp_path)
     assert code in (0, 1)
     assert answer.startswith("{")
-    assert int((tmp_path / "calls").read_text()) >= 6  # the slow ones were among them
+    assert int((tmp_path / "calls").read_text()) >= 7  # the slow ones were among them
     drawn = [(when, text) for when, text in written if re.search(r"\d/\d", text)]
     assert drawn[-1][0] - drawn[0][0] > 6
     shown = [(when, text) for when, text in written if when <= drawn[-1][0]]
