@@ -168,21 +168,18 @@ def _plan(problem: Problem, chosen: Candidate, curve: Sequence[Candidate]) -> Pl
 
 @dataclass
 class Runs:
-    """What runs said of predictions. off: how many times the predicted error the last one that was finite had; most_off:
-    the one that had most.
+    """What runs said of predictions. off: how many times the predicted error the last one that was finite had.
 
     dear: whether a run costs more than what little it may gain.
     """
 
     off: float = 1.0
     dear: bool = True
-    most_off: float | None = None
 
     def learn(self, point: Candidate, error: float) -> None:
         """Take in the error of a run."""
         if math.isfinite(error) and point.predicted_error:
             self.off = min(max(error / point.predicted_error, 1 / MOST_OFF), MOST_OFF)
-            self.most_off = max(self.most_off or self.off, self.off)
 
     def expected(self, point: Candidate) -> float:
         """The error that a run of this will have, should it be off by as much."""
@@ -201,7 +198,7 @@ def _fastest_that_holds(
     chosen = _bisected(problem, curve, trial, budget, runs) if foretold is None else foretold
     if not _worth_a_search(chosen, curve[0]):
         return chosen
-    allowed = max(budget / (runs.most_off or 1.0) if runs.dear else budget, chosen.predicted_error)
+    allowed = max(budget / max(runs.off, 1.0) if runs.dear else budget, chosen.predicted_error)
     for _ in range(REFINED):
         better = refined(problem, chosen, allowed)
         if better.price >= chosen.price:

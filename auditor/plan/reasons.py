@@ -27,7 +27,7 @@ is predicted, and said to be."""
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
-FEW_RUNS = 2
+FEW_RUNS = 4
 """How many there are where runs are dear."""
 
 Error = Callable[[Candidate], float]
