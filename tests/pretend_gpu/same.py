@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from auditor import Audit
+from auditor.plan.recommend import recommend
 from auditor.records import Plan
 from auditor.records.training import Training
 
@@ -23,18 +25,29 @@ TRANSFERS = ("to_device",)
 def differences(emulated: Audit, native: Audit, transfers: bool = False) -> list[str]:
     """What is not the same in them, a line each.
 
-    transfers: values go from one device to another in the native one, which takes time there alone: another of the plans,
-    which are the same, may be the quickest.
+    transfers: values go from one device to another in the native one, which takes time there alone: of the plans, which
+    are the same, it has to recommend the same one but for that.
     """
     left_out = (*LAYOUT, *TRANSFERS) if transfers else LAYOUT
     return [
-        *([] if transfers else _unequal("recommended", emulated.recommended, native.recommended)),
+        *_unequal(
+            "recommended", emulated.recommended, _but_for_times(native, emulated) if transfers else native.recommended
+        ),
         *_unequal("rules", [(f.rule, f.node) for f in emulated.findings], [(f.rule, f.node) for f in native.findings]),
         *_of_nodes(emulated, native, left_out),
         *_of_plans(emulated, native),
         *_of_baselines(emulated, native),
         *_of_training(emulated.training, native.training),
     ]
+
+
+def _but_for_times(native: Audit, emulated: Audit) -> str | None:
+    """What it would recommend if its plans gained as much time as the other's do."""
+    plans = {
+        name: replace(plan, predicted_speedup=emulated.plans[name].predicted_speedup)
+        for name, plan in native.plans.items()
+    }
+    return recommend(plans, native.max_error, native.use)[0]
 
 
 def _of_nodes(emulated: Audit, native: Audit, left_out: tuple[str, ...]) -> Iterator[str]:
