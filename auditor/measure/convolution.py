@@ -1,4 +1,4 @@
-"""Convolutions by oneDNN, forwards and backwards, where torch's own way takes twice as long on one thread."""
+"""Convolutions with a way back that takes half as long as torch's own on one thread: by oneDNN, or in another layout."""
 
 from __future__ import annotations
 
@@ -34,17 +34,24 @@ def with_quick_backward(target: object, args: tuple[Any, ...]) -> Callable[..., 
 def quick(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: Any, stride: tuple[int, ...] = (1, 1)
 ) -> torch.Tensor:
-    """The convolution, [N, out, H, W] of x [N, in, H, W] and weight [out, in, 1, 1], with its derivatives."""
+    """The native result, [N, out, H, W] of x [N, in, H, W] and weight [out, in, 1, 1], with the quick backward pass."""
     read = x if stride == (1, 1) else x[:, :, :: stride[0], :: stride[-1]]
-    result: torch.Tensor = _Quick.apply(read, weight, bias)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Quick.apply(read, weight, bias, x.detach(), stride)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Quick(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return conv2d_by_onednn(x, weight, bias)
+    def forward(
+        ctx: Any,
+        read: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        stride: tuple[int, ...],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(read, weight)
+        return torch.conv2d(x, weight, bias, stride)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -55,7 +62,7 @@ class _Quick(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             pairs = zip(gradient.flatten(2), x.contiguous().flatten(2), strict=True)
             by_weight = torch.stack([linear_by_onednn(g, values) for g, values in pairs]).sum(0).view_as(weight)
-        return by_x, by_weight, gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return by_x, by_weight, gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _is_slow_depthwise(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:

@@ -27,7 +27,7 @@ def leaves(bias: bool) -> list[Tensor]:
 def test_gradients(bias: bool, strided: bool) -> None:
     ours, theirs = leaves(bias), leaves(bias)
     result, expected = quick(*ours), conv2d(*theirs)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(result, expected)
     weights = normal(*expected.shape, seed=3)
     weights = weights.transpose(2, 3).contiguous().transpose(2, 3) if strided else weights
     same_gradients(ours, theirs, (result, expected), weights)
@@ -43,7 +43,7 @@ def test_what_needs_no_gradient_gets_none() -> None:
 def test_gradients_where_filters_leave_entries_out(stride: tuple[int, int]) -> None:
     ours, theirs = leaves(True), leaves(True)
     result, expected = quick(*ours, stride=stride), conv2d(*theirs, list(stride))
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(result, expected)
     same_gradients(ours, theirs, (result, expected), normal(*expected.shape, seed=3))
 
 
@@ -81,7 +81,7 @@ def test_only_where_it_is_the_same(rest: tuple[Any, ...], expected: bool, monkey
     found = with_quick_backward(conv2d, (x, weight, *rest))
     assert (found is not None) is expected
     if found is not None:
-        torch.testing.assert_close(found(x, weight, *rest), conv2d(x, weight, *rest), rtol=1e-5, atol=1e-5)
+        assert torch.equal(found(x, weight, *rest), conv2d(x, weight, *rest))
     assert with_quick_backward(conv2d, (x, normal(40, 24, 3, 3), *rest)) is None
     assert with_quick_backward(torch.ops.aten.linear.default, (x, weight)) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
