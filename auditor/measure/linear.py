@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN, forwards and backwards: torch's own kernels take twice as long on some processors."""
+"""Linear layers as torch computes them, and their way back by oneDNN: torch's own kernels take twice as long on some processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADDMM = torch.ops.aten.addmm.default
 def with_quick_backward(
     target: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., torch.Tensor] | None:
-    """What computes this call of an operation, if it is a linear layer that oneDNN computes in less time than torch."""
+    """What computes this call of an operation, if it is a linear layer whose derivatives oneDNN computes in less time than torch."""
     found = linear if target is _LINEAR else joined if target is _ADDMM else None
     if found is None or kwargs:
         return None
@@ -25,13 +25,13 @@ def with_quick_backward(
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`aten.linear` with its derivatives. Shapes: [*, in], [out, in], [out] -> [*, out]."""
+    """The native result, with the quick backward pass. Shapes: [*, in], [out, in], [out] -> [*, out]."""
     result: torch.Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
 def joined(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`aten.addmm` with its derivatives. Shapes: [out], [rows, in], [in, out] -> [rows, out]."""
+    """As `linear`, of `aten.addmm`. Shapes: [out], [rows, in], [in, out] -> [rows, out]."""
     result: torch.Tensor = _Joined.apply(bias, x, weight)  # type: ignore[no-untyped-call]
     return result
 
@@ -40,7 +40,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        return linear_by_onednn(x, weight, bias)
+        result: torch.Tensor = _LINEAR(x, weight, bias)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -57,7 +58,8 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        return linear_by_onednn(x, weight.t(), bias)
+        result: torch.Tensor = _ADDMM(bias, x, weight)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
