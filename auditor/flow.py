@@ -102,7 +102,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         training, recommended, reason = _concluded(step, plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, plans, recommended, captured, graph)
-            followed = under_plan(captured, *first, plans.get(recommended or ""))
+            followed = under_plan(captured, *first, plans.get(recommended or ""), relative.low)
     return assembled(
         options,
         bench,

@@ -14,6 +14,7 @@ from ..formats.histogram import merged
 from ..mapped.trimming import give_back
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
+from ..replay.depth import UnderPlan
 from ..sparing import now
 from ..tape.capture import Recording
 from ..tape.paths import usable_batches
@@ -34,7 +35,8 @@ Contributions = dict[str, dict[str, Contribution]]
 class Calibration:
     """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
 
-    linearity: by format, where predictions were held against runs.
+    linearity: by format, where predictions were held against runs. low: by format the run that is low from the start, where
+    the whole model ran so on a single batch.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -42,6 +44,7 @@ class Calibration:
     ranges: Mapping[str, Magnitudes]
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
+    low: Mapping[str, UnderPlan] = field(default_factory=dict)
 
 
 def calibrate(
@@ -76,7 +79,7 @@ def calibrate(
             else:
                 measured, contributions = _measured(capture, subject, batch, together, seed, tick, known, heard)
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
-            part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity)
+            part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
             del measured, recalled
             give_back()
             found = part if found is None else _beside(found, part)
@@ -132,7 +135,24 @@ def _beside(a: Calibration, b: Calibration) -> Calibration:
         errors={name: {**found, **b.errors[name]} for name, found in a.errors.items()},
         contributions={name: {**found, **b.contributions[name]} for name, found in a.contributions.items()},
         linearity={**a.linearity, **b.linearity},
+        low={**a.low, **b.low},
     )
+
+
+def _ran_low(measured: Measurement | Recalled) -> dict[str, UnderPlan]:
+    """Errors and dtypes of the runs that are low from the start; none where FP32 itself holds infinities, which count
+    otherwise under a plan."""
+    if any(span.nonfinite for span in measured.ranges.values()):
+        return {}
+    values = {n.name: n.meta.get("val") for n in measured.capture.graph_module.graph.nodes}
+    single = [name for name in measured.errors if isinstance(x := values[name], torch.Tensor) and x.is_floating_point()]
+    found = {}
+    for fmt, dtypes in measured.low.items():
+        errors = {name: measured.errors[name][fmt].propagated_error for name in single}
+        known = {name: error for name, error in errors.items() if error is not None}
+        if len(known) == len(errors):
+            found[fmt] = UnderPlan(known, dtypes)
+    return found
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

@@ -127,7 +127,8 @@ class Known:
             return
         if self.facts is None or self.facts.back != back:
             errors = {name: dict(by_format) for name, by_format in measured.errors.items()}
-            facts = Facts(errors, dict(measured.ranges), tuple(sorted(measured.pure)), back)
+            low = {name: dict(dtypes) for name, dtypes in measured.low.items()}
+            facts = Facts(errors, dict(measured.ranges), low, back)
             self.kept.put(self._facts_key, facts, Facts)
         asked = next((what for what in ("limit", "distance") if what in heard.asked), "")
         self.kept.put(keys.get(asked) or keys["limit"], Attributed(contributions, lone_views(measured)), Attributed)

@@ -15,7 +15,8 @@ from ..ops.casting import lowered
 from ..ops.kernels import run_op
 from ..ops.nodes import target_of, tensors_of
 from ..raised import let_through
-from ..records import Capture, Literals
+from ..records import Capture, Dtypes, Literals
+from ..replay.dtypes import dtypes_of
 from ..replay.execute import low_literals, with_literals
 from .rounded import rounder
 
@@ -24,12 +25,14 @@ class LowRun:
     """Goes along with the reference, node by node.
 
     values: reference results so far, by name; whoever runs the reference adds to them. env: results of the run that is
-    low from the start. pure: whether every floating result of that run is low, and comes of the run itself.
+    low from the start, dtypes: what its operations read and gave. pure: whether every floating result of it is low, and comes
+    of the run itself.
     """
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
         self.env: dict[fx.Node, Any] = {}
+        self.dtypes: dict[str, Dtypes] = {}
         self.pure = True
         self._nodes, self._values = capture.nodes, values
         self._rounded: dict[fx.Node, Any] = {}
@@ -66,6 +69,8 @@ class LowRun:
         self.pure = self.pure and not any(
             x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result)
         )
+        if (found := dtypes_of((args, kwargs), (args, kwargs), result)) is not None:
+            self.dtypes[n.name] = found
         self.env[n] = result
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:

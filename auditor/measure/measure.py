@@ -16,7 +16,7 @@ from ..formats.profile import Profile
 from ..formats.table import format_of
 from ..mapped.trimming import Trimming
 from ..ops.nodes import settled, target_of, tensors_of, viewed
-from ..records import Batch, Capture, Magnitudes, NodeError
+from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
 from ..replay.held import Held, Slots, goes
 from ..replay.results import hollow, put, resident, results, saving
 from ..sparing import now
@@ -32,12 +32,12 @@ from .testrun import Leaves, Trace
 class Facts:
     """What each format did to every node, in numbers alone: what needs no other run where nothing changed.
 
-    ranges, pure: see Measurement. back: how the reference was run.
+    ranges, low: see Measurement. back: how the reference was run.
     """
 
     errors: dict[str, dict[str, NodeError]]
     ranges: dict[str, Magnitudes]
-    pure: tuple[str, ...]
+    low: dict[str, dict[str, Dtypes]]
     back: Back = TRUSTED
 
     def fits(self, capture: Capture, formats: Sequence[str]) -> bool:
@@ -53,7 +53,7 @@ class Measurement:
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
-    pure: formats in which the whole model ran low. blind: nodes from which some way to the outputs leads through an operation without a derivative.
+    low: dtypes of every operation in the run that is low from the start, of formats in which the whole model ran so. blind: nodes from which some way to the outputs leads through an operation without a derivative.
     """
 
     capture: Capture
@@ -68,7 +68,12 @@ class Measurement:
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
     blind: frozenset[str]
-    pure: frozenset[str]
+    low: Mapping[str, Mapping[str, Dtypes]]
+
+    @property
+    def pure(self) -> frozenset[str]:
+        """Formats in which the whole model ran low."""
+        return frozenset(self.low)
 
     @property
     def weights(self) -> set[str]:
@@ -108,7 +113,7 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
-        pure=run.pure,
+        low=run.ran_low,
     )
 
 
@@ -150,11 +155,11 @@ class _Measuring(Reference):
         }
 
     @property
-    def pure(self) -> frozenset[str]:
-        """Formats in which the whole model ran low."""
+    def ran_low(self) -> Mapping[str, Mapping[str, Dtypes]]:
+        """Of formats in which the whole model ran low, the dtypes."""
         if self._known is not None:
-            return frozenset(self._known.pure)
-        return frozenset(name for name, low in self.low.items() if low.low.pure)
+            return self._known.low
+        return {name: low.low.dtypes for name, low in self.low.items() if low.low.pure}
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""

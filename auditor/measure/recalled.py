@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from ..records import Batch, Capture, Contribution, Magnitudes, NodeError
+from ..records import Batch, Capture, Contribution, Dtypes, Magnitudes, NodeError
 from .measure import Facts, Measurement, measure
 
 Contributions = dict[str, dict[str, Contribution]]
@@ -51,7 +51,12 @@ class Recalled:
     @property
     def pure(self) -> frozenset[str]:
         """Formats in which the whole model ran low."""
-        return frozenset(self.facts.pure)
+        return frozenset(self.facts.low)
+
+    @property
+    def low(self) -> Mapping[str, Mapping[str, Dtypes]]:
+        """Of these, the dtypes."""
+        return self.facts.low
 
     @cached_property
     def again(self) -> Measurement:

@@ -31,7 +31,11 @@ def measured(request: pytest.FixtureRequest) -> tuple[Measurement, Recalled]:
     with in_eval(model):
         captured = capture(subject, FORMATS)
         found = measure(captured, model, subject.batches[0], FORMATS)
-    facts = Facts({n: dict(e) for n, e in found.errors.items()}, dict(found.ranges), tuple(found.pure))
+    facts = Facts(
+        {n: dict(e) for n, e in found.errors.items()},
+        dict(found.ranges),
+        {name: dict(low) for name, low in found.low.items()},
+    )
     attributed = Attributed(attribute(found), lone_views(found))
     assert facts.fits(captured, FORMATS)
     assert attributed.fits(captured, FORMATS)
@@ -46,13 +50,13 @@ def test_values_come_back_without_the_formats(measured: tuple[Measurement, Recal
     assert list(recalled.again.values) == list(whole.values)
     for name, value in whole.values.items():
         torch.testing.assert_close(recalled.again.values[name], value, rtol=0, atol=0, equal_nan=True)
-    assert (dict(recalled.errors), recalled.ranges, recalled.pure) == (dict(whole.errors), whole.ranges, whole.pure)
+    assert (dict(recalled.errors), recalled.ranges, recalled.low) == (dict(whole.errors), whole.ranges, whole.low)
 
 
 def test_with_what_is_known_attributing_finds_the_same(measured: tuple[Measurement, Recalled]) -> None:
     _, recalled = measured
     light = measure(recalled.capture, recalled.model, recalled.batch, FORMATS, known=recalled.facts)
     assert light.errors == recalled.errors
-    assert light.pure == recalled.pure
+    assert light.low == recalled.low
     assert dict(light.ranges) == recalled.ranges
     assert attribute(light) == recalled.attributed.contributions
