@@ -88,7 +88,9 @@ def _attends_widely(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     query, key = args[:2]
     drops = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     few = query.dim() < 3 or query.numel() < _LARGE or min(query.shape[-2], key.shape[-2]) < _USED
-    return not (few or drops or tensors_in(kwargs))
+    # Scores are added to by another kernel where the gradient of what is added is asked for.
+    trained = len(args) > 3 and args[3] is not None and args[3].requires_grad
+    return not (few or drops or trained or tensors_in(kwargs))
 
 
 def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
