@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ..formats.table import Format
+from ..formats.entries import is_plain
+from ..formats.table import Format, is_low
 from ..trees import over_tensors, tensors_in
 from .casting import in_float32
 from .nodes import mutates, operation_of, overload_of
@@ -121,19 +122,24 @@ def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     known = target is torch.ops.aten.linear.default or target is torch.ops.aten.addmm.default
     if not known and target is not torch.ops.aten.conv2d.default:
         return target
-    tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    plain = all(type(x) in _PLAIN and x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
-    return _fastest(target, args, kwargs) if plain and all(x.layout is torch.strided for x in tensors) else target
+    single = all(x.dtype is torch.float32 for x in args if isinstance(x, torch.Tensor))
+    return _fastest(target, args, kwargs) if single else target
 
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
-    if kwargs or not _has_onednn():
+    if kwargs or not _has_onednn() or not all(_is_known(x) for x in args if isinstance(x, torch.Tensor)):
         return target
     found = _by_onednn(target, args)
     if found is target or not _differentiated(args):
         return found
     return partial(_connected, found) if _FORWARDS.only else target  # oneDNN's own operations have no derivative
+
+
+def _is_known(x: torch.Tensor) -> bool:
+    """Whether oneDNN computes on a tensor, in float32 where it is low: on no nested or sparse one, and in no FP64."""
+    fits = x.dtype is torch.float32 or is_low(x.dtype)
+    return type(x) in _PLAIN and fits and is_plain(x) and x.device.type == "cpu"
 
 
 def _connected(compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from auditor.formats import FORMATS
 from auditor.ops import products
+from auditor.ops.casting import lowered, raised
 from auditor.ops.kernels import run_op
 from auditor.ops.products import is_product, is_tensor_core
 from tests.subjects import normal
@@ -195,3 +196,27 @@ def test_what_autograd_saves_for_a_fast_product_is_asked_for_where_only_forwards
 def test_only_float32_has_faster_kernels(dtype: torch.dtype) -> None:
     args = normal(3, 40, 192).to(dtype), normal(160, 192, seed=1).to(dtype)
     assert products.fastest(aten.linear.default, args, {}) is aten.linear.default
+
+
+class Subclass(Tensor):
+    """A tensor that says nothing of its own."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: torch.nested.nested_tensor([x[0], x[1, :9]]),
+        lambda x: x[0].to_sparse(),
+        lambda x: x.double(),
+        lambda x: x.half().as_subclass(Subclass),
+    ],
+    ids=["nested", "sparse", "float64", "subclass"],
+)
+def test_tensors_that_onednn_does_not_know_take_the_usual_kernel(other: Any) -> None:
+    x, weight = other(normal(3, 160, 192)), normal(160, 192, seed=1)
+    weight = weight.to(x.dtype)
+    found = products.product(aten.linear.default, (x, weight), {}, FORMATS["fp16"])
+    expected = lowered(aten.linear.default(*raised((x, weight))), FORMATS["fp16"])
+    assert found.is_nested == x.is_nested
+    parts = zip(*(y.unbind() if y.is_nested else [y.to_dense()] for y in (found, expected)), strict=True)
+    assert all(torch.equal(a, b) for a, b in parts)
