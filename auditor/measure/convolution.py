@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..ops.products import conv2d_by_onednn, is_slow, linear_by_onednn
+from ..trees import tensors_in
 
 _LARGE_FILTER = 5
 """Rows and columns of a filter from which it matters in what order a depthwise convolution's derivative by it is computed."""
@@ -19,7 +20,7 @@ _DEFAULTS: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)
 
 def with_quick_backward(target: object, args: tuple[Any, ...]) -> Callable[..., torch.Tensor] | None:
     """What computes this call of an operation, if it is a convolution that torch would be slow to differentiate."""
-    if target is not torch.ops.aten.conv2d.default:
+    if target is not torch.ops.aten.conv2d.default or any(x.dtype is not torch.float32 for x in tensors_in(args)):
         return None
     x, weight = args[:2]
     stride, padding, dilation, groups = (*args[3:], *_DEFAULTS[max(len(args) - 3, 0) :])

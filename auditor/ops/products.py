@@ -139,7 +139,18 @@ def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _is_known(x: torch.Tensor) -> bool:
     """Whether oneDNN computes on a tensor, in float32 where it is low: on no nested or sparse one, and in no FP64."""
     fits = x.dtype is torch.float32 or is_low(x.dtype)
-    return type(x) in _PLAIN and fits and is_plain(x) and x.device.type == "cpu"
+    return type(x) in _PLAIN and fits and x.device.type == "cpu" and is_plain(x) and _lies_apart(x)
+
+
+def _lies_apart(x: torch.Tensor) -> bool:
+    """Whether entries share memory only along whole dimensions: windows that overlap have no layout in oneDNN."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if stride and size > 1:
+            if stride <= reach:
+                return False
+            reach += stride * (size - 1)
+    return True
 
 
 def _connected(compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
@@ -177,7 +188,7 @@ class _Taken(_Connected):
 
 def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     if target is torch.ops.aten.conv2d.default and is_slow(*args[:2]):
-        return conv2d_by_onednn
+        return conv2d_by_onednn if _has_bias(args[2:3], args[1].shape[0]) else target
     if target is torch.ops.aten.linear.default and min(x.numel() for x in args[:2]) >= _LARGE:
         fits = args[0].dim() > 1 and args[1].dim() == 2 and _has_bias(args[2:], args[1].shape[0])
         return linear_by_onednn if fits else target
@@ -188,8 +199,9 @@ def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..
 
 
 def _has_bias(given: Sequence[torch.Tensor | None], out: int) -> bool:
-    """Whether there is a bias with an entry for each column, or none: oneDNN broadcasts no other."""
-    return all(bias is None or bias.shape == (out,) for bias in given)
+    """Whether there is a bias with an entry for each column, one after the other, or none: oneDNN broadcasts no other, and
+    reads what lies behind the first."""
+    return all(bias is None or (bias.shape == (out,) and bias.is_contiguous()) for bias in given)
 
 
 def _differentiated(args: tuple[Any, ...]) -> bool:

@@ -128,3 +128,10 @@ def test_which_filters_are_one_for_each_channel(
     found = with_quick_backward(conv2d, args)
     assert (found is depthwise) is expected
     assert found is None or torch.equal(found(*args), conv2d(*args))
+
+
+def test_convolutions_in_other_formats_are_left_to_torch() -> None:
+    x, weight, bias = (x.detach() for x in leaves(True))
+    assert with_quick_backward(conv2d, (x, weight, bias)) is not None or torch.get_num_threads() > 1
+    for dtype in (torch.float64, torch.float16):
+        assert with_quick_backward(conv2d, (x.to(dtype), weight.to(dtype), None)) is None

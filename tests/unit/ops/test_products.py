@@ -220,3 +220,31 @@ def test_tensors_that_onednn_does_not_know_take_the_usual_kernel(other: Any) -> 
     assert found.is_nested == x.is_nested
     parts = zip(*(y.unbind() if y.is_nested else [y.to_dense()] for y in (found, expected)), strict=True)
     assert all(torch.equal(a, b) for a, b in parts)
+
+
+def _each_second(*shape: int) -> Tensor:
+    return normal(*shape[:-1], 2 * shape[-1], seed=4)[..., ::2]
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1), _each_second(160))),
+        (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1), normal(1, seed=2).expand(160))),
+        (aten.addmm.default, (_each_second(160), normal(120, 192), normal(192, 160, seed=1))),
+        (aten.conv2d.default, (normal(2, 32, 30, 20), normal(48, 32, 1, 1, seed=1), _each_second(48))),
+        (aten.linear.default, (normal(120, 192), _each_second(160, 192), None)),
+        (aten.linear.default, (normal(120, 192), normal(1, 192, seed=1).expand(160, 192), None)),
+        (aten.linear.default, (normal(120, 192), normal(16_092, seed=1).unfold(0, 192, 100), None)),
+        (aten.linear.default, (normal(16_092, seed=1).unfold(0, 192, 100), normal(160, 192), None)),
+    ],
+)
+def test_whatever_the_memory_of_a_product_looks_like_it_is_the_same(
+    target: Any, args: tuple[Tensor, ...], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    found = products.fastest(target, args, {})(*args)
+    assert torch.allclose(found, target(*args), rtol=1e-4, atol=1e-4)
+    for row in (FORMATS["fp16"], FORMATS["bf16"]):
+        low = products.product(target, args, {}, row)
+        assert torch.allclose(low.float(), target(*args), rtol=row.epsilon, atol=row.epsilon)
