@@ -94,7 +94,11 @@ attend = torch.nn.functional.scaled_dot_product_attention
         (lambda q, k: attend(q, k, k, (k[..., :1] > 0).mT), lambda k: k, 1),
         (lambda q, k: attend(q, k, k), lambda k: k.flip(1), 0),
         (lambda q, k: attend(q, q, q, k[..., :1].mT), lambda k: k.flip(1), 0),  # the mask is another
-        (lambda q, k: attend(q, k, k, k[..., :1].mT), lambda k: k, 0),  # the mask has a gradient: another kernel adds it
+        (
+            lambda q, k: attend(q, k, k, k[..., :1].mT),
+            lambda k: k,
+            0,
+        ),  # the mask has a gradient: another kernel adds it
         (lambda q, k: attend(q[:, :8], k, k), lambda k: k, 0),  # few read much
         (lambda q, k: attend(q, k, k, dropout_p=0.5), lambda k: k, 0),
     ],
