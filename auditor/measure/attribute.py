@@ -8,7 +8,6 @@ from ..cache.kept import NO_RUNS, Runs
 from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..ops.casting import raised
-from ..ops.nodes import tensors_of
 from ..records import Contribution
 from .estimates import Estimates, estimate
 from .margins import only_choices, through
@@ -70,7 +69,7 @@ def _unseen(measurement: Measurement, passes: Sequence[Estimates]) -> set[str]:
         for name in measurement.errors
         if name in measurement.blind
         or (not any(one.reached(name) for one in passes) and measurement.capture.nodes[name].floating)
-        or not all(x.is_floating_point() and is_plain(x) for x in tensors_of(measurement.values[name])[:1])
+        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class _Quick(torch.autograd.Function):
         by_weight = None
         if ctx.needs_input_grad[1]:
             pairs = zip(gradient.flatten(2), x.contiguous().flatten(2), strict=True)
-            by_weight = torch.stack([linear_by_onednn(g, values) for g, values in pairs]).sum(0).view_as(weight)
+            by_weight = reduce(torch.add, (linear_by_onednn(g, values) for g, values in pairs)).view_as(weight)
         return by_x, by_weight, gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None
 
 

@@ -33,9 +33,6 @@ STEPS = 256
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
 """{samples in the batch: passes of larger models at most}; 2 with more samples."""
 
-SMALL = 1 << 14
-"""Entries of a gradient below which its inner products are summed together: the calls would take most of the time."""
-
 ENOUGH = 0.1
 """Relative standard error of half of the estimates at which larger models need no other pass."""
 
@@ -222,11 +219,10 @@ class _Hook:
             if gradient.numel():
                 value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
                 formats = self.estimates.measurement.formats
-                parts = (part for fmt in formats for part in self._products(fmt, gradient, value))
-                for found in [list(parts)] if gradient.numel() < SMALL else ([part] for part in parts):
-                    for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
-                        for kind in kinds:
-                            self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
+                found = [part for fmt in formats for part in self._products(fmt, gradient, value)]
+                for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
+                    for kind in kinds:
+                        self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
     def _products(
         self, fmt: str, gradient: torch.Tensor, value: torch.Tensor

@@ -17,6 +17,7 @@ from .casting import in_float32, scalars_lowered
 from .cells import is_fused_cell, stepped
 from .fourier import transformed
 from .nodes import operation_of, settled
+from .pooling import quickest_pooling
 from .products import is_tensor_core, layer, product
 from .rounded import asks_for_rounding, rounding
 from .scans import is_scan, scanned
@@ -57,8 +58,9 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return rounding(target, args, kwargs)
     known = operation_of(target)
     row, on_cpu = _low_format(tensors, known)
+    compute = target if kwargs else quickest_pooling(target, args)
     if row is None:
-        return settled(target, target(*args, **kwargs))
+        return settled(target, compute(*args, **kwargs))
     name = known.name
     if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
@@ -75,8 +77,9 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:
-        found = layer(target, args, kwargs) if on_cpu and known.recurrent else target(*args, **kwargs)
-        return settled(target, found)
+        if on_cpu and known.recurrent:
+            return settled(target, layer(target, args, kwargs))
+        return settled(target, compute(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
         why = first_line(error)

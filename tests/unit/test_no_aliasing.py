@@ -212,7 +212,6 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "formats/profile.py:Profile.deviation": ("copy_ nan_to_num_ nan_to_num_", profile),
     "formats/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
     "formats/profile.py:_gap": ("sub_", profile),
-    "formats/profile.py:_positive": ("clamp_max_", profile),
     "formats/profile.py:_steps": ("clamp_min_", profile),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),

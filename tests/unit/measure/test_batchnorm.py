@@ -50,6 +50,30 @@ def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
             torch.testing.assert_close(mine.grad, other.grad)
 
 
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4])
+def test_each_gradient_alone(wanted: int) -> None:
+    given = [normal(2, 3, 4, 5), normal(3, seed=1), normal(3, seed=2), normal(3, seed=3), normal(3, seed=4).exp()]
+    found = []
+    for how in (lambda *read: batch_norm(torch.ops.aten.batch_norm.default, *read, *REST["batch_norm"]), formula):
+        read = [x.double().requires_grad_(index == wanted) for index, x in enumerate(given)]
+        (how(*read) * normal(2, 3, 4, 5, seed=6)).sum().backward()
+        assert [x.grad is not None for x in read] == [index == wanted for index in range(5)]
+        found.append(read[wanted].grad)
+    torch.testing.assert_close(*found)
+
+
+def test_a_norm_without_a_bias_is_connected_to_all_else() -> None:
+    read = [normal(2, 3, 4), normal(3, seed=1), None, normal(3, seed=3), normal(3, seed=4).exp()]
+    leaves = [None if x is None else x.double().requires_grad_() for x in read]
+    result = batch_norm(torch.ops.aten.batch_norm.default, *leaves, *REST["batch_norm"])
+    tensors = [x for x in leaves if x is not None]
+    weights = normal(2, 3, 4, seed=5).double()
+    ours = torch.autograd.grad(result, tensors, weights)
+    theirs = torch.autograd.grad(formula(*leaves), tensors, weights)  # type: ignore[arg-type]
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 def test_statistics_of_the_batch_are_left_to_autograd() -> None:
     x = normal(6, 3).requires_grad_()
     result = batch_norm(torch.ops.aten.batch_norm.default, x, None, None, None, None, True, 0.1, EPS, False)
