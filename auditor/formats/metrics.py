@@ -80,8 +80,13 @@ def _squares(r: torch.Tensor, c: torch.Tensor) -> list[tuple[float, float]]:
 
 def _square(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
     r64, c64 = _as_float64(r), _as_float64(c)
-    square, size = float((c64 - r64).square().sum()), float(r64.square().sum())
+    square, size = _sum_of_squares(c64 - r64), _sum_of_squares(r64)
     return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)
+
+
+def _sum_of_squares(x: torch.Tensor) -> float:
+    flat = x.reshape(-1)
+    return float(torch.dot(flat, flat))
 
 
 def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
