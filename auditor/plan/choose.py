@@ -306,11 +306,6 @@ def _unfit(problem: Problem) -> str:
     return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
 
 
-def near(problem: Problem, candidate: Candidate, trial: Trial) -> Trial:
-    """The trial for candidates that differ from this one in few scopes."""
-    return trial.near(problem.running(_precision_in(candidate)))
-
-
 def _precision_in(candidate: Candidate) -> Callable[[str], str]:
     return labelled(candidate.precision)
 

@@ -3,91 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
 from ..replay.chosen import labelled, scoped
-from .choose import as_plan, near, simulated_error
+from .choose import as_plan, simulated_error
 from .costs import heavy
 from .operations import operation_reasons
 from .problem import Problem
-from .reasons import Limits, kept_in, least, lowered_with, module_reasons
+from .reasons import EachLowered, Limits, Weighed, kept_in, least, lowered_with
 from .solve import Candidate, evaluate
 from .trial import Trial
 
 
-@dataclass(frozen=True)
 class Explained:
-    """A plan with `reasons`, and what they say of its scopes. least: those modules that have to stay, found when asked for:
-    that takes runs, and a plan which its reasons show to be improvable is not the last one."""
+    """A plan and the runs that say why it keeps what it keeps: each is made when something asks for what it says, since a plan
+    that they show to be improvable is not the last one.
 
-    plan: Plan
-    least: Callable[[], tuple[str, ...]]
-
-    @property
-    def whole(self) -> Plan:
-        """The plan with all of it."""
-        return replace(self.plan, least=self.least())
-
-
-def explained(
-    problem: Problem,
-    plan: Plan,
-    trial: Trial,
-    budget: float,
-    target: float,
-    findings: Sequence[Finding],
-    all_low: float | None = None,
-) -> Explained:
-    """Why a plan keeps what it keeps. target: the error that it was made for.
-
-    Modules are lowered on the batches of `trial`: those that the plan is verified on, where the graph can be run on them.
-    all_low: error of the model with everything low, where it was run on those that the plan is verified on.
+    target: the error that the plan was made for. Modules are lowered on the batches of `trial`: those that the plan is verified
+    on, where the graph can be run on them. all_low: error of the model with everything low, where it was run on those.
     """
-    chosen = as_candidate(problem, plan)
-    known: dict[tuple[tuple[str, str], ...], float] = {}
 
-    def error(point: Candidate) -> float:
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        trial: Trial,
+        budget: float,
+        target: float,
+        findings: Sequence[Finding],
+        all_low: float | None = None,
+    ) -> None:
+        self._problem, self._plan, self._findings, self._all_low = problem, plan, findings, all_low
+        self._chosen = chosen = as_candidate(problem, plan)
+        self._known: dict[tuple[tuple[str, str], ...], float] = {}
+        lowered = EachLowered(problem, chosen)
+        self._trial = _beside(problem, lowered, trial)
+        own = self._error(chosen) if len({*chosen.precision.values()}) > 1 else 0.0
+        self._limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
+        self._weighed = Weighed(lowered, self._limits, self._error)
+
+    def _error(self, point: Candidate) -> float:
         key = tuple(sorted(point.precision.items()))
-        if key not in known:
-            known[key] = simulated_error(problem, point, trial)
-            if all_low is not None and not kept_in(problem, point):
-                known[key] = max(known[key], all_low)
-        return known[key]
+        if key not in self._known:
+            self._known[key] = simulated_error(self._problem, point, self._trial)
+            if self._all_low is not None and not kept_in(self._problem, point):
+                self._known[key] = max(self._known[key], self._all_low)
+        return self._known[key]
 
-    own = 0.0
-    if len({*chosen.precision.values()}) > 1:
-        trial = _beside(problem, chosen, trial)
-        own = error(chosen)
-    limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
-    modules = module_reasons(problem, chosen, limits, error)
-    scopes = {
-        path: replace(choice, because=_because(problem, path, modules, findings))
-        if choice.precision == "fp32" or choice.keep
-        else choice
-        for path, choice in plan.scopes.items()
-    }
-    reasons = (*_placed(problem, modules), *operation_reasons(problem, chosen))
-    return Explained(
-        replace(plan, scopes=scopes, reasons=reasons),
-        lambda: least(problem, chosen, modules, limits, error) if modules else (),
-    )
+    def affordable(self, target: float) -> tuple[str, ...]:
+        """Modules that gain something low and, in a run, stay within what the plan was made to use."""
+        return self._weighed.affordable(self._plan.measured_error or 0.0, target)
 
+    def pause(self) -> None:
+        """Give up what runs begin from, while others need the memory."""
+        self._trial.forget()
 
-def _beside(problem: Problem, chosen: Candidate, trial: Trial) -> Trial:
-    """The trial for what differs from the plan in few modules; where a run is dear, and the plan's is known, as it is:
-    to make that once more would cost what it saves."""
-    known = heavy(problem.costs) and trial.knows(problem.running(labelled(chosen.precision)))
-    return trial if known else near(problem, chosen, trial)
+    @cached_property
+    def whole(self) -> Plan:
+        """The plan with `reasons`, what they say of its scopes, and the least that has to stay."""
+        problem, plan, modules = self._problem, self._plan, self._weighed.reasons()
+        scopes = {
+            path: replace(choice, because=_because(problem, path, modules, self._findings))
+            if choice.precision == "fp32" or choice.keep
+            else choice
+            for path, choice in plan.scopes.items()
+        }
+        reasons = (*_placed(problem, modules), *operation_reasons(problem, self._chosen))
+        stays = least(problem, self._chosen, modules, self._limits, self._error) if modules else ()
+        return replace(plan, scopes=scopes, reasons=reasons, least=stays)
 
 
-def affordable(plan: Plan, target: float) -> tuple[str, ...]:
-    """Modules that gain something low and, in a run, stay within what the plan was made to use."""
-    own = plan.measured_error or 0.0
-    found = (reason for reason in plan.reasons if reason.kind == "margin" and reason.ran and reason.adds is not None)
-    return tuple(path for reason in found if own + (reason.adds or 0.0) <= target for path in reason.modules)
+def _beside(problem: Problem, lowered: EachLowered, trial: Trial) -> Trial:
+    """The trial for runs of the plan and of what differs from it in few modules; where runs are dear, and so what they keep is large,
+    only what is known to be needed is kept."""
+    if not heavy(problem.costs):
+        return trial.near()
+    return trial.near([problem.running(labelled(point.precision)) for point in (lowered.chosen, *lowered.ahead)])
 
 
 def with_low(problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:

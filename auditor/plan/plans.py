@@ -35,7 +35,7 @@ from .choose import (
     simulated_error,
 )
 from .costs import heavy
-from .explained import affordable, as_candidate, explained, with_low
+from .explained import Explained, as_candidate, with_low
 from .problem import Problem
 from .recommend import gains, has_fp32
 from .solve import evaluate
@@ -84,7 +84,8 @@ def plans_of(
             if bench.quick:
                 found[name] = predicted_plan(problems[name], budget)
             else:
-                found[name] = make_plan(problems[name], trial, budget, baselines[name].measured_error)
+                beside = trial.near(()) if heavy(bench.costs) else trial
+                found[name] = make_plan(problems[name], beside, budget, baselines[name].measured_error)
         found |= verify(bench, {name: found[name] for name in pending}, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
@@ -111,15 +112,18 @@ def _with_reasons(
     A plan may have been made for less error than there is room for, since what was predicted failed: runs need not go by that.
     """
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
-    for _ in range(IMPROVED):
+    for left in reversed(range(IMPROVED)):
         tick(f"why {plan.name.replace('_', ' ')}")
-        found = explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
-        if bench.quick or not runs(plan.format) or not (left := affordable(found.plan, MARGIN * bench.max_error)):
+        found = Explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
+        if not left or bench.quick or not runs(plan.format):
             break
-        better = with_low(problem, plan, left)
+        if not (modules := found.affordable(MARGIN * bench.max_error)):
+            break
+        better = with_low(problem, plan, modules)
         little = LITTLE if heavy(bench.costs) else 0.0
         if not as_candidate(problem, better).cost < (1 - little) * as_candidate(problem, plan).cost:
             break
+        found.pause()
         tried = verify(bench, {plan.name: better}, tick)[plan.name]
         if not gains(tried) or _outdone(tried, baseline) or not _better(problem, tried, plan):
             break

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..paths import function_in, module_of
 from ..records import Reason
@@ -55,24 +56,88 @@ class _Lowered:
     gains: bool
 
 
-def module_reasons(problem: Problem, chosen: Candidate, limits: Limits, error: Error) -> tuple[Reason, ...]:
-    """A reason for every module in FP32, and for every function that a low one keeps so, those alike together."""
-    kept = _kept(problem, chosen)
-    forbidden: dict[str, Reason] = {}
-    open_: list[_Lowered] = []
-    now = problem.resolve(labelled(chosen.precision))
-    tries = VISITS // max(len(problem.capture.nodes), 1)
-    for owner in sorted(kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
-        reason = _without_operations(problem, owner)
-        if reason is None and tries > 0:
-            tries -= 1
-            reason = _forbidden(problem, chosen, now, owner)
-        if reason is not None:
-            forbidden[owner] = reason
-            continue
-        open_.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
-    found = {**forbidden, **_weighed(problem, chosen, open_, limits, error)}
-    return together(_briefly([replace(found[owner], modules=(owner,)) for owner in kept], problem.objective))
+class EachLowered:
+    """Every module in FP32, and every function that a low one keeps so, lowered by itself in thought: what forbids that, or
+    what it gains."""
+
+    def __init__(self, problem: Problem, chosen: Candidate) -> None:
+        self.problem, self.chosen = problem, chosen
+        self.kept = _kept(problem, chosen)
+        self.forbidden: dict[str, Reason] = {}
+        self.open: list[_Lowered] = []
+        now = problem.resolve(labelled(chosen.precision))
+        tries = VISITS // max(len(problem.capture.nodes), 1)
+        for owner in sorted(self.kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
+            reason = _without_operations(problem, owner)
+            if reason is None and tries > 0:
+                tries -= 1
+                reason = _forbidden(problem, chosen, now, owner)
+            if reason is not None:
+                self.forbidden[owner] = reason
+                continue
+            self.open.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
+
+    @property
+    def idle(self) -> list[_Lowered]:
+        """What gains nothing."""
+        return [each for each in self.open if not each.gains]
+
+    @property
+    def ahead(self) -> list[Candidate]:
+        """What is run to weigh them, or may be."""
+        gaining, most = [each for each in self.open if each.gains], _runs(self.problem)
+        points = [each.point for group in (gaining, self.open) for each in group[:most] if each.point is not None]
+        if self.idle:
+            points.append(_all_low(self.problem, self.chosen, [each.owner for each in self.idle]))
+        return [*{id(point): point for point in points}.values()]
+
+
+class Weighed:
+    """Modules that were lowered in thought, weighed by runs: budget or gain. Those that gain most are run, and of those that
+    gain nothing all together, to see that they hold; each when it is asked for."""
+
+    def __init__(self, lowered: EachLowered, limits: Limits, error: Error) -> None:
+        self._lowered, self._limits, self._error = lowered, limits, error
+
+    @cached_property
+    def _harmless(self) -> bool:
+        idle, chosen = self._lowered.idle, self._lowered.chosen
+        return not idle or _all_hold(self._lowered.problem, chosen, idle, self._limits, self._error)
+
+    def _asked(self) -> Iterator[tuple[_Lowered, Candidate]]:
+        """Those that are run."""
+        left = _runs(self._lowered.problem)
+        for each in self._lowered.open:
+            if not left:
+                return
+            if each.point is not None and (each.gains or not self._harmless):
+                left -= 1
+                yield each, each.point
+
+    def affordable(self, own: float, target: float) -> tuple[str, ...]:
+        """Modules that gain something low and, in a run, hold the budget, and add to an error of `own` what keeps it within
+        `target`."""
+        gaining, found = sum(each.gains for each in self._lowered.open), []
+        for each, point in self._asked() if gaining else ():
+            if each.gains:
+                gaining -= 1
+                after = self._error(point)
+                if after <= self._limits.budget and own + (after - self._limits.error) <= target:
+                    found.append(each.owner)
+            if not gaining:
+                break
+        return tuple(owner for owner in self._lowered.kept if owner in found and owner == module_of(owner))
+
+    def reasons(self) -> tuple[Reason, ...]:
+        """One for every module and function, those alike together."""
+        problem, chosen = self._lowered.problem, self._lowered.chosen
+        ran = {each.owner: self._error(point) for each, point in self._asked()}
+        found = dict(self._lowered.forbidden)
+        for each in self._lowered.open:
+            held = not each.gains and self._harmless
+            found[each.owner] = _reason(problem, each, chosen, self._limits, ran.get(each.owner), held)
+        kept = [replace(found[owner], modules=(owner,)) for owner in self._lowered.kept]
+        return together(_briefly(kept, problem.objective))
 
 
 def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
@@ -239,22 +304,6 @@ def _estimated(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
     square = sum(problem.energy.scopes[each][2] for each in group)
     predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))
     return _Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)
-
-
-def _weighed(
-    problem: Problem, chosen: Candidate, lowered: list[_Lowered], limits: Limits, error: Error
-) -> Mapping[str, Reason]:
-    """Budget or gain: those that gain most are run, and of those that gain nothing all together, to see that they hold."""
-    idle = [each for each in lowered if not each.gains]
-    harmless = not idle or _all_hold(problem, chosen, idle, limits, error)
-    found: dict[str, Reason] = {}
-    left = _runs(problem)
-    for each in lowered:
-        asked = each.gains or not harmless
-        ran = error(each.point) if asked and left > 0 and each.point is not None else None
-        left -= ran is not None
-        found[each.owner] = _reason(problem, each, chosen, limits, ran, held=harmless and not each.gains)
-    return found
 
 
 def _runs(problem: Problem) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -14,20 +13,27 @@ from ..cache.kept import NO_RUNS
 from ..cache.kept import Runs as KeptRuns
 from ..cache.policy import told
 from ..pulse import beat
-from ..raised import let_through
 from ..ranks import shared
 from ..records import Batch, Capture, Distance
-from ..replay.again import PolicyAgain, Run, kept
+from ..replay.again import PolicyAgain, Run, begun
 from ..replay.execute import PolicyInterpreter
 from ..replay.running import Running
 from ..runs.outputs import tensor_outputs
+
+
+@dataclass(eq=False)
+class Begun:
+    """What runs that differ in little take from the first of them. ahead: those that are known to follow, None where any may."""
+
+    ahead: Sequence[Running] | None
+    run: Run | None = None
 
 
 @dataclass(frozen=True)
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    runs: of each batch what runs came to that were made before. beside: what the runs differ from in little.
+    runs: of each batch what runs came to that were made before. beside: what runs on the first batch begin from.
     """
 
     capture: Capture
@@ -36,27 +42,17 @@ class Trial:
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
     runs: Sequence[KeptRuns] = ()
-    beside: Running | None = None
+    beside: Begun | None = None
 
-    def near(self, how: Running) -> Trial:
-        """The same, for runs that differ from `how` in little; where that does not run itself, nothing is gained."""
-        return replace(self, beside=how)
+    def near(self, ahead: Sequence[Running] | None = None) -> Trial:
+        """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
+        again. ahead: those that will follow it, where only what they need is to be kept."""
+        return replace(self, beside=Begun(ahead))
 
-    def knows(self, how: Running) -> bool:
-        """Whether a run is known without being made."""
-        key = told(self.capture, how) if self.runs and all(self.runs) else None
-        return key is not None and all(runs.get(key, float) is not None for runs in self.runs)
-
-    @cached_property
-    def _before(self) -> Run | None:
-        if self.beside is None:
-            return None
-        try:
-            with torch.no_grad():
-                return kept(self.capture, self.capture.bind(self.model, self.batches[0]), self.beside)
-        except Exception as error:
-            let_through(error)
-            return None
+    def forget(self) -> None:
+        """Give up what runs begin from: the next one is made from its start."""
+        if self.beside is not None:
+            self.beside.run = None
 
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
@@ -82,7 +78,13 @@ class Trial:
 
     def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
-        begun = self._before if batch is self.batches[0] else None
-        interpreter = PolicyAgain(self.capture, how, begun) if begun else PolicyInterpreter(self.capture, how)
+        inputs = self.capture.bind(self.model, batch)
+        beside = self.beside if batch is self.batches[0] else None
         with torch.no_grad():
-            return tensor_outputs(interpreter.run(*self.capture.bind(self.model, batch)))
+            if beside is None:
+                result = PolicyInterpreter(self.capture, how).run(*inputs)
+            elif beside.run is None:
+                result, beside.run = begun(self.capture, inputs, how, beside.ahead)
+            else:
+                result = PolicyAgain(self.capture, how, beside.run).run(*inputs)
+        return tensor_outputs(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,28 +20,51 @@ Values = Mapping[fx.Node, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """Every value of a run on some inputs. how: what it ran under."""
+    """Values of a run on some inputs. how: what it ran under."""
 
     values: Values
     how: Running = FULL
 
 
-def kept(capture: Capture, inputs: Sequence[Any], how: Running | None = None) -> Run:
-    """A run whose values are kept: under a policy, or everything as it was recorded, of which what takes little to be computed again is not."""
-    if how is None and resident():
+def kept(capture: Capture, inputs: Sequence[Any]) -> Run:
+    """A run of everything as it was recorded whose values are kept, but for what takes little to be computed again."""
+    if resident():
         run = _Keeping(capture)
         run.run(*inputs)
         return Run(run.values)
     values = results()
 
     def keep(n: fx.Node, result: Any) -> None:
-        put(values, n, result, stays=how is None and n.op == "placeholder")
+        put(values, n, result, stays=n.op == "placeholder")
 
-    if how is None:
-        Replay(capture, keep).run(*inputs)
-        return Run(values)
-    PolicyInterpreter(capture, how, keep).run(*inputs)
-    return Run(values, how)
+    Replay(capture, keep).run(*inputs)
+    return Run(values)
+
+
+def begun(
+    capture: Capture, inputs: Sequence[Any], how: Running, ahead: Iterable[Running] | None = None
+) -> tuple[Any, Run]:
+    """What a run under a policy gives, and what is kept of it for others on the same inputs: all of it, or what those
+    `ahead` take from it and all that is stored low."""
+    values = results()
+    taken = None if ahead is None else _read_by(capture, how, ahead)
+
+    def keep(n: fx.Node, result: Any) -> None:
+        if taken is None or n in taken:
+            put(values, n, result, stays=n.op == "placeholder" and n.name not in how.placeholder_precision)
+
+    return PolicyInterpreter(capture, how, keep).run(*inputs), Run(values, how)
+
+
+def _read_by(capture: Capture, how: Running, ahead: Iterable[Running]) -> set[fx.Node]:
+    """Nodes that come to the same under a policy as under those `ahead`, where what reads them does not in one of these."""
+    nodes = capture.graph_module.graph.nodes
+    found = {n for n in nodes if n.op == "placeholder" and n.name in how.placeholder_precision}
+    for other in ahead:
+        changed = differing(capture, other, how)
+        read = {source for n in changed for source in n.all_input_nodes}
+        found |= read - changed
+    return found
 
 
 class _Keeping(Replay):
@@ -66,41 +89,63 @@ def _in_fp32(n: fx.Node, values: Values) -> Any:
 
 
 class PolicyAgain(PolicyInterpreter):
-    """A run under a policy, on the inputs of a kept one. changed: nodes that were run, and not taken from there."""
+    """A run under a policy, on the inputs of a kept one. changed: nodes whose results differ from what they were there."""
 
     def __init__(self, capture: Capture, how: Running, before: Run) -> None:
         super().__init__(capture, how)
         self._before = before
-        self.changed: set[fx.Node] = set()
-        paths = how.wrapping.otherwise(before.how.wrapping) if how.wrapping else None
-        nodes = capture.nodes.items()
-        self._touched = (
-            None if paths is None else {name for name, n in nodes if any(call.path in paths for call in n.calls)}
-        )
+        self.changed = differing(capture, how, before.how)
+        self._computed: set[fx.Node] = set()
+        waiting = [*self.changed, *capture.graph_module.graph.find_nodes(op="output")]
+        while waiting:
+            n = waiting.pop()
+            if n not in self._computed and not self._is_kept(n):
+                self._computed.add(n)
+                waiting += n.all_input_nodes
 
     def run_node(self, n: fx.Node) -> Any:
-        """Result of one node; the kept one where nothing about it differs."""
-        if not any(source in self.changed for source in n.all_input_nodes) and self._as_before(n):
-            return _taken(self, n, self._before)
-        self.changed.add(n)
-        return super().run_node(n)
-
-    def _as_before(self, n: fx.Node) -> bool:
-        then, now = self._before.how, self._how
+        """Result of one node; the kept one where nothing about it differs, and none where nobody reads it."""
+        if n in self._computed:
+            return super().run_node(n)
         if n.op == "placeholder":
-            return then.placeholder_precision.get(n.name) == now.placeholder_precision.get(n.name)
-        if n.op not in ("call_function", "output"):
-            return True
-        if self._touched is not None and self._touched.isdisjoint((n.name, *(s.name for s in n.all_input_nodes))):
-            return True
-        if any(then.crossing(s.name, n.name) != now.crossing(s.name, n.name) for s in n.all_input_nodes):
-            return False
-        return n.op == "output" or self._casts(then, n) == self._casts(now, n)
+            next(self.args_iter)
+        is_read = n.op == "output" or not self._computed.isdisjoint(n.users)
+        return self._before.values[n] if is_read else None
 
-    def _casts(self, how: Running, n: fx.Node) -> tuple[str, str, int]:
-        """What a policy does at an operation, as far as it matters there."""
-        casts = how.casts(self.capture.nodes[n.name])
-        return casts.autocast, casts.precision if casts.autocast != "none" else "", id(casts.literals)
+    def _is_kept(self, n: fx.Node) -> bool:
+        return n not in self.changed and n in self._before.values
+
+
+def differing(capture: Capture, now: Running, then: Running) -> set[fx.Node]:
+    """Nodes that come to something else under one policy than under another, on the same inputs."""
+    paths = now.wrapping.otherwise(then.wrapping) if now.wrapping else None
+    touched = None
+    if paths is not None:
+        touched = {name for name, n in capture.nodes.items() if any(call.path in paths for call in n.calls)}
+    found: set[fx.Node] = set()
+    for n in capture.graph_module.graph.nodes:
+        if not found.isdisjoint(n.all_input_nodes) or not _alike(capture, n, now, then, touched):
+            found.add(n)
+    return found
+
+
+def _alike(capture: Capture, n: fx.Node, now: Running, then: Running, touched: Collection[str] | None) -> bool:
+    """Whether both policies do the same at a node. touched: operations where they may not; None where any may be one."""
+    if n.op == "placeholder":
+        return then.placeholder_precision.get(n.name) == now.placeholder_precision.get(n.name)
+    if n.op not in ("call_function", "output"):
+        return True
+    if touched is not None and not any(name in touched for name in (n.name, *(s.name for s in n.all_input_nodes))):
+        return True
+    if any(then.crossing(s.name, n.name) != now.crossing(s.name, n.name) for s in n.all_input_nodes):
+        return False
+    return n.op == "output" or _casts(capture, n, then) == _casts(capture, n, now)
+
+
+def _casts(capture: Capture, n: fx.Node, how: Running) -> tuple[str, str, int]:
+    """What a policy does at an operation, as far as it matters there."""
+    casts = how.casts(capture.nodes[n.name])
+    return casts.autocast, casts.precision if casts.autocast != "none" else "", id(casts.literals)
 
 
 class PartlyLowAgain(PartlyLow):

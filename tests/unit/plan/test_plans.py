@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from torch import nn
 from auditor.formats.metrics import output_error
 from auditor.plan import plans as plans_module
 from auditor.plan.choose import fp32_plan, plain_plan
-from auditor.plan.explained import Explained
 from auditor.plan.plans import _allowed, _outdone, _tightened, as_run, judged, plans_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification
@@ -141,6 +141,16 @@ def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
     assert _allowed(plan, Baseline(0.5, True), 0.01) == 0.01
 
 
+class AsItIs:
+    """Stands in for the reasons of a plan: nothing is found that could be low."""
+
+    def __init__(self, problem: Any, plan: Plan, *rest: Any) -> None:
+        self.whole = plan
+
+    def affordable(self, target: float) -> tuple[str, ...]:
+        return ()
+
+
 class Solver:
     """Stands in for the solver and the runs: plans with one island, further off than the model without a plan."""
 
@@ -151,7 +161,7 @@ class Solver:
         patch.setattr(plans_module, "fp32_plan", lambda problem: replace(BASE, scopes={"": ScopeChoice("fp32")}))
         patch.setattr(plans_module, "lowers_unsafe", lambda problem, plan: unsafe)
         patch.setattr(plans_module, "_instead", lambda *_: {})
-        patch.setattr(plans_module, "explained", lambda problem, plan, *_: Explained(plan, tuple))
+        patch.setattr(plans_module, "Explained", AsItIs)
         patch.setattr(
             plans_module, "verify", lambda bench, plans, tick: {n: self.run(p, errors) for n, p in plans.items()}
         )
@@ -163,6 +173,44 @@ class Solver:
     def run(self, plan: Plan, errors: dict[str, float]) -> Plan:
         kind = "fp32" if plan.scopes[""].precision == "fp32" else "island" if len(plan.scopes) > 1 else "plain"
         return replace(plan, measured_error=errors[kind], verified=errors[kind] <= 0.01)
+
+
+def test_a_plan_is_improved_as_often_as_reasons_are_looked_for_and_explained_as_it_is_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each plan that a round finds is verified, with the memory free that runs began from, and looked at in the next round."""
+    steps: list[str] = []
+
+    class Improvable(AsItIs):
+        def affordable(self, target: float) -> tuple[str, ...]:
+            steps.append(f"asked {self.whole.predicted_speedup:g}")
+            return ("a",)
+
+        def pause(self) -> None:
+            steps.append("paused")
+
+    def run(bench: Workbench, plans: dict[str, Plan], tick: Any) -> dict[str, Plan]:
+        steps.append("verified")
+        return {name: replace(plan, measured_error=0.001, verified=True) for name, plan in plans.items()}
+
+    monkeypatch.setattr(plans_module, "Explained", Improvable)
+    monkeypatch.setattr(plans_module, "verify", run)
+    monkeypatch.setattr(
+        plans_module,
+        "with_low",
+        lambda problem, plan, paths: replace(plan, predicted_speedup=plan.predicted_speedup + 1),
+    )
+    monkeypatch.setattr(
+        plans_module, "as_candidate", lambda problem, plan: SimpleNamespace(cost=1 / plan.predicted_speedup)
+    )
+    monkeypatch.setattr(Workbench, "trial", lambda self, batches: None)
+    monkeypatch.setattr(Workbench, "usable", lambda self, batches: [])
+    plan = replace(BASE, scopes=ISLAND, measured_error=0.001, verified=True, predicted_speedup=1.0)
+    bench, baseline = bench_of(lambda r, c: 0.0), Baseline(0.5, True)
+    found = plans_module._with_reasons(bench, None, plan, 0.008, baseline, lambda detail: None)  # type: ignore[arg-type]
+    rounds = plans_module.IMPROVED - 1
+    assert steps == [step for n in range(1, 1 + rounds) for step in (f"asked {n}", "paused", "verified")]
+    assert found.predicted_speedup == 1 + rounds
 
 
 @pytest.mark.parametrize(

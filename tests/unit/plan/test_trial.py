@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from auditor.cache.kept import Met
 from auditor.formats.metrics import output_error
+from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import trial as module
 from auditor.plan.trial import Trial
 from auditor.records import Capture
@@ -64,21 +66,45 @@ def keeping(capture: Capture, kept: Sequence[str]) -> Running:
 
 def test_runs_beside_one_begin_from_it_and_come_to_the_same(model: nn.Module, capture: Capture, ran: list[int]) -> None:
     x = normal(4, 16)
-    beside = trial_of(model, capture, x).near(keeping(capture, ()))
-    for kept in ((), ("3",), ("5",), ("1", "3")):
-        how = keeping(capture, kept)
-        assert beside.error(how) == trial_of(model, capture, x).error(how)
-    assert [count for count in ran if count != 6] == [0, 3, 1, 5]
+    policies = [keeping(capture, kept) for kept in ((), ("3",), ("5",), ("1", "3"))]
+    expected = [trial_of(model, capture, x).error(how) for how in policies]
+    ran.clear()
+    for ahead in (None, (), policies, policies[1:2]):
+        beside = trial_of(model, capture, x).near(ahead)
+        assert [beside.error(how) for how in policies] == expected
+        assert ran == [3, 1, 5]
+        ran.clear()
+    beside.forget()
+    beside.error(keeping(capture, ("2",)))  # from its start: nothing is known of what it could begin from
+    beside.error(keeping(capture, ("2", "5")))
+    assert ran == [1]
+
+
+def test_each_batch_is_run_on_its_own_values(model: nn.Module, capture: Capture) -> None:
+    inputs, policies = (normal(4, 16), 3 * normal(4, 16)), [keeping(capture, kept) for kept in ((), ("3",))]
+    beside = trial_of(model, capture, *inputs).near()
+    for how in policies:
+        assert beside.error(how) == max(trial_of(model, capture, x).error(how) for x in inputs)
+        assert beside.error(how) == trial_of(model, capture, *reversed(inputs)).near().error(how)
+
+
+def test_what_the_first_run_raises_leaves_the_next_to_begin(model: nn.Module, capture: Capture, ran: list[int]) -> None:
+    x, beside = normal(4, 16), trial_of(model, capture, normal(4, 16)).near()
+    refusing = running(capture, "cast", lambda path: "bf16" if path == "3" else "fp32", "bf16")
+    refusing = replace(refusing, crossing=lambda source, reader: (), wrapping=None)  # two dtypes meet at a product
+    with pytest.raises(UnsupportedInFormat):
+        beside.error(refusing)
+    how, late = keeping(capture, ("1",)), keeping(capture, ("1", "5"))
+    assert beside.error(how) == trial_of(model, capture, x).error(how)
+    assert beside.error(late) == trial_of(model, capture, x).error(late)
 
 
 def test_a_run_is_made_once_on_each_batch(model: nn.Module, capture: Capture, ran: list[int]) -> None:
     first, second = normal(4, 16), 2 * normal(4, 16)
     trial, how = trial_of(model, capture, first, second), keeping(capture, ("1",))
-    assert not trial.knows(how)
     error = trial.error(how)
-    assert trial.knows(how) and not trial.knows(keeping(capture, ("2",)))
     assert trial.error(how) == error == trial_of(model, capture, first, second).error(how)
     assert len(ran) == 4
     alone = Trial(capture, model, trial.batches[:1], trial.references[:1], output_error)
-    alone.error(how)
-    assert not alone.knows(how)  # where nothing is kept
+    assert alone.error(how) == alone.error(how)
+    assert len(ran) == 6  # where nothing is kept

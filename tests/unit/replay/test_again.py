@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.measure.rounded import rounder
 from auditor.records import Capture
-from auditor.replay.again import PartlyLowAgain, PolicyAgain, kept
+from auditor.replay.again import PartlyLowAgain, PolicyAgain, Run, begun, kept
 from auditor.replay.execute import PartlyLow, PolicyInterpreter
 from auditor.replay.running import Running
 from auditor.replay.strategies import running
@@ -61,7 +61,7 @@ def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None
     with torch.no_grad():
         for _ in range(6):
             first, second = ({owner for owner in owners if rnd.random() < 0.4} for _ in range(2))
-            before = kept(found, flat, under(found, strategy, format, first))
+            _, before = begun(found, flat, under(found, strategy, format, first))
             how = under(found, strategy, format, second)
             again = PolicyAgain(found, how, before).run(*flat)
             (whole,) = PolicyInterpreter(found, how).run(*flat)
@@ -74,15 +74,53 @@ def test_only_what_differs_is_run() -> None:
     found = capture(subject_of(model, x), FORMATS)
     flat = flat_of(found, model, x)
     with torch.no_grad():
-        before = kept(found, flat, under(found, "autocast", "bf16", set()))
+        (whole,), before = begun(found, flat, under(found, "autocast", "bf16", set()))
         same = PolicyAgain(found, under(found, "autocast", "bf16", set()), before)
-        same.run(*flat)
+        (result,) = same.run(*flat)
         late = PolicyAgain(found, under(found, "autocast", "bf16", {"blocks.3.up"}), before)
         late.run(*flat)
     assert same.changed == set()
+    assert torch.equal(result, whole)
     owners = {found.nodes[n.name].owner for n in late.changed if n.name in found.nodes}
     assert "blocks.3.up" in owners
     assert not owners & {"side", "blocks.0.up", "blocks.2.down", "blocks.3.norm"}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_what_those_ahead_read_is_enough(strategy: str) -> None:
+    """Kept for some policies, any other one begins from it as well, and computes what is not there."""
+    model, x = seeded(Net), normal(3, 8)
+    found = capture(subject_of(model, x), FORMATS)
+    flat = flat_of(found, model, x)
+    late, early = ({f"blocks.{index}.up"} for index in (3, 0))
+    ahead = [under(found, strategy, "bf16", wide) for wide in (late, {"head"})]
+    with torch.no_grad():
+        _, everything = begun(found, flat, under(found, strategy, "bf16", set()))
+        _, before = begun(found, flat, under(found, strategy, "bf16", set()), ahead)
+        computed = [_computed(found, how, flat, before) for how in ahead]
+        assert computed == [_computed(found, how, flat, everything) for how in ahead]
+        assert max(map(len, computed)) < len(found.nodes) / 2
+        for wide in (set(), early, late | {"side"}):
+            how = under(found, strategy, "bf16", wide)
+            (again,) = PolicyAgain(found, how, before).run(*flat)
+            assert torch.equal(again, PolicyInterpreter(found, how).run(*flat)[0])
+    floating = {n.name for n in before.values if n.op == "call_function"}
+    assert len(floating) <= 4  # what goes on along the blocks before the last, and the branch
+    stored = {n.name for n in before.values if n.op == "placeholder"}
+    low = under(found, strategy, "bf16", set()).placeholder_precision.keys()
+    assert low <= stored and bool(low) == (strategy == "cast")
+
+
+def _computed(found: Capture, how: Running, flat: list[Any], before: Run) -> set[str]:
+    """Operations that a run computes which begins from another one."""
+    ran: set[str] = set()
+
+    class Told(PolicyAgain):
+        def ran(self, n: Any, arrived: Any, handed: Any, result: Any) -> None:
+            ran.add(n.name)
+
+    Told(found, how, before).run(*flat)
+    return ran
 
 
 def test_some_operations_low_as_from_the_start() -> None:
