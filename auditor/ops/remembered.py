@@ -1,4 +1,4 @@
-"""Products that one run computed, for a second run of the same: taken from there where all they read is the same bit for bit."""
+"""Products that one run computed, for others like it: taken from there where all they read is the same bit for bit."""
 
 from __future__ import annotations
 
@@ -26,32 +26,56 @@ _WORDS = 1 << 15
 
 @dataclass
 class Products:
-    """Results by all that they were computed from, as often as they were. taken: how many a second run took."""
+    """Results by all that they were computed from. taken: how many stood for one that was not computed again."""
 
-    known: dict[Hashable, list[Any]] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
     bytes: int = 0
     taken: int = 0
+    earlier: set[Hashable] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """What there is comes from earlier models; the first product that is none of theirs ends that, since what
+        follows it is another too, and no more is held than the results of one model."""
+        self.earlier = set(self.known)
 
     def keep(self, key: Hashable, result: Any) -> None:
         """Keep a copy of a result, which may be written to in the run it came from."""
-        size = sum(x.numel() * x.element_size() for x in tensors_in(result))
+        size = _size(result)
         if self.bytes + size <= _MOST:
-            copied = over_tensors(lambda x: x.detach().clone(memory_format=torch.preserve_format), result)
-            self.known.setdefault(key, []).append(copied)
+            self.known[key] = _copied(result)
             self.bytes += size
 
-    def take(self, key: Hashable) -> Any:
-        """A result, once; None where there is none."""
+    def take(self, key: Hashable, last: bool) -> Any:
+        """A result of one's own; None where there is none. last: it is given up."""
         found = self.known.get(key)
-        if not found:
+        if found is None:
+            for other in self.earlier:
+                self._give_up(other)
+            self.earlier.clear()
             return None
         self.taken += 1
-        return found.pop()
+        self.earlier.discard(key)
+        return self._give_up(key) if last else _copied(found)
+
+    def _give_up(self, key: Hashable) -> Any:
+        found = self.known.pop(key)
+        self.bytes -= _size(found)
+        return found
+
+
+def _size(result: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors_in(result))
+
+
+def _copied(result: Any) -> Any:
+    """The same entries, laid out alike, as tensors that may be written to and that autograd may save."""
+    with torch.inference_mode(False):
+        return over_tensors(lambda x: x.detach().clone(memory_format=torch.preserve_format), result)
 
 
 class _Run(threading.local):
     products: Products | None = None
-    second = False
+    last = False
 
 
 _RUN = _Run()
@@ -63,41 +87,31 @@ def is_remembering() -> bool:
 
 
 @contextmanager
-def first_run(products: Products) -> Iterator[None]:
-    """In the body, in this thread, large products are kept."""
-    with _set(products, second=False):
-        yield
+def remembering(products: Products, last: bool = False) -> Iterator[None]:
+    """In the body, in this thread, large products are computed once, and not at all where a body before it did.
 
-
-@contextmanager
-def second_run(products: Products) -> Iterator[None]:
-    """In the body, in this thread, large products are taken from a first run where they read what they read there."""
-    with _set(products, second=True):
-        yield
-
-
-@contextmanager
-def _set(products: Products | None, second: bool) -> Iterator[None]:
-    before = _RUN.products, _RUN.second
-    _RUN.products, _RUN.second = products, second
+    last: no body follows; nothing is kept.
+    """
+    before = _RUN.products, _RUN.last
+    _RUN.products, _RUN.last = products, last
     try:
         yield
     finally:
-        _RUN.products, _RUN.second = before
+        _RUN.products, _RUN.last = before
 
 
 def remembered(compute: Callable[[], T], taken: Callable[[T], T], *read: Any) -> T:
-    """`compute()`, or `taken` of what it was in a first run: a tensor, or several. read: all that it depends on, tensors
-    and others."""
-    products = _RUN.products
+    """`compute()`, or `taken` of what it was before: a tensor, or several. read: all that it depends on, tensors and
+    others that hold none."""
+    products, last = _RUN.products, _RUN.last
     key = _key(read) if products is not None else None
     if products is None or key is None:
         return compute()
-    if _RUN.second:
-        known = products.take(key)
-        return compute() if known is None else taken(known)
+    if (known := products.take(key, last)) is not None:
+        return taken(known)
     result = compute()
-    products.keep(key, result)
+    if not last:
+        products.keep(key, result)
     return result
 
 

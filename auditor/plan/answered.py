@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from .. import ranks
+from ..ops.remembered import Products
 from ..patch.emit import emit
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
@@ -67,20 +68,26 @@ def _in_fresh_process(
     try:
         verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
         file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, list(plans), waiting)
+        return verifier.answers(file, _by_format(plans), waiting)
     except NotHandedOver:
         return _in_this_process(bench, plans)
 
 
 def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
     """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
+    known, order = Products(), _by_format(plans)
+    return {name: _patched_here(bench, plans[name], known, name == order[-1]) for name in order}
 
 
-def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
+def _by_format(plans: Mapping[str, Plan]) -> list[str]:
+    """Their names, those of one format one after the other: such plans have products in common."""
+    return sorted(plans, key=lambda name: plans[name].format)
+
+
+def _patched_here(bench: Workbench, plan: Plan, known: Products, last: bool) -> Answers | str:
     def run(model: nn.Module) -> Answers | str:
         gradients = bench.graded is not None and ranks.leads()
         batches = ranks.part(bench.checks)
-        return answers_of(model, batches, bench.device, bench.seed, gradients, bench.most, bench.alike)
+        return answers_of(model, batches, bench.device, bench.seed, gradients, bench.most, bench.alike, known, last)
 
     return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

@@ -14,7 +14,7 @@ from .. import mapped
 from ..devices import is_native
 from ..errors import AuditorError, first_line
 from ..formats.entries import same
-from ..ops.remembered import Products, first_run, second_run
+from ..ops.remembered import Products, remembering
 from ..raised import let_through, out_of_memory
 from ..records import Batch
 from ..runs.answer import answer, as_on
@@ -59,17 +59,21 @@ def answers_of(
     gradients: bool = True,
     most: int | None = None,
     alike: bool = False,
+    known: Products | None = None,
+    last: bool = True,
 ) -> Answers | str:
     """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
 
     most: operations that a forward may take, see `imitated`. gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
     transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs. alike: whether
     FP32 answers the same bit for bit with gradients and without: then products that read the same in both runs are
-    computed in one of them, where memory is not limited.
+    computed in one of them, where memory is not limited, or in neither where another model before did: known holds
+    its products. last: no model follows that could take this one's.
     """
-    products, alike = Products(), alike and gradients and mapped.now() is None
+    products, alike = known or Products(), alike and gradients and mapped.now() is None
+    products.begin()
     try:
-        with first_run(products) if alike else nullcontext():
+        with remembering(products) if alike else nullcontext():
             outputs = run_patched(model, batches[:1], device, seed, most)
         outputs += run_patched(model, batches[1:], device, seed, most)
         if is_native(device):
@@ -80,7 +84,7 @@ def answers_of(
     if not gradients:
         return Answers(outputs)
     try:
-        with second_run(products) if alike else nullcontext():
+        with remembering(products, last) if alike else nullcontext():
             graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)

@@ -21,6 +21,7 @@ from .. import mapped
 from ..devices import is_native, is_spread
 from ..loading.placement import sent
 from ..loading.state import materialise, switch
+from ..ops.remembered import Products
 from ..records import Batch, Timed
 from ..recursion import deep
 from ..score import Given
@@ -58,15 +59,20 @@ def _work(folder: Path, first: Path, jobs: Iterator[Path], settings: Mapping[str
         limit.loaded()
     (folder / READY).touch()
     for job in itertools.chain([first], jobs):
-        asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
-        patched = import_file(asked["file"])
-        for index, plan in enumerate(asked["plans"]):
-            if "time" in asked:
-                write(job, index, time_plan(patched, model, plan, batches[0], settings, asked["time"]))
-            elif "score" in asked:
-                write(job, index, score_plan(patched, model, plan, asked["score"], settings))
-            else:
-                write(job, index, run_plan(patched, model, plan, batches, settings))
+        _do(job, model, batches, settings)
+
+
+def _do(job: Path, model: nn.Module, batches: list[Batch], settings: Mapping[str, Any]) -> None:
+    """One job: what each of its plans answers, is scored or takes."""
+    asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
+    patched, known, last = import_file(asked["file"]), Products(), len(asked["plans"]) - 1
+    for index, plan in enumerate(asked["plans"]):
+        if "time" in asked:
+            write(job, index, time_plan(patched, model, plan, batches[0], settings, asked["time"]))
+        elif "score" in asked:
+            write(job, index, score_plan(patched, model, plan, asked["score"], settings))
+        else:
+            write(job, index, run_plan(patched, model, plan, batches, settings, known, index == last))
 
 
 def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Module, list[Batch]] | None:
@@ -103,13 +109,19 @@ def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
 
 
 def run_plan(
-    patched: ModuleType, model: nn.Module, plan: str, batches: list[Batch], settings: Mapping[str, Any]
+    patched: ModuleType,
+    model: nn.Module,
+    plan: str,
+    batches: list[Batch],
+    settings: Mapping[str, Any],
+    known: Products | None = None,
+    last: bool = True,
 ) -> Answers | str:
-    """What the model answers under one plan, or why it does not; it is then as it was."""
+    """What the model answers under one plan, or why it does not; it is then as it was. known, last: see `answers_of`."""
 
     def run(model: nn.Module) -> Answers | str:
-        asked = (settings[name] for name in ("device", "seed", "gradients", "most", "alike"))
-        return answers_of(model, batches, *asked)
+        asked = {name: settings[name] for name in ("device", "seed", "gradients", "most", "alike")}
+        return answers_of(model, batches, **asked, known=known, last=last)
 
     with deep(), ieee():
         return answers_under(model, lambda model: patched.apply(model, plan), run)

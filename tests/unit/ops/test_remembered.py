@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from auditor.imitation import imitated
 from auditor.ops import remembered as remembered_module
-from auditor.ops.remembered import Products, first_run, remembered, second_run
+from auditor.ops.remembered import Products, remembered, remembering
 from auditor.runs.answer import answer
 from auditor.verify.running import answers_of
 from tests.subjects import normal, seeded
@@ -37,9 +37,9 @@ class Net(nn.Module):
 
 def both(model: nn.Module, x: Tensor, products: Products) -> tuple[Tensor, Tensor]:
     """What a first run answers, and one with gradients enabled that takes from it."""
-    with first_run(products):
+    with remembering(products):
         (plain,) = answer(model, ((x,), {}), around=imitated)
-    with second_run(products):
+    with remembering(products, last=True):
         (graded,) = answer(model, ((x,), {}), around=imitated, gradients=True)
     return plain, graded
 
@@ -48,7 +48,7 @@ def test_all_products_are_taken_where_both_runs_are_the_same() -> None:
     products = Products()
     plain, graded = both(seeded(Net), normal(256, WIDE), products)
     assert torch.equal(plain, graded)
-    assert products.taken == 3 and not any(products.known.values())
+    assert products.taken == 3 and not products.known and products.bytes == 0
 
 
 @pytest.mark.parametrize("change", [lambda x: x * 1.01, lambda x: x.flip(0), lambda x: x.half().float() + 1e-2])
@@ -63,9 +63,9 @@ def test_what_reads_anything_else_is_computed(change: Callable[[Tensor], Tensor]
 def test_a_result_that_is_written_to_is_taken_as_it_was() -> None:
     products = Products()
     given = torch.ones(4)
-    with first_run(products):
+    with remembering(products):
         remembered(lambda: given, lambda x: x, "product", torch.ones(2)).zero_()
-    with second_run(products):
+    with remembering(products, last=True):
         found = remembered(lambda: pytest.fail("computed again"), lambda x: x, "product", torch.ones(2))
     assert found.tolist() == [1, 1, 1, 1]
 
@@ -116,10 +116,10 @@ def test_attention_is_taken_where_it_reads_the_same(
 
 def test_what_is_laid_out_otherwise_is_another() -> None:
     products, x = Products(), normal(8, 8)
-    with first_run(products):
+    with remembering(products):
         remembered(lambda: x, lambda x: x, x)
-    with second_run(products):
-        for other in (x.t(), x.t().contiguous().t(), x.view(4, 16), x.double(), -x, x.bfloat16()):
+    with remembering(products, last=True):
+        for other in (x.t(), x.t().contiguous().t(), x.view(4, 16), x.view(torch.int32), x.double(), -x, x.bfloat16()):
             remembered(lambda: x, lambda x: pytest.fail("taken"), other)
         assert remembered(lambda: pytest.fail("computed again"), lambda x: x + 1, x.clone()) is not x
 
@@ -196,13 +196,13 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_are_taken_with_all_that_they_return() -> None:
     products = Products()
     plain, graded = both(seeded(Recurrent), normal(6, 2, 8), products)
-    assert torch.equal(plain, graded) and products.taken == 2 and not any(products.known.values())
+    assert torch.equal(plain, graded) and products.taken == 2 and not products.known
     model = seeded(Recurrent)
-    with first_run(products):
+    with remembering(products):
         answer(model, ((normal(6, 2, 8),), {}), around=imitated)
     with torch.no_grad():
         model.b.weight_hh_l0[0, 0] += 1
-    with second_run(products):
+    with remembering(products, last=True):
         (found,) = answer(model, ((normal(6, 2, 8),), {}), around=imitated)
     assert products.taken == 3 and not torch.equal(found, plain)
 
@@ -211,3 +211,138 @@ def test_a_recurrent_layer_that_drops_some_of_its_values_draws_anew() -> None:
     products = Products()
     plain, graded = both(seeded(lambda: Recurrent(0.5)).train(), normal(6, 2, 8), products)
     assert torch.equal(plain, graded) and products.taken == 1
+
+
+def keyed(net: Any, x: Tensor) -> Tensor:
+    """Arguments by their names, the third of which has more entries than are printed."""
+    bias = net.own.repeat(16)
+    found: Tensor = torch.ops.aten.linear.default(x, net.weight.repeat(16, 1), bias=bias)
+    return found
+
+
+def written(net: Any, x: Tensor) -> Tensor:
+    """One product twice, and what it gave and read is written to in between."""
+    first = net(x)
+    kept = first.clone()
+    first.mul_(2)
+    second = net(x)
+    x.add_(1)
+    return torch.stack([kept, second, net(x)])
+
+
+def derived(net: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = net(x)
+        (once,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+        (twice,) = torch.autograd.grad(once.sum(), x)
+    return torch.stack([y, twice]).detach()
+
+
+def without_history(net: Any, x: Tensor) -> Tensor:
+    """Inference mode where no gradients are on; what comes of it is written to only where they are."""
+    with torch.inference_mode(not torch.is_grad_enabled()):
+        y: Tensor = net(x)
+        return y.relu_().clone()
+
+
+FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "plain": lambda net, x: net(net(x).relu_()),
+    "keywords": keyed,
+    "written": written,
+    "drops": lambda net, x: net(torch.dropout(net(x), 0.5, True)),
+    "noise": lambda net, x: net(net(x) + torch.randn_like(x)),
+    "derivatives": derived,
+    "without history": without_history,
+    "turned": lambda net, x: net(net(x).t()),
+    "two formats": lambda net, x: net(x) + torch.autocast("cuda", torch.bfloat16)(net)(x),
+    "a view": lambda net, x: net(x.unsqueeze(0).expand(2, -1, -1))[0],
+    "attention": lambda net, x: attend(
+        net(x)[None, None], net(x)[None, None], net(x)[None, None], scale=net.own[:1].item()
+    )[0, 0],
+}
+
+
+def change_data(net: Any) -> None:
+    net.weight.data[0, 0] += 0.5
+
+
+def change_bytes(net: Any) -> None:
+    net.weight.detach().numpy()[-1, -1] += 0.5
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda net: None,
+    "a bias": lambda net: net.own.view(-1)[WIDE // 2].add_(1),
+    "behind torch's back": change_bytes,
+    "data": change_data,
+    "layout": lambda net: setattr(net.weight, "data", net.weight.data.t().contiguous().t()),
+    "format": lambda net: setattr(net, "dtype", torch.bfloat16),
+    "stored low": lambda net: setattr(net.weight, "data", net.weight.data.half().float()),
+    "signs": lambda net: setattr(net.weight, "data", net.weight.data * -1),
+}
+
+
+class Plain(nn.Linear):
+    """A layer, and what is made of it."""
+
+    def __init__(self, made: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__(WIDE, WIDE)
+        self.made, self.dtype, self.low = made, torch.float16, False
+        self.register_buffer("own", torch.ones(WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.low:
+            return torch.nn.functional.linear(x, self.weight, self.bias + self.own)
+        self.low = True
+        with torch.autocast("cuda", self.dtype):
+            return self.made(self, x).float()
+
+
+@pytest.mark.parametrize(
+    ("forward", "change"),
+    [*((forward, "data") for forward in FORWARDS), *(("plain", change) for change in CHANGES), ("keywords", "a bias")],
+)
+def test_one_model_after_the_other_answers_as_each_does_alone(forward: str, change: str) -> None:
+    """The first, the same once more, and one that is changed."""
+    shared, x = Products(), normal(WIDE, WIDE)
+    for count in range(3):
+        answers = []
+        for known in (shared, None):
+            model = seeded(lambda: Plain(FORWARDS[forward]))
+            with torch.no_grad():
+                for _ in range(count // 2):
+                    CHANGES[change](model)
+            found = answers_of(model, [((x,), {})], "cpu", alike=known is not None, known=known, last=count == 2)
+            assert not isinstance(found, str) and found.graded is not None
+            answers.append([*found.outputs[0], *found.graded])
+        for a, b in zip(*answers, strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
+    assert shared.taken or forward in ("derivatives", "a view")
+    assert not shared.known and shared.bytes == 0
+
+
+def test_all_but_one_of_equal_models_compute_nothing() -> None:
+    products, x = Products(), normal(256, WIDE)
+    for count in range(3):
+        model = seeded(Net)
+        answers_of(model, [((x,), {})], "cpu", alike=True, known=products, last=count == 2)
+        assert products.taken == 3 * (2 * count + 1)
+    assert not products.known
+
+
+def test_results_of_earlier_models_go_at_the_first_that_is_none_of_theirs() -> None:
+    """A model holds no more beside it than one does that was there alone."""
+    products, x = Products(), normal(256, WIDE)
+    answers_of(seeded(Net), [((x,), {})], "cpu", alike=True, known=products, last=False)
+    held = products.bytes
+    assert held > 0 and len(products.known) == 3
+    for factor in (1.0, 2.0):
+        model = seeded(Net)
+        with torch.no_grad():
+            model.c.weight *= factor  # the second of three
+        products.begin()
+        with remembering(products):
+            answer(model, ((x,), {}), around=imitated)
+        assert products.bytes == held and len(products.known) == 3
+    assert products.taken == 3 + 3 + 1
