@@ -101,6 +101,28 @@ def test_the_quickest_kernels_are_asked_for_where_the_plan_is_low_alone(monkeypa
     assert found["linear_1"] != pytest.approx(relative_l2(reference["linear_1"], low["linear_1"]), rel=1e-4)
 
 
+class Regional(nn.Module):
+    """A layer that its author runs in BF16, and one that it leaves as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            y = self.inside(x)
+        return self.outside(y.float())
+
+
+def test_a_quick_kernel_does_not_take_the_author_s_region_away(monkeypatch):
+    """The region is BF16 with a plan and without: nothing is lost there by the plan."""
+    monkeypatch.setattr(depth, "fastest", lambda target, args, kwargs: lambda *given: target(*given))
+    subject = from_object(seeded(Regional), normal(4, 8))
+    captured = capture(subject, ("bf16",))
+    found = under_plan(captured, subject.model, subject.batches[0], plan("autocast", "bf16")).errors
+    assert found["linear"] == 0 < found["linear_1"]
+
+
 class Table(nn.Module):
     """Adds positions that its forward makes in FP32."""
 
