@@ -122,7 +122,7 @@ class Kept:
         try:
             flat = capture.bind(subject.model, subject.batches[0])
             held = [x for place, x in zip(capture.placeholders, flat, strict=True) if place.kind != "input"]
-            code = code_of(subject.model, _beside(subject))
+            code = code_of(subject.model, [*_beside(subject), *_written_in(capture)])
             self.base = self.contents.digest(
                 self._graph(capture),
                 self.contents.tensors(held),
@@ -260,3 +260,9 @@ NOTHING = Kept()
 def _beside(subject: Subject) -> list[Any]:
     loss = subject.objective.loss_fn if subject.objective else None
     return [loss, subject.origin.path if subject.origin else None]
+
+
+def _written_in(capture: Capture) -> list[str]:
+    """Files whose lines ran, however the model came to them: it may import some by name as it runs."""
+    places = ((node.source_path, node.caller_path) for node in capture.nodes.values())
+    return sorted({path for pair in places for path in pair if path is not None})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +89,37 @@ def test_a_number_that_python_holds_misses(
     model: Callable[[], nn.Module], usual: tuple[str, str | None], tmp_path: Path
 ) -> None:
     assert known_by(model(), inputs(), tmp_path)[0] != usual[0]
+
+
+BY_NAME = """
+import torch
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x * 2
+    @staticmethod
+    def backward(ctx, gradient): return gradient * {}
+"""
+
+
+class ByName(nn.Linear):
+    """Comes to a function through the name of its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = importlib.import_module("cache_by_name").Doubled.apply(super().forward(x))
+        return result
+
+
+def test_another_derivative_in_a_module_that_only_a_string_names_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    model, found = ByName(4, 4), []
+    for factor in (2, 2, 3):
+        (tmp_path / "cache_by_name.py").write_text(BY_NAME.format(factor))
+        monkeypatch.delitem(sys.modules, "cache_by_name", raising=False)
+        importlib.invalidate_caches()
+        found.append(known_by(model, torch.ones(2, 4), tmp_path / "cache"))
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_a_closure_holds_is_told_apart(tmp_path: Path) -> None:

@@ -65,6 +65,16 @@ def test_files_beside_the_model_count(net: nn.Module, tmp_path: Path) -> None:
     assert code_of(net, [tmp_path / "loss.txt"]) != found
 
 
+def test_what_a_file_beside_the_model_names_counts(net: nn.Module, tmp_path: Path) -> None:
+    """A module that a forward came to by a name in a string, and what that one imports."""
+    text = "from cache_model import Net\n"
+    imported(tmp_path, "cache_unused", text)
+    (tmp_path / "cache_helper.py").write_text("def twice(x): return x + x\n")
+    assert [name for name, _ in code_of(nn.Linear(2, 2), [str(tmp_path / "cache_unused.py")])] == [
+        str(tmp_path / f"cache_{name}.py") for name in ("helper", "model", "unused")
+    ]
+
+
 def test_code_without_a_file_is_compared_as_it_was_compiled() -> None:
     def made(text: str) -> nn.Module:
         space = {"nn": nn, "__name__": "nowhere"}
