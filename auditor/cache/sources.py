@@ -34,7 +34,9 @@ def code_of(model: nn.Module, others: Iterable[Any] = ()) -> list[tuple[str, str
         seen.add(id(item))
         if isinstance(item, (str, Path)):
             _file(found, Path(item))
-            waiting += (module for module in tuple(sys.modules.values()) if getattr(module, "__file__", None) == str(item))
+            waiting += (
+                module for module in tuple(sys.modules.values()) if getattr(module, "__file__", None) == str(item)
+            )
         elif isinstance(item, ModuleType):
             waiting += _module(found, item)
         else:

@@ -102,7 +102,9 @@ class _Beside(PolicyInterpreter):
     def _expected(self, n: fx.Node, result: Any) -> Any:
         """The result in FP32; where it is low under the policy, and off by far more, by the kernel that takes the least time."""
         low = n.op == "call_function" and any(is_low(x.dtype) for x in tensors_of(result))
-        if low and FULL.casts(self.capture.nodes[n.name]).autocast == "none":  # the author's own regions are none of FP32
+        if (
+            low and FULL.casts(self.capture.nodes[n.name]).autocast == "none"
+        ):  # the author's own regions are none of FP32
             args, kwargs = self.reference.fetch_args_kwargs_from_env(n)
             if (quick := fastest(target_of(n), args, kwargs)) is not target_of(n):
                 return quick(*args, **kwargs)

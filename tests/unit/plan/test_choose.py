@@ -178,7 +178,9 @@ def test_a_search_around_a_plan_is_begun_again_with_some_room(monkeypatch: pytes
     slow, quick, *_ = curve_of([0.3, 1.0])
     slow, quick = replace(slow, price=2.0), replace(quick, price=1.0)
     monkeypatch.setattr(choose, "_bisected", lambda *given: slow)
-    monkeypatch.setattr(choose, "refined", lambda problem, chosen, allowed: replace(slow, predicted_error=allowed, price=1.5))
+    monkeypatch.setattr(
+        choose, "refined", lambda problem, chosen, allowed: replace(slow, predicted_error=allowed, price=1.5)
+    )
     found = _fastest_that_holds(NO_TRIAL, [quick, slow], NO_TRIAL, 1.0, Runs(dear=False))
     assert found is not slow
     assert 0.9 * HOLDS < found.predicted_error <= HOLDS
