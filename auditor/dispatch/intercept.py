@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..ops.nodes import operation_of
+from ..state.writes import tells_nothing
 from ..trees import tensors_in
 from .branches import cond, while_loop
 from .handler import Handler, Traced, alone, uncompiled, unfused
@@ -87,8 +88,12 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         region = region_now()  # inside the guards below autocast always looks closed
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            if not _transformed(args, kwargs):
-                return self.handler.whole(func, args, kwargs, region)
+            tensors = tensors_in((args, kwargs))
+            if not _transformed(tensors):
+                if not tells_nothing(func, tensors):
+                    return self.handler.whole(func, args, kwargs, region)
+                with torch._C._DisableTorchDispatch():
+                    return self.handler.whole(func, args, kwargs, region)
             with self.parts.of(region), _below(self.parts):
                 return func(*args, **kwargs)
 
@@ -189,11 +194,11 @@ _BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop
 """Operators whose own kernels refuse to run while a mode is active."""
 
 
-def _transformed(args: Any, kwargs: Any) -> bool:
+def _transformed(tensors: list[torch.Tensor]) -> bool:
     """Whether a transform of functorch, forward-mode differentiation or batched gradients make others of this operation."""
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return True
     if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(wrapped(x) for x in tensors_in((args, kwargs)))
+    return any(wrapped(x) for x in tensors)

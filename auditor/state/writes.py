@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ Arguments = tuple[tuple[int, str], ...]
 
 _Frames: Any = torch._C._dynamo.eval_frame
 _WRITTEN: dict[Any, Arguments | None] = {}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,10 +54,7 @@ class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        try:
-            written = _WRITTEN[func]
-        except KeyError:
-            written = _WRITTEN[func] = written_by(func)
+        written = _written_by(func)
         if written is None:
             self._tell(_tensors((args, kwargs)))
         elif written:
@@ -72,6 +70,27 @@ class SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 if not SaveBeforeWrite._should_skip_dynamo():  # a compiler that is there already leaves it and what it calls alone
     _alone = _Frames._FrameExecStrategy(_Frames._FrameAction.SKIP, _Frames._FrameAction.SKIP)
     _Frames.set_code_exec_strategy(SaveBeforeWrite.__torch_dispatch__.__code__, _alone)
+
+
+def tells_nothing(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether what torch does for an operation on these tensors is of interest to no mode and no class of tensors.
+
+    It is one of torch's own, writes into none of them, and only a SaveBeforeWrite looks on. Where autograd saves values,
+    a hook of the user's may do anything.
+    """
+    if getattr(func, "namespace", None) != "aten" or _written_by(func) != ():
+        return False
+    if torch._C._len_torch_dispatch_stack() != 1 or not isinstance(_get_current_dispatch_mode(), SaveBeforeWrite):
+        return False
+    return not torch.is_grad_enabled() and all(type(x) in _PLAIN for x in tensors)
+
+
+def _written_by(func: Any) -> Arguments | None:
+    try:
+        return _WRITTEN[func]
+    except KeyError:
+        written = _WRITTEN[func] = written_by(func)
+        return written
 
 
 def written_by(func: Any) -> Arguments | None:

@@ -78,7 +78,10 @@ class Builder:
         row = operation_of(target)
         written = row.known_as if row.same_arguments else op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
-        node = self.tape.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=row.name)
+        node = self.tape.graph.create_node("call_function", target, name=row.name)
+        node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
+        if kwargs:
+            node.kwargs = dict(kwargs)
         self._known(node, value)
         node.meta["op"] = written
         self._first = self._first or node

@@ -134,7 +134,7 @@ def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int, 
 
 def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
     return from_the_start(
-        model, batch, lambda: record(model, batch, handler=handler, around=around, placed=False)[0], seed
+        model, batch, lambda: record(model, batch, handler=handler, around=around, bare=True)[0], seed
     )
 
 

@@ -37,7 +37,7 @@ class Outlines(Imitation):
         result = self._known.get(key := f"{op} {outline}")
         if result is None:
             result = self._known[key] = op(*over_tensors(_outline, args), **over_tensors(_outline, kwargs))
-        return over_tensors(lambda x: torch.zeros_like(x, device=device), result)
+        return over_tensors(lambda x: _zeros(x, device), result)
 
 
 def _recurrent(op: Any, args: tuple[Any, ...]) -> Any:
@@ -45,6 +45,13 @@ def _recurrent(op: Any, args: tuple[Any, ...]) -> Any:
     time = int(bool(args[_BATCH_FIRST]) and args[0].dim() == 3)
     result, *states = op(args[0].narrow(time, 0, 1), *args[1:])
     return (torch.cat([result] * args[0].shape[time], time), *states)
+
+
+def _zeros(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`torch.zeros_like(x, device=device)`, which is slow for tensors without entries."""
+    if not x.is_contiguous():
+        return torch.zeros_like(x, device=device)
+    return torch.zeros(x.shape, dtype=x.dtype, device=device)
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:

@@ -72,30 +72,34 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
     observe: Observe | None = None,
-    placed: bool = True,
+    bare: bool = False,
 ) -> tuple[Tape, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. observe(node, result) sees every operation's own result. placed: whether lines of code are looked up. The batch's tensors are copied, and the model's may
-    be written to: the caller puts them back.
+    protects. observe(node, result) sees every operation's own result. bare: no lines of code are looked up, nor calls of
+    torch's functions, nor whether Python looks at dtypes. The batch's tensors are copied, and the model's may be written
+    to: the caller puts them back.
     """
     tape, calls = Tape(), Calls(model)
-    recorder = _Recorder(tape, calls, handler or Plain(), around, observe, placed)
+    functions = None if bare else Functions(calls)
+    recorder = _Recorder(tape, calls, handler or Plain(), around, observe, functions)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
         stack.enter_context(noticed(recorder.noticed))
         stack.enter_context(_region(around))
         stack.enter_context(intercepted(recorder, calls.depth))
-        stack.enter_context(asking(recorder.asked))
-        stack.enter_context(recorder.functions)
+        if functions is not None:
+            stack.enter_context(asking(recorder.asked))
+            stack.enter_context(functions)
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = outputs.each(lambda x: x.detach().clone())
     recorder.end(outputs)
-    tape.elsewhere, tape.functions = calls.elsewhere, recorder.functions.most
-    tape.asked |= recorder.functions.asked or calls.elsewhere
+    tape.elsewhere = calls.elsewhere
+    if functions is not None:
+        tape.functions, tape.asked = functions.most, tape.asked or functions.asked or calls.elsewhere
     return tape, answer
 
 
@@ -115,11 +119,10 @@ class _Recorder:
         handler: Handler,
         around: Region | None,
         observe: Observe | None,
-        placed: bool,
+        functions: Functions | None,
     ) -> None:
-        self.tape, self.calls, self.handler, self.placed = tape, calls, handler, placed
+        self.tape, self.calls, self.handler, self.functions = tape, calls, handler, functions
         self.around = around or Region(False, "")
-        self.functions = Functions(calls)
         self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
         self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
@@ -182,11 +185,11 @@ class _Recorder:
         given = tensors_of((args, kwargs))
         self.builder.mark = Mark(
             self.calls.open,
-            written_at(record.__code__) if self.placed else None,
+            written_at(record.__code__) if self.functions is not None else None,
             region if region != self.around else None,
             max(1, entered_at()),
             operation_of(op).name if mutates(op) else None,
-            None if mutates(op) else self.functions.open,
+            None if mutates(op) or self.functions is None else self.functions.open,
         )
         before, held = self._arguments(op, args, kwargs)
         draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
@@ -334,7 +337,7 @@ class _Recorder:
         out = {a.name for a in op._schema.arguments if a.is_out}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
-        single = len(written) == 1 and not _listed(result)
+        single = len(written) == 1 and isinstance(result, torch.Tensor)  # no list of its own
         for index, x in enumerate(written):
             own = node if single else self._emit(operator.getitem, (node, index), {}, x)
             if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # what is written keeps its dtype
@@ -383,11 +386,6 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The draw has it. None stays: there are overloads that have to be given one, `randn(..., generator=None)`."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
-
-
-def _listed(result: Any) -> bool:
-    """Whether an operation returns several things, or what it wrote to in a list of its own."""
-    return not isinstance(result, torch.Tensor)
 
 
 def _alias(x: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from auditor import dispatch
 from auditor.dispatch import Busy, intercepted
 from auditor.errors import CaptureError
+from auditor.state import storages, unchanged
+from auditor.state.writes import SaveBeforeWrite
 from auditor.tape.record import Plain, record
 from tests.replaying import Model, linear, operations, replayed
 from tests.subjects import capture_of, normal
@@ -157,3 +159,50 @@ def test_modules_are_seen_whole_by_the_private_mode_alone(monkeypatch: pytest.Mo
     assert operations(replayed(model, X)) == ["linear", "softmax", "layer_norm"]
     monkeypatch.setenv(dispatch.PUBLIC, "1")
     assert "addmm" in operations(replayed(model, X))
+
+
+class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of the model's own: a ReLU gives twice as much."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func is torch.ops.aten.relu.default else result
+
+
+def written_with(self: Any, x: Tensor) -> Tensor:
+    self.first.data.view(-1)[1:].mul_(2)
+    torch.add(self.second.data, 1.0, out=self.second.data)
+    torch.vmap(lambda row: row.add_(1.0))(self.third.data)
+    with Doubling():  # type: ignore[no-untyped-call]
+        return torch.relu(x) * self.first[0, 0] + self.second.sum() + self.third.sum()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(
+    gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most operations are hidden from the modes below, where nobody has to be told of them."""
+    monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
+    model = Model(written_with, **{name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second", "third")})
+    with unchanged(model), torch.set_grad_enabled(gradients):
+        expected = model(X)
+    with unchanged(model), torch.set_grad_enabled(gradients), intercepted(Plain()):
+        assert torch.equal(model(X), expected)
+    assert all(torch.equal(x, torch.ones(2, 2)) for x in model.parameters())
+
+
+def test_operations_that_write_nothing_pass_no_mode_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
+    passed: list[str] = []
+    dispatched = SaveBeforeWrite.__torch_dispatch__
+
+    def noting(self: Any, func: Any, *rest: Any) -> Any:
+        passed.append(str(func))
+        return dispatched(self, func, *rest)
+
+    monkeypatch.setattr(SaveBeforeWrite, "__torch_dispatch__", noting)
+    model = nn.Sequential(linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True)).eval()
+    with unchanged(model), torch.no_grad(), intercepted(Plain()):
+        model(X)
+    assert not {"aten.addmm.default", "aten.t.default"} & set(passed)
+    assert "aten.relu_.default" in passed

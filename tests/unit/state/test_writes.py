@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.state import storages, unchanged
-from auditor.state.writes import SaveBeforeWrite, written_by
+from auditor.state.writes import SaveBeforeWrite, tells_nothing, written_by
 
 aten = torch.ops.aten
 
@@ -111,6 +111,38 @@ def test_another_mode_between_keeps_them_apart() -> None:
     with SaveBeforeWrite(outer), Doubled(), SaveBeforeWrite(inner):  # type: ignore[no-untyped-call]
         x.mul_(3.0)
     assert (inner.entries, outer.entries) == ([[[1.0]]], [[[1.0]], [[3.0]]])
+
+
+class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation and does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    """A class of tensors of somebody's own."""
+
+
+@torch.no_grad()
+def test_operations_that_nobody_has_to_be_told_of() -> None:
+    x, running = torch.ones(2, 2), aten.native_batch_norm.default
+    with SaveBeforeWrite(Told()):
+        assert tells_nothing(aten.linear.default, [x, nn.Parameter(x)])
+        assert not tells_nothing(aten.linear.default, [x, x.as_subclass(Own)])  # type: ignore[no-untyped-call]
+        for writes in (
+            aten.add_.Tensor,
+            aten.add.out,
+            running,
+            torch.ops.higher_order.cond,
+            torch.ops.prims.add.default,
+        ):
+            assert not tells_nothing(writes, [x])
+        with torch.enable_grad():
+            assert not tells_nothing(aten.linear.default, [x, x])
+        with Looking():  # type: ignore[no-untyped-call]
+            assert not tells_nothing(aten.linear.default, [x, x])
+    assert not tells_nothing(aten.linear.default, [x, x])
 
 
 def test_the_compiler_is_not_imported_for_it_and_leaves_it_alone() -> None:

@@ -22,6 +22,7 @@ X, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1
         (aten.unique_dim.default, (X, 0), X),
         (aten.masked_select.default, (X, MASK), MASK),
         (aten.repeat_interleave.self_Tensor, (X, COUNTS, 0), COUNTS),
+        (aten.repeat_interleave.Tensor, (COUNTS,), COUNTS),
         (aten.index.Tensor, (X, [MASK]), MASK),
         (aten.index.Tensor, (X, [None, MASK]), MASK),
         (aten.index_put_.default, (X, [MASK], torch.ones(1, 2)), MASK),

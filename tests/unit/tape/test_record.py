@@ -109,3 +109,14 @@ def test_the_graph_gives_the_answer_again() -> None:
     values = [tape.constants.get(node.name, x) for node in tape.graph.nodes if node.op == "placeholder"]
     (replayed,) = fx.Interpreter(fx.GraphModule({}, tape.graph)).run(*values)
     assert answer.tolist() == replayed.tolist() == [0.0, 6.0, 9.0]
+
+
+def test_a_bare_recording_has_the_same_operations_and_less_beside_them() -> None:
+    def asks(x: Tensor) -> Tensor:
+        return nn.functional.gelu(x).to(x.dtype) * 2.0
+
+    full, bare = (record(Function(asks), ((torch.ones(2),), {}), bare=bare)[0] for bare in (False, True))
+    assert names(bare) == names(full) == ["gelu", "to", "mul"]
+    assert (full.asked, full.marks["gelu"].written is None, full.marks["gelu"].function is None) == (True, False, False)
+    assert (bare.asked, bare.marks["gelu"].written, bare.marks["gelu"].function) == (False, None, None)
+    assert [mark.calls for mark in bare.marks.values()] == [mark.calls for mark in full.marks.values()]
