@@ -18,8 +18,8 @@ from .table import Format, is_low
 
 _MAGNITUDE, _EXPONENT = 0x7FFFFFFF, 0x7F800000
 _MAGNITUDE_16 = 0x7FFF
-_BIAS, _BEYOND = 127, 255
-_CHUNK = 1 << 17
+_BIAS, _BEYOND, _BYTES = 127, 255, 256
+_CHUNK, _COUNTED = 1 << 17, 1 << 18
 _LARGE, _SMALL = 1e15, 1e-15
 
 
@@ -38,10 +38,10 @@ class Profile:
     def __init__(self, x: torch.Tensor) -> None:
         self._float = x.detach().float().contiguous()
         self._roundings: dict[str, Deviation] = {}
-        spans = [_Span(chunk) for (chunk,) in _chunks(self._float)]
+        spans = [_Span(chunk) for (chunk,) in _chunks(self._float, step=_COUNTED)]
         counts = [sum(bins) for bins in zip(*(span.counts for span in spans), strict=True)]
         self.finite = counts[_BEYOND] == 0
-        self.norm = math.hypot(*(_norm(chunk) for (chunk,) in _chunks(self._float))) if self.finite else 0.0
+        self.norm = math.hypot(*(norm for span in spans for norm in span.norms)) if self.finite else 0.0
         self.range = _range(spans, counts, self.norm) if self.finite else _finite_range(self._float)
         self.nonzero = self.range.nonzero
 
@@ -62,7 +62,7 @@ class Profile:
     def error(self, candidate: torch.Tensor, fmt: Format) -> float:
         """Relative L2 error of `candidate` alone."""
         size = math.hypot(*(_norm(_gap(c, r)) for r, c in _chunks(self._float, candidate))) if self.finite else math.nan
-        return self._relative(size) if size < math.inf else self._broken(candidate, fmt).error
+        return self._error(size, candidate, fmt)
 
     def deviation(
         self, candidate: torch.Tensor, fmt: Format, *, keep: bool = True, most: float = math.inf
@@ -73,21 +73,47 @@ class Profile:
         In float32 the difference of two close numbers is exact (Sterbenz).
         Where either tensor holds a non-finite entry, the slow and complete definitions of metrics.py decide.
         """
+        found, gaps, _ = self._compared(candidate, None, fmt, keep, most)
+        return found, gaps
+
+    def deviation_and_error(
+        self, candidate: torch.Tensor, other: torch.Tensor, fmt: Format, *, keep: bool
+    ) -> tuple[Deviation, torch.Tensor | None, float]:
+        """`deviation` of one candidate and `error` of another, while the profiled entries are in the cache."""
+        found, gaps, size = self._compared(candidate, other, fmt, keep, math.inf)
+        return found, gaps, self._error(size, other, fmt)
+
+    def _compared(
+        self, candidate: torch.Tensor, other: torch.Tensor | None, fmt: Format, keep: bool, most: float
+    ) -> tuple[Deviation, torch.Tensor | None, float]:
+        """See `deviation`; and the L2 norm of other - reference."""
         gaps = torch.empty_like(self._float, dtype=torch.bfloat16) if keep else None
         clamped = self.range.min_abs < fmt.smallest_normal or self.range.zeros > 0
-        size, ulps = 0.0, 0.0
-        for r, c, kept in _chunks(self._float, candidate, gaps if gaps is not None else self._float):
+        size, ulps, sizes = 0.0, 0.0, []
+        unwanted = self._float  # in the place of what is not there
+        filled = gaps if gaps is not None else unwanted
+        for r, c, kept, beside in _chunks(self._float, candidate, filled, unwanted if other is None else other):
+            if other is not None:
+                sizes.append(_norm(_gap(beside, r)))
             gap = _gap(c, r)
             size = math.hypot(size, _norm(gap))
-            if ulps != most:
-                ulps = max(ulps, _steps(gap, r, fmt, clamped))
             if gaps is not None:
                 kept.copy_(gap)
+            if ulps != most:
+                ulps = max(ulps, _steps(gap, r, fmt, clamped))
+        return *self._judged(candidate, fmt, gaps, size, ulps), math.hypot(*sizes)
+
+    def _judged(
+        self, candidate: torch.Tensor, fmt: Format, gaps: torch.Tensor | None, size: float, ulps: float
+    ) -> tuple[Deviation, torch.Tensor | None]:
         if not self.finite or not size < math.inf:
             return self._broken(candidate, fmt), gaps.nan_to_num_(0.0, 0.0, 0.0) if gaps is not None else None
         if gaps is not None and size > _LARGE:
             gaps.nan_to_num_()  # rounding to bfloat16 may have left its range
         return Deviation(self._relative(size), self._shrinkage(candidate, ulps, fmt), ulps), gaps
+
+    def _error(self, size: float, candidate: torch.Tensor, fmt: Format) -> float:
+        return self._relative(size) if self.finite and size < math.inf else self._broken(candidate, fmt).error
 
     def _relative(self, size: float) -> float:
         return size / self.norm if self.norm else (0.0 if size == 0 else math.inf)
@@ -123,12 +149,12 @@ def near_relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
 
 
 class _Span:
-    """Bits of the magnitudes in one chunk: how many have each exponent, the largest, and the smallest that is not 0."""
+    """Bits of the magnitudes in one chunk: how many have each exponent, the largest, and the smallest that is not 0; norms of its parts."""
 
     def __init__(self, x: torch.Tensor) -> None:
+        self.norms = [_norm(part) for part in torch.split(x, _CHUNK)]
         bits = x.view(torch.int32) & _MAGNITUDE
-        # Bytes are counted in three quarters of the time.
-        self.counts: list[int] = torch.bincount((bits >> 23).to(torch.uint8), minlength=_BEYOND + 1).tolist()
+        self.counts = _counts((bits >> 23).to(torch.uint8))
         self.zeros, self.largest, self.smallest = 0, 0, _MAGNITUDE
         if not bits.numel():
             return
@@ -140,11 +166,21 @@ class _Span:
             self.zeros = int(torch.count_nonzero(bits == _MAGNITUDE)) if subnormal else self.counts[0]
 
 
-def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def _counts(x: torch.Tensor) -> list[int]:
+    """How often each byte occurs. Where there are many, pairs are counted: half as many, but 65,536 counts to add up."""
+    paired = x.numel() // 2 * 2
+    if x.numel() < _COUNTED // 2 or x.device.type != "cpu":
+        return torch.bincount(x, minlength=_BYTES).tolist()
+    pairs = torch.bincount(x[:paired].view(torch.uint16).int(), minlength=_BYTES**2).view(_BYTES, _BYTES)
+    counts = pairs.sum(0) + pairs.sum(1) + torch.bincount(x[paired:], minlength=_BYTES)
+    return counts.tolist()
+
+
+def _chunks(*tensors: torch.Tensor, step: int = _CHUNK) -> Iterator[tuple[torch.Tensor, ...]]:
     """Runs of neighbours that fit a processor's cache, on a GPU longer ones; one empty run if the tensor is empty."""
     flat = [x.detach().reshape(-1) for x in tensors]
     length = flat[0].numel()
-    step = _CHUNK if flat[0].device.type == "cpu" else now().run
+    step = step if flat[0].device.type == "cpu" else now().run
     for start in range(0, max(length, 1), step):
         yield tuple(x[start : start + step] for x in flat)
 
@@ -154,12 +190,12 @@ def _gap(candidate: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format, clamped: bool) -> float:
-    """Largest |gap| in units of the format's spacing at the reference."""
+    """Largest |gap| in units of the format's spacing at the reference; the gap is used up."""
     if not gap.numel():
         return 0.0
     powers = (reference.view(torch.int32) & _EXPONENT).view(torch.float32)
     spacing = powers.clamp_min_(fmt.smallest_normal) if clamped else powers
-    steps = gap / spacing
+    steps = gap.div_(spacing)
     return max(-float(steps.amin()), float(steps.amax())) / fmt.epsilon  # aminmax takes longer than both
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,11 +17,12 @@ from ..ops.nodes import operation_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
-from .inner import inner_products
+from .inner import inner_products, inner_products_by_row
 from .margins import answered
 from .measure import Measurement
 from .probes import moved, probes
 from .sums import Sums, by_level
+from .testrun import Trace
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -218,34 +219,42 @@ class _Hook:
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
                 value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
-                formats = self.estimates.measurement.formats
-                found = [part for fmt in formats for part in self._products(fmt, gradient, value)]
+                found = [*self._products(gradient, value)]
                 for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
                     for kind in kinds:
                         self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
     def _products(
-        self, fmt: str, gradient: torch.Tensor, value: torch.Tensor
+        self, gradient: torch.Tensor, value: torch.Tensor
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """A format, the kinds of error that are alike, and the inner products with one of them."""
-        trace = self.traces.get(fmt)
-        isolated, own = (None, None) if trace is None else (trace.isolated, trace.own)
-        if trace is not None and trace.again is not None:
-            isolated = trace.again()
+        formats = self.estimates.measurement.formats
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
-            yield fmt, ("cast",), self._by_rounding(gradient - returned, value, fmt)
-        rounded = {"cast": returned is None, "isolated": isolated is None, "own": own is None}
-        kinds = tuple(kind for kind, wanted in rounded.items() if wanted)
-        if kinds:
-            yield fmt, kinds, self._by_rounding(gradient, value, fmt)
-        for kind, gaps in (("isolated", isolated), ("own", own)):
-            gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
-            if gap is not None and gap.shape == gradient.shape:
-                yield fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples)
+            yield from self._by_rounding(gradient - returned, value, dict.fromkeys(formats, ("cast",)))
+        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in formats}
+        yield from self._by_rounding(gradient, value, {fmt: alike for fmt, alike in kinds.items() if alike})
+        for fmt, trace in self.traces.items():
+            isolated = trace.isolated if trace.again is None else trace.again()
+            for kind, gaps in (("isolated", isolated), ("own", trace.own)):
+                gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
+                if gap is not None and gap.shape == gradient.shape:
+                    yield fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples)
 
-    def _by_rounding(self, gradient: torch.Tensor, value: torch.Tensor, fmt: str) -> torch.Tensor:
-        return inner_products(gradient, value, self.samples, FORMATS[fmt])
+    def _by_rounding(
+        self, gradient: torch.Tensor, value: torch.Tensor, kinds: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        rows = [FORMATS[fmt] for fmt in kinds]
+        found = inner_products_by_row(gradient, value, self.samples, rows) if rows else []
+        for (fmt, alike), inner in zip(kinds.items(), found, strict=True):
+            yield fmt, alike, inner
+
+
+def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
+    """The kinds of a node's error that are nothing but the rounding of its value. cast: whether that of its readers is."""
+    isolated = trace is None or (trace.isolated is None and trace.again is None)
+    own = trace is None or trace.own is None
+    return tuple(kind for kind, alike in (("cast", cast), ("isolated", isolated), ("own", own)) if alike)
 
 
 def _steps(measurement: Measurement) -> int:

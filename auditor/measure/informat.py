@@ -127,19 +127,13 @@ class InFormat:
         if not is_number(ours[0]):
             return self._discrete_error(n, ours, alone, propagated), None
         profile, row = self._profiles[n], self.low.row
-        later = self._propagated_error(n, propagated[0])
-        if not later < float("inf"):
-            self._spoilt.add(n)
         if alone.unsupported is not None or not same_shapes(ours, alone.low):
+            later = self._propagated_error(n, propagated[0])
+            self._hear(n, later)
             reason = alone.unsupported or _OTHER_SHAPE
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported"), None
-        if viewed(n) is not None:
-            found, gap = profile.rounding(row), None
-        else:
-            low, by_inputs, cheap = entries(tensors_of(alone.low)[0]), n.name in self._by_inputs, n.name in self._cheap
-            found, gap = profile.deviation(low, row, keep=not (by_inputs or cheap))
-            if cheap and not _is_usual(found, profile):
-                _, gap = profile.deviation(low, row)
+        found, gap, later = self._compared(n, tensors_of(alone.low)[0], propagated[0])
+        self._hear(n, later)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         return NodeError(
             local_error=found.error,
@@ -152,6 +146,23 @@ class InFormat:
             sqnr_db=sqnr_db(found.error),
             cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs),
         ), gap
+
+    def _hear(self, n: fx.Node, later: float) -> None:
+        if not later < float("inf"):
+            self._spoilt.add(n)
+
+    def _compared(
+        self, n: fx.Node, low: torch.Tensor, propagated: torch.Tensor
+    ) -> tuple[Deviation, torch.Tensor | None, float]:
+        """What the format does to the node alone, its differences where they are kept, and its error in the low run."""
+        profile, row, cheap = self._profiles[n], self.low.row, n.name in self._cheap
+        if viewed(n) is not None:
+            return profile.rounding(row), None, self._propagated_error(n, propagated)
+        low, keep = entries(low), not (n.name in self._by_inputs or cheap)
+        found, gap, later = profile.deviation_and_error(low, entries(propagated), row, keep=keep)
+        if cheap and not _is_usual(found, profile):
+            _, gap = profile.deviation(low, row)
+        return found, gap, later
 
     def _propagated_error(self, n: fx.Node, low: torch.Tensor) -> float:
         profile, source = self._profiles[n], viewed(n)

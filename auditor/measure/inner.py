@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..formats.carried import in_format, plain
@@ -24,32 +26,45 @@ def inner_products(
     gradient, value: [*], equal shapes, with a sample each in equal runs. The error is `value` itself, or, with `row`,
     what rounding it to that format adds. Products that are not finite count as zero.
     """
-    found = _sums(gradient, value, samples, row, finite=False)
-    if not bool(torch.isfinite(found).all()):
-        found = _sums(gradient, value, samples, row, finite=True)
+    return inner_products_by_row(gradient, value, samples, [row])[0]
+
+
+def inner_products_by_row(
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None]
+) -> list[torch.Tensor]:
+    """`inner_products` for each of several formats, while a run of neighbours is in the cache."""
+    found = _sums(gradient, value, samples, rows, finite=False)
+    broken = [index for index, sums in enumerate(found) if not bool(torch.isfinite(sums).all())]
+    mended = _sums(gradient, value, samples, [rows[index] for index in broken], finite=True) if broken else []
+    for index, sums in zip(broken, mended, strict=True):
+        found[index] = sums
     return found
 
 
-def _sums(gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format | None, finite: bool) -> torch.Tensor:
+def _sums(
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None], finite: bool
+) -> list[torch.Tensor]:
     flat, values = gradient.detach().reshape(samples, -1), value.detach().reshape(samples, -1)
     width = flat.shape[1] // PARTS
     if width < _SHORT:
-        return _products(flat, values, row, finite)
+        return [_products(flat, values, row, finite) for row in rows]
     whole = width * PARTS
     parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
     most = _CHUNK if flat.device.type == "cpu" else now().run
     if flat.numel() <= most:
-        sums = _products(parts, errors, row, finite).sum(2)
+        found = [_products(parts, errors, row, finite).sum(2) for row in rows]
     else:
-        sums = flat.new_empty(samples, PARTS)
+        found = [flat.new_empty(samples, PARTS) for _ in rows]
         step = max(1, most // width)
         for sample in range(samples):
             for start in range(0, PARTS, step):
                 run = slice(start, start + step)
-                sums[sample, run] = _products(parts[sample, run], errors[sample, run], row, finite).sum(1)
+                for sums, row in zip(found, rows, strict=True):
+                    sums[sample, run] = _products(parts[sample, run], errors[sample, run], row, finite).sum(1)
     if whole < flat.shape[1]:
-        sums[:, -1] += _products(flat[:, whole:], values[:, whole:], row, finite).sum(1)
-    return sums
+        for sums, row in zip(found, rows, strict=True):
+            sums[:, -1] += _products(flat[:, whole:], values[:, whole:], row, finite).sum(1)
+    return found
 
 
 def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None, finite: bool) -> torch.Tensor:

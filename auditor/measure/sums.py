@@ -85,7 +85,8 @@ def _merged(inner: torch.Tensor, parts: int) -> torch.Tensor:
     if given <= parts:
         return inner
     width = -(-given // parts)
-    return nn.functional.pad(inner, (0, -given % width)).view(samples, -1, width).sum(2)
+    short = -given % width
+    return (nn.functional.pad(inner, (0, short)) if short else inner).view(samples, -1, width).sum(2)
 
 
 def chance(count: int) -> tuple[float, float]:

@@ -107,6 +107,7 @@ def profile(dtype: torch.dtype) -> None:
                         found.rounding(FORMATS[name])
                         found.error(candidate, FORMATS[name])
                         found.deviation(candidate, FORMATS[name])
+                        found.deviation_and_error(candidate, reference, FORMATS[name], keep=True)
 
 
 def ranges(dtype: torch.dtype) -> None:
@@ -209,10 +210,11 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "measure/testrun.py:_gap": ("copy_", gaps),
     "measure/testrun.py:_gap_of": ("nan_to_num_", gaps),
     "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
-    "formats/profile.py:Profile.deviation": ("copy_ nan_to_num_ nan_to_num_", profile),
+    "formats/profile.py:Profile._compared": ("copy_", profile),
+    "formats/profile.py:Profile._judged": ("nan_to_num_ nan_to_num_", profile),
     "formats/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
     "formats/profile.py:_gap": ("sub_", profile),
-    "formats/profile.py:_steps": ("clamp_min_", profile),
+    "formats/profile.py:_steps": ("clamp_min_ div_", profile),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "runs/answer.py:copied": ("requires_grad_", recorded),

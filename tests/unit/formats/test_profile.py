@@ -15,6 +15,7 @@ from auditor.formats.metrics import damage, max_ulp, relative_l2
 from auditor.formats.profile import Profile, near_relative_l2
 from auditor.formats.table import FORMATS
 from auditor.records import Magnitudes
+from tests.subjects import normal
 
 LOW = ["fp16", "bf16"]
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -106,6 +107,11 @@ def assert_as_defined(r: Tensor, c: Tensor, name: str, counts: bool = True) -> N
     kept = torch.isfinite(r)
     assert deviation.error == pytest.approx(relative_l2(r[kept], c[kept]), rel=1e-5) or not relative_beats(r, c)
     assert Profile(r).error(c, fmt) == deviation.error
+    other = r.to(fmt.dtype)
+    together = Profile(r).deviation_and_error(c, other, fmt, keep=True)
+    assert together[0] == deviation
+    assert torch.equal(together[1], gap)
+    assert together[2] == Profile(r).error(other, fmt)
     ulps = max_ulp(r, c, fmt)
     assert deviation.max_ulp == pytest.approx(ulps, rel=1e-5) or (deviation.max_ulp == math.inf and ulps > 1e38)
     assert bool(torch.isfinite(gap).all()) or not bool(torch.isfinite(c.float()).all())
@@ -183,3 +189,14 @@ def test_chunks_add_up_in_quadrature() -> None:
     assert profile.norm == 50.0
     assert profile.error(candidate, FORMATS["fp16"]) == pytest.approx(0.1)
     assert profile.deviation(candidate, FORMATS["fp16"])[0].error == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("numbers", [2**17 - 1, 2**17, 2**17 + 1, 2**18 + 3, 2**19 + 2**17 + 5])
+def test_exponents_of_many_numbers_are_counted_one_by_one(numbers: int) -> None:
+    x = torch.ldexp(normal(numbers), torch.arange(numbers) % 250 - 125)
+    x[::7] = 0.0
+    found = magnitudes(x)
+    powers = torch.frexp(x[x != 0]).exponent - 1
+    powers, counts = powers.clamp(min=-127).unique(return_counts=True)
+    assert found.exponents == dict(zip(powers.tolist(), counts.tolist(), strict=True))
+    assert found.zeros == int((x == 0).sum())
