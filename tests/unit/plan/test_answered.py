@@ -24,4 +24,4 @@ def test_a_plan_fails_where_it_fails_on_any_rank_and_without_gradients_first():
 
 def test_plans_of_one_format_are_run_one_after_the_other():
     plans = {name: SimpleNamespace(format=name.split("_")[1]) for name in ("a_fp16", "a_bf16", "b_fp16", "b_bf16")}
-    assert _by_format(plans) == ["a_bf16", "b_bf16", "a_fp16", "b_fp16"]
+    assert _by_format(plans) == ["a_fp16", "b_fp16", "a_bf16", "b_bf16"]
