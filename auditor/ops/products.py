@@ -26,6 +26,9 @@ _USED = 64
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+_CONV2D: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
+"""Bias, stride, padding, dilation and groups of a convolution, where they are not given."""
+
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
@@ -124,7 +127,7 @@ def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if not known and target is not torch.ops.aten.conv2d.default:
         return target if kwargs else quickest_pooling(target, args)
     single = all(x.dtype is torch.float32 for x in args if isinstance(x, torch.Tensor))
-    return _fastest(target, args, kwargs) if single else target
+    return _fastest(target, args, kwargs) if single and (_FORWARDS.only or not _differentiated(args)) else target
 
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -134,7 +137,7 @@ def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     found = _by_onednn(target, args)
     if found is target or not _differentiated(args):
         return found
-    return partial(_connected, found) if _FORWARDS.only else target  # oneDNN's own operations have no derivative
+    return partial(_Quick.apply, found, target)
 
 
 def _is_known(x: torch.Tensor) -> bool:
@@ -154,37 +157,60 @@ def _lies_apart(x: torch.Tensor) -> bool:
     return True
 
 
-def _connected(compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-    """The result, known to autograd as one of the tensors among the arguments."""
-    with torch.no_grad():
-        result = compute(*args)
-    connected: torch.Tensor = _Connected.apply(result, *args)  # type: ignore[no-untyped-call]
-    return connected
-
-
-class _Connected(torch.autograd.Function):
-    """The identity on a result; whoever asks for its gradient asks for what was saved."""
+class _Quick(torch.autograd.Function):
+    """A product by oneDNN, whose own operations have no derivative, with that of the operation that it stands for."""
 
     @staticmethod
-    def forward(ctx: Any, result: Any, *args: Any) -> torch.Tensor:
-        ctx.save_for_backward(result)
-        found: torch.Tensor = result.view_as(result)
-        return found
+    def forward(ctx: Any, compute: Callable[..., torch.Tensor], target: Callable[..., Any], *args: Any) -> torch.Tensor:
+        ctx.save_for_backward(*(x for x in args if isinstance(x, torch.Tensor)))
+        ctx.target, ctx.others = target, [None if isinstance(x, torch.Tensor) else (x,) for x in args]
+        return compute(*args)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors
-        raise RuntimeError("a saved tensor was not kept")
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensors = iter(ctx.saved_tensors)
+        args = [next(tensors) if other is None else other[0] for other in ctx.others]
+        found = _derivatives(ctx.target, args, gradient, ctx.needs_input_grad[2:])
+        return None, None, *found, *[None] * (len(args) - len(found))
 
 
-class _Taken(_Connected):
-    """A result that was known before, not a view of it: it may be written to. One tensor, or several."""
+def _derivatives(
+    target: Callable[..., Any], args: list[Any], gradient: torch.Tensor, wanted: Sequence[bool]
+) -> Sequence[torch.Tensor | None]:
+    """By the tensors of a linear layer, a product that is added to a bias, or a convolution; None where not wanted."""
+    if target is torch.ops.aten.conv2d.default:
+        x, weight, bias, stride, padding, dilation, groups = (*args, *_CONV2D[len(args) - 2 :])
+        mask, sizes = [*wanted, False][:3], None if bias is None else [len(bias)]
+        found = torch.ops.aten.convolution_backward.default(
+            gradient, x, weight, sizes, stride, padding, dilation, False, [0, 0], groups, mask
+        )
+        return tuple(one if asked else None for one, asked in zip(found, mask, strict=True))[: len(args)]
+    joined = target is torch.ops.aten.addmm.default
+    x, weight = args[1:3] if joined else args[:2]
+    rows, entered = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+    by_x, by_weight, by_bias = (wanted[1], wanted[2], wanted[0]) if joined else (*wanted, False)[:3]
+    first = (rows @ (weight.mT if joined else weight)).view(x.shape) if by_x else None
+    second = (entered.mT @ rows if joined else rows.mT @ entered) if by_weight else None
+    third = rows.sum(0) if by_bias else None
+    return (third, first, second) if joined else (first, second, third)[: len(args)]
+
+
+class _Taken(torch.autograd.Function):
+    """A result that was known before, not a view of it: it may be written to. One tensor, or several.
+
+    Whoever asks for its gradient asks for what was saved.
+    """
 
     @staticmethod
     def forward(ctx: Any, known: Any, *args: Any) -> Any:
         result = known()
         ctx.save_for_backward(*tensors_in(result))
         return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        raise RuntimeError("a saved tensor was not kept")
 
 
 def _by_onednn(target: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.formats import FORMATS
+from auditor.formats.metrics import relative_l2
 from auditor.ops import products
 from auditor.ops.casting import lowered, raised
 from auditor.ops.kernels import run_op
@@ -248,3 +249,50 @@ def test_whatever_the_memory_of_a_product_looks_like_it_is_the_same(
     for row in (FORMATS["fp16"], FORMATS["bf16"]):
         low = products.product(target, args, {}, row)
         assert torch.allclose(low.float(), target(*args), rtol=row.epsilon, atol=row.epsilon)
+
+
+WIDE_PRODUCTS = [
+    (aten.linear.default, (normal(3, 40, 192), normal(160, 192, seed=1), normal(160, seed=2))),
+    (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1))),
+    (aten.addmm.default, (normal(160, seed=2), normal(120, 192), normal(192, 160, seed=1))),
+    (aten.conv2d.default, (normal(2, 32, 30, 20), normal(48, 32, 1, 1, seed=1), normal(48, seed=2))),
+    (aten.conv2d.default, (normal(2, 32, 30, 20), normal(48, 8, 1, 1, seed=1), None, [2, 1], [0, 0], [1, 1], 4)),
+]
+
+
+@pytest.mark.parametrize(("target", "args"), WIDE_PRODUCTS)
+def test_a_fast_product_is_the_same_with_gradients_enabled_and_has_those_of_the_operation(
+    target: Any, args: tuple[Any, ...], monkeypatch: Any
+) -> None:
+    """To the bit: else a plan's error is another for whoever runs it with gradients enabled."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def given() -> list[Any]:
+        return [x.half().requires_grad_() if isinstance(x, Tensor) else x for x in args]
+
+    ours, theirs = given(), given()
+    found = products.product(target, tuple(ours), {}, FORMATS["fp16"])
+    with torch.no_grad():
+        plain = products.product(target, tuple(ours), {}, FORMATS["fp16"])
+    assert torch.equal(found, plain)
+    weights = normal(*found.shape, seed=3)
+    leaves = [x for x in ours if isinstance(x, Tensor)]
+    gradients = torch.autograd.grad((found.float() * weights).sum(), leaves, create_graph=True)
+    expected = lowered(target(*raised(tuple(theirs))), FORMATS["fp16"])
+    others = [x for x in theirs if isinstance(x, Tensor)]
+    known = torch.autograd.grad((expected.float() * weights).sum(), others, create_graph=True)
+    for a, b in zip(gradients, known, strict=True):
+        assert relative_l2(b, a) < 1e-3
+    twice, expected_twice = (
+        torch.autograd.grad(sum(one.float().square().sum() for one in found), given)
+        for found, given in ((gradients, leaves[1]), (known, others[1]))
+    )
+    assert relative_l2(expected_twice[0], twice[0]) < 1e-3
+
+
+def test_only_what_is_asked_for_is_differentiated() -> None:
+    x, weight = normal(120, 192).half(), normal(160, 192, seed=1).half().requires_grad_()
+    bias = normal(160, seed=2).half()
+    products.product(aten.linear.default, (x, weight, bias), {}, FORMATS["fp16"]).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
