@@ -32,7 +32,7 @@ _CONV2D: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
-    if not (is_remembering() and _is_wide(target, args, kwargs) and (_FORWARDS.only or not torch.is_grad_enabled())):
+    if not (_is_shared() and _is_wide(target, args, kwargs)):
         return _product(target, args, kwargs, row)
 
     def taken(known: torch.Tensor) -> torch.Tensor:
@@ -48,8 +48,7 @@ def layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     def compute() -> Any:
         return target(*args, **kwargs)
 
-    shared = is_remembering() and (_FORWARDS.only or not torch.is_grad_enabled()) and not _drops(target, args)
-    if not shared or kwargs:
+    if kwargs or not _is_shared() or _drops(target, args):
         return compute()
     tensors = tuple(tensors_in(args))
 
@@ -57,6 +56,11 @@ def layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return _Taken.apply(lambda: known, *tensors) if _differentiated(tensors) else known  # type: ignore[no-untyped-call]
 
     return remembered(compute, taken, target, over_tensors(lambda x: "", args), *tensors)
+
+
+def _is_shared() -> bool:
+    """Whether what another run computed stands for a result: nowhere a derivative is taken of it."""
+    return is_remembering() and (_FORWARDS.only or not torch.is_grad_enabled()) and not _is_forward_mode()
 
 
 def _drops(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -132,12 +136,22 @@ def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
-    if kwargs or not _has_onednn() or not all(_is_known(x) for x in args if isinstance(x, torch.Tensor)):
+    if (
+        kwargs
+        or _is_forward_mode()
+        or not _has_onednn()
+        or not all(_is_known(x) for x in args if isinstance(x, torch.Tensor))
+    ):
         return target
     found = _by_onednn(target, args)
     if found is target or not _differentiated(args):
         return found
     return partial(_Quick.apply, found, target)
+
+
+def _is_forward_mode() -> bool:
+    """Whether derivatives are taken along with the run: of what is no operation of torch's there are none."""
+    return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
 def _is_known(x: torch.Tensor) -> bool:

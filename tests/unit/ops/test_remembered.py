@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from auditor.imitation import imitated
 from auditor.ops import remembered as remembered_module
@@ -346,3 +347,24 @@ def test_results_of_earlier_models_go_at_the_first_that_is_none_of_theirs() -> N
             answer(model, ((x,), {}), around=imitated)
         assert products.bytes == held and len(products.known) == 3
     assert products.taken == 3 + 3 + 1
+
+
+class Dual(nn.Module):
+    """A layer, and how it changes along a direction: derivatives that are taken along with the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16), forward_ad.dual_level():
+            along = self.project(forward_ad.make_dual(x, torch.ones_like(x)))
+            return forward_ad.unpack_dual(along).tangent
+
+
+def test_derivatives_that_are_taken_along_are_not_lost() -> None:
+    products, x = Products(), normal(256, WIDE)
+    model = seeded(Dual)
+    plain, graded = both(model, x, products)
+    assert torch.equal(plain, graded)
+    assert torch.allclose(plain[0].float(), model.project.weight.sum(1), rtol=1e-2, atol=1e-2)
