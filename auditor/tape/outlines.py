@@ -24,7 +24,7 @@ class Outlines(Imitation):
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
         super().__init__(lenient, most)
-        self._known: dict[str, Any] = {}
+        self._known: dict[tuple[Any, str], Any] = {}
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation, or zeros in the place of its result."""
@@ -34,7 +34,7 @@ class Outlines(Imitation):
             return super().part(op, args, kwargs, region)
         device = args[0].device
         outline = over_tensors(lambda x: (x.shape, x.stride(), x.dtype), (args, kwargs))
-        result = self._known.get(key := f"{op} {outline}")
+        result = self._known.get(key := (op, str(outline)))
         if result is None:
             result = self._known[key] = op(*over_tensors(_outline, args), **over_tensors(_outline, kwargs))
         return over_tensors(lambda x: _zeros(x, device), result)

@@ -182,20 +182,20 @@ class _Recorder:
             self.noticed(*tensors_of((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
-        given = tensors_of((args, kwargs))
+        given, row, writes = tensors_of((args, kwargs)), operation_of(op), mutates(op)
         self.builder.mark = Mark(
             self.calls.open,
             written_at(record.__code__) if self.functions is not None else None,
             region if region != self.around else None,
             max(1, entered_at()),
-            operation_of(op).name if mutates(op) else None,
-            None if mutates(op) or self.functions is None else self.functions.open,
+            row.name if writes else None,
+            None if writes or self.functions is None else self.functions.open,
         )
         before, held = self._arguments(op, args, kwargs)
         draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
         result = run(op, args, kwargs, region)
         draw = draw if draw is not None and drew(draw, kwargs) else None
-        if mutates(op):
+        if writes:
             self._written(op, args, kwargs, before, result, draw)
             return result
         known, apart = {id(x) for x in given}, set[int]()
@@ -222,7 +222,8 @@ class _Recorder:
         """
         choosing = shape_from(op, args, kwargs)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
-        self.noticed(*choosing)
+        if choosing:
+            self.noticed(*choosing)
         floating = any(id(x) in chosen and (x.is_floating_point() or x.is_complex()) for x in choosing)
 
         def node(x: torch.Tensor) -> fx.Node:

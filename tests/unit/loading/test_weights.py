@@ -12,6 +12,7 @@ from torch import nn
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.stored import raised
+from auditor.loading.weights import reject_non_finite
 
 NET = """
 class Net(nn.Module):
@@ -220,3 +221,51 @@ def test_an_index_that_is_none_is_one_clear_line(write, tmp_path, text):
     with pytest.raises(LoadError, match="weight_map") as caught:
         load(write(SAVED + "model = torch.nn.Linear(3, 4)\n"), weights=str(tmp_path / "w.safetensors.index.json"))
     assert caught.value.slug == "bad-weights"
+
+
+LARGE = torch.finfo(torch.float32).max
+
+
+class Closed(torch.Tensor):
+    """Refuses sums, but for counts."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert func is not torch.Tensor.sum or args[0].dtype is torch.bool
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        torch.empty(0),
+        torch.tensor([LARGE, LARGE]),  # their sum is infinite
+        torch.tensor([60_000.0, 60_000.0], dtype=torch.float16),
+        torch.tensor([448.0, 448.0]).to(torch.float8_e4m3fn),
+        torch.ones(2).as_subclass(Closed),
+    ],
+)
+def test_finite_weights_pass(entries):
+    model = nn.Module()
+    model.weight = nn.Parameter(entries, requires_grad=False)
+    reject_non_finite(model)
+
+
+@pytest.mark.parametrize(
+    ("entries", "count"),
+    [([LARGE, torch.nan], 1), ([torch.inf, -torch.inf, 0.0], 2), ([LARGE, LARGE, torch.inf, torch.nan], 2)],
+)
+def test_weights_that_are_not_finite_are_counted(entries, count):
+    model = nn.Module()
+    model.register_parameter("weight", nn.Parameter(torch.tensor(entries)))
+    with pytest.raises(LoadError, match=f"weight holds {count} NaN or infinite values of {len(entries)}"):
+        reject_non_finite(model)
+
+
+def test_buffers_may_be_infinite():
+    model = nn.Module()
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.inf]))
+    reject_non_finite(model)
+    model.mask[0] = torch.nan
+    with pytest.raises(LoadError, match="mask holds 1 NaN"):
+        reject_non_finite(model)
