@@ -252,9 +252,12 @@ class _Hook:
 
 def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
     """The kinds of a node's error that are nothing but the rounding of its value. cast: whether that of its readers is."""
-    isolated = trace is None or (trace.isolated is None and trace.again is None)
-    own = trace is None or trace.own is None
-    return tuple(kind for kind, alike in (("cast", cast), ("isolated", isolated), ("own", own)) if alike)
+    wanted = {
+        "cast": cast,
+        "isolated": trace is None or trace.isolated is None,
+        "own": trace is None or trace.own is None,
+    }
+    return tuple(kind for kind, alike in wanted.items() if alike)
 
 
 def _steps(measurement: Measurement) -> int:
