@@ -105,7 +105,7 @@ def audited(faults: Faults, **options: Any) -> Audit:
     _now[0] = faults
     model, x = Net().eval(), X.clone()
     before = copy.deepcopy(model)
-    asked = {"formats": ("fp16",), "strategies": ("cast",), **options}
+    asked = {"formats": ("fp16",), "strategies": ("autocast",), **options}
     try:
         return auditor.audit(model, x, device="cpu", progress=faults.heard, **asked)
     finally:
