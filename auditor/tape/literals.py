@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from ..dispatch import Region
 from ..formats.table import FORMATS, Format, dtype_of
@@ -32,6 +33,9 @@ _LEAST, _TIMES = 1_000, 2
 _RESOLUTION = _INFO.resolution
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _RESOLUTION)
 
+_ORDINARY = 1 << 10
+"""Numbers up to this, and down to its inverse, are at home in every format: nobody writes another for one."""
+
 
 def compared(
     captured: Capture, tape: Tape, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
@@ -39,14 +43,16 @@ def compared(
     """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
 
     A format that torch has no dtype for is stood in for by one that it has, see stand_in.py.
-    The model is run again only where its tape holds a dtype, a limit of float32, or a constant once Python looked at a
-    dtype, since only then may one have become the other; and not for 1e-6 alone, which is the resolution of float32, and
+    The model is run again only where its tape holds a dtype, a limit of float32, or, once Python looked at a dtype, a
+    constant, or a very small or large number, which it may have chosen by that; and not for 1e-6 alone, which is the resolution of float32, and
     what many models write, where Python was seen to look at none. A run that breaks in the format leaves the FP32 literals standing: the measurements name why.
     """
     kinds = {kind for node in tape.graph.nodes for kind in _told((node.args, node.kwargs))}
     if tape.asked and any(
         x.is_floating_point() for name, x in tape.constants.items() if tape.kinds[name] == "constant"
     ):
+        kinds.add(None)
+    if tape.asked and any(_is_extreme(x) for node in tape.graph.nodes for x in tree_leaves((node.args, node.kwargs))):
         kinds.add(None)
     if not kinds:
         return captured
@@ -100,6 +106,11 @@ def _told(value: Any) -> Iterator[float | None]:
         if value == 1 - _INFO.eps:
             yield None
         yield from (limit for limit in _TELLTALE if math.isclose(abs(value), limit, rel_tol=1e-6))
+
+
+def _is_extreme(x: Any) -> bool:
+    """Whether it is a number that a format may not do with."""
+    return isinstance(x, float) and (0 < abs(x) < 1 / _ORDINARY or abs(x) > _ORDINARY)
 
 
 def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +104,36 @@ def test_nothing_suspicious_no_second_run(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(literals, "_recorded", refused)
     assert not capture_of(Function(lambda x: x.exp() + 1e-5), X).compared
+
+
+EPS = {torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fp16", "bf16"),
+    [
+        (lambda x: x.abs() + EPS[x.dtype], 1e-4, 1e-3),
+        (lambda x: x.abs() + (1e-4 if x.dtype == torch.float16 else 1e-8), 1e-4, None),
+        (lambda x: x.abs() + (1e-8 if x.itemsize > 2 else 1e-4), 1e-4, 1e-4),
+        (lambda x: x - 1e9 if x.dtype != torch.float16 else x - 1e4, 1e4, None),
+    ],
+    ids=["table", "comparison", "size", "large"],
+)
+def test_numbers_that_python_chooses_by_the_dtype(
+    chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None
+) -> None:
+    found = capture_of(Function(chosen), X)
+    assert found.compared
+    for name, number in (("fp16", fp16), ("bf16", bf16)):
+        assert [list(each.values()) for each in arguments(found, name).values()] == ([[number]] if number else [])
+
+
+def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(literals, "_recorded", refused)
+    assert not capture_of(Function(lambda x: x * 0.125 if x.dtype.is_floating_point else x), X).compared
 
 
 class Branching(nn.Module):
