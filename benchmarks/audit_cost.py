@@ -63,6 +63,29 @@ COLUMNS = {
 }
 
 
+AS_USED = {
+    "model": "",
+    "forward s": ".4f",
+    "audit s": ".2f",
+    "audit x": ".1f",
+    "wall s": ".2f",
+    "beyond imports s": ".2f",
+    "quick s": ".2f",
+    "quick share": ".2f",
+    "quick share beyond imports": ".2f",
+    "load s": ".2f",
+    "capture s": ".2f",
+    "measure s": ".2f",
+    "classify s": ".2f",
+    "baseline s": ".2f",
+    "plan s": ".2f",
+    "follow s": ".2f",
+    "command peak MiB": ".0f",
+    "training MiB": ".0f",
+    "memory x": ".2f",
+}
+
+
 def core(name: str) -> Row:
     """Capture, measure and attribute, with a forward timed before and after them in the same process."""
     model, args = build(name)
@@ -147,15 +170,16 @@ def whole(name: str) -> Row:
 
 
 def command(name: str) -> Row:
-    """`python -m auditor FILE` from start to finish, all its processes; beside it `--quick`, twice what importing torch takes,
-    and forwards before and after."""
+    """`python -m auditor FILE` from start to finish, all its processes and the peak of the largest, stages in wall time; beside it
+    `--quick`, twice what importing torch takes, and forwards before and after."""
     model, args = build(name)
     compileall.compile_dir(ROOT / "auditor", quiet=1)  # as pip leaves a package that it installs
     forwards = [forward_seconds(model, args)]
     since = time.monotonic()
-    whole = _command(name)
+    whole, stages = _command(name)
     wall = time.monotonic() - since
-    quick = _command(name, "--quick")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    quick, _ = _command(name, "--quick")
     forwards.append(forward_seconds(model, args))
     started = spent()
     for _ in range(2):
@@ -170,11 +194,13 @@ def command(name: str) -> Row:
         "quick s": quick,
         "quick share": quick / whole,
         "quick share beyond imports": (quick - imports) / (whole - imports),
+        "stages": stages,
+        "command peak MiB": peak,
     }
 
 
-def _command(name: str, *options: str) -> float:
-    """Processor seconds of an audit of a file."""
+def _command(name: str, *options: str) -> tuple[float, dict[str, float]]:
+    """Processor seconds of an audit of a file, and the seconds that each of its stages took."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(STUBS), os.environ.get("PYTHONPATH", "")]),
@@ -182,12 +208,13 @@ def _command(name: str, *options: str) -> float:
     started = spent()
     with model_file(name) as file:
         words = [sys.executable, "-m", "auditor", str(file), "--device", "cpu", "-q", "--fail-on", "never", *options]
-        done = subprocess.run(
-            [*words, "--out", str(file.parent / "out")], env=environment, capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        raise SystemExit(done.stderr[-4000:])
-    return spent() - started
+        out = file.parent / "out"
+        done = subprocess.run([*words, "--out", str(out)], env=environment, capture_output=True, text=True, check=False)
+        taken = spent() - started
+        if done.returncode:
+            raise SystemExit(done.stderr[-4000:])
+        plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
+    return taken, plan["environment"]["seconds"]
 
 
 def training(name: str) -> Row:
@@ -198,7 +225,7 @@ def training(name: str) -> Row:
 
     def step() -> None:
         outputs = model(*args)
-        outputs = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+        outputs = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         outputs.float().square().mean().backward()
         optimiser.step()
 
@@ -229,6 +256,16 @@ def combined(name: str) -> Row:
     }
 
 
+def as_used(name: str) -> Row:
+    """The command beside one step of training, each from a process of its own."""
+    called, step = (
+        in_process_of_its_own("benchmarks.audit_cost", "--measure", kind, name) for kind in ("command", "training")
+    )
+    stages = {f"{stage} s": elapsed for stage, elapsed in called["stages"].items()}
+    memory = called["command peak MiB"] / step["peak MiB"]
+    return {"model": name, **stages, **called, "training MiB": step["peak MiB"], "memory x": memory}
+
+
 MEASUREMENTS = {"core": core, "whole": whole, "training": training, "command": command}
 
 
@@ -236,8 +273,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="all of them if left out", default=[*MODELS, *SMALL])
     parser.add_argument("--measure", choices=MEASUREMENTS, help="one measurement of one model, as JSON")
+    parser.add_argument("--as-used", action="store_true", help="only the whole command, beside a step of training")
     options = parser.parse_args()
-    if options.measure:
+    if options.as_used:
+        report("audit_cost_whole", [as_used(name) for name in options.models], AS_USED)
+    elif options.measure:
         print(json.dumps(MEASUREMENTS[options.measure](options.models[0])))
     else:
         report("audit_cost", [combined(name) for name in options.models], COLUMNS)
