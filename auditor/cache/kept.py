@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..records import Batch, Capture, Subject
 from ..sparing import now
 from .content import Contents, Uncomparable
-from .sources import code_of
+from .sources import code_of, digests, imported_since
 from .store import Store
 from .surroundings import surroundings
 
@@ -99,6 +99,8 @@ class Kept:
     times: dict[str, int] = field(default_factory=dict)
     batches: int = 0
     _open: dict[str, Runs] = field(default_factory=dict)
+    _late: str = ""
+    _before: frozenset[str] = frozenset()
 
     @classmethod
     def at(cls, folder: str | PathLike[str] | None) -> Kept:
@@ -123,7 +125,7 @@ class Kept:
             flat = capture.bind(subject.model, subject.batches[0])
             held = [x for place, x in zip(capture.placeholders, flat, strict=True) if place.kind != "input"]
             code = code_of(subject.model, [*_beside(subject), *_written_in(capture)])
-            self.base = self.contents.digest(
+            found = self.contents.digest(
                 self._graph(capture),
                 self.contents.tensors(held),
                 code,
@@ -131,9 +133,19 @@ class Kept:
                 repr(now()),
                 subject.raised,
             )
+            self._late, self._before = f"late-{found}", frozenset(sys.modules)
+            known = self._known_late()
+            self.base = (
+                found if digests(known) == known else self.contents.digest(found, sorted(digests(known).items()))
+            )
         except Uncomparable as reason:
             self.without = str(reason)
         return capture
+
+    def _known_late(self) -> dict[str, str]:
+        """Files that were imported while an earlier audit measured, as they were then: a derivative may name a module."""
+        held = self.store.get(self._late)
+        return {path: str(digest) for path, digest in held.items()} if isinstance(held, dict) else {}
 
     def graph(self, capture: Capture) -> str | None:
         """What tells one recorded graph from others; None where nobody can."""
@@ -218,6 +230,8 @@ class Kept:
         finally:
             for runs in self._open.values():
                 runs.write()
+            if self.active and (found := imported_since(self._before)).keys() - (known := self._known_late()).keys():
+                self.store.put(self._late, {**found, **known})
 
     @property
     def said(self) -> str | None:

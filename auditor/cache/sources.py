@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -42,6 +42,31 @@ def code_of(model: nn.Module, others: Iterable[Any] = ()) -> list[tuple[str, str
         else:
             waiting += _thing(found, item)
     return sorted(found.items())
+
+
+def imported_since(before: Collection[str]) -> dict[str, str]:
+    """Digests of the files that the user's own modules are in which are here now and were not before."""
+    found: dict[str, str] = {}
+    for name, module in tuple(sys.modules.items()):
+        file = None if name in before else getattr(module, "__file__", None)
+        if isinstance(file, str) and _is_users(name, Path(file).resolve()):
+            _file(found, Path(file).resolve())
+    return found
+
+
+def digests(paths: Iterable[str]) -> dict[str, str]:
+    """Of files as they are now; none of those that are gone."""
+    found: dict[str, str] = {}
+    for path in paths:
+        _file(found, Path(path))
+    return found
+
+
+def _is_users(name: str, path: Path) -> bool:
+    """Whether a module is neither torch's, nor of this package, nor installed, nor one of Python's own."""
+    if name.partition(".")[0] in ("torch", _OURS) or any(part in _INSTALLED for part in path.parts):
+        return False
+    return not str(path).startswith(_LIBRARY)
 
 
 def _thing(found: dict[str, str], item: Any) -> Iterator[Any]:

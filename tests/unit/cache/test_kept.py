@@ -122,6 +122,42 @@ def test_another_derivative_in_a_module_that_only_a_string_names_misses(
     assert found[0] == found[1] != found[2]
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        result: Tensor = importlib.import_module("cache_late").back(gradient)
+        return result
+
+
+class Late(nn.Linear):
+    """Comes to a file through its derivative alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Twice.apply(super().forward(x))
+        return result
+
+
+STEP = {"mode": "training", "loss_fn": nn.functional.mse_loss}
+
+
+def test_another_file_that_a_derivative_alone_imports_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    model, said = Late(4, 4), []
+    for factor in (2, 2, 3, 3):
+        (tmp_path / "cache_late.py").write_text(f"def back(gradient): return gradient * {factor}\n")
+        monkeypatch.delitem(sys.modules, "cache_late", raising=False)
+        importlib.invalidate_caches()
+        given = torch.ones(2, 4), torch.zeros(2, 4)
+        audit = auditor.audit(model, given, formats="fp16", progress=False, cache=tmp_path / "cache", **STEP)
+        said.append(audit.environment.reused)
+    assert said[0] == said[2] == NONE
+    assert said[1] == said[3] != NONE
+
+
 def test_what_a_closure_holds_is_told_apart(tmp_path: Path) -> None:
     found = [known_by(Small(shift=shifted(by)), inputs(), tmp_path)[0] for by in (2.0, 2.0, 2.5)]
     assert found[0] == found[1] != found[2]
@@ -248,7 +284,6 @@ def x(count: int = 3) -> Tensor:
     return torch.randn(count, 8, generator=torch.Generator().manual_seed(5))
 
 
-STEP = {"mode": "training", "loss_fn": nn.functional.mse_loss}
 AGAIN: dict[str, tuple[type[nn.Module], Any, dict[str, Any], dict[str, Any], str]] = {
     "nothing": (Attending, x(), {}, {}, "what each format does to {n} operations, what they do to the outputs, "),
     "budget": (Attending, x(), {}, {"max_error": 1e-4}, "{n} operations, what they do to the outputs"),
