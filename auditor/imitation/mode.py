@@ -26,7 +26,7 @@ class Imitation:
 
     lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
     most: operations after which the run is ended: a loop until two numbers agree may never end in half. seen: how many
-    there were so far.
+    there were so far, casts aside: where a plan's scopes begin and end, a run in FP32 has none.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
@@ -58,7 +58,7 @@ class Imitation:
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation in the dtypes that its arguments have. Raises: Endless, UnsupportedInFormat."""
-        self.seen += 1
+        self.seen += not _casts(op)
         if self.most is not None and self.seen > self.most:
             raise Endless(
                 f"ended after {self.most} operations, many more than FP32 takes: a loop goes on for longer in this format, or for ever"
@@ -86,6 +86,10 @@ def _row(region: Region) -> Format:
     row = format_of(getattr(torch, region.dtype))
     assert row is not None
     return row
+
+
+def _casts(op: Any) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and operation_of(op).cast
 
 
 def _draws(op: Any) -> bool:

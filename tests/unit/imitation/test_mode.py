@@ -9,6 +9,7 @@ import torch
 
 from auditor.dispatch import Region
 from auditor.imitation import Imitation
+from auditor.imitation.mode import Endless
 from auditor.ops.kernels import UnsupportedInFormat
 
 aten = torch.ops.aten
@@ -54,6 +55,16 @@ def test_what_cuda_lacks_raises_or_is_rounded() -> None:
         Imitation().part(aten.linalg_cholesky.default, (half,), {}, OFF)
     found = Imitation(lenient=True).part(aten.linalg_cholesky.default, (half,), {}, OFF)
     assert (found.dtype, found.tolist()) == (torch.float16, [[1, 0], [0, 1]])
+
+
+def test_a_run_that_goes_on_and_on_is_ended_and_casts_are_not_counted() -> None:
+    imitation = Imitation(most=2)
+    for _ in range(5):
+        imitation.part(aten._to_copy.default, (X,), {"dtype": torch.float16}, OFF)
+    for _ in range(2):
+        imitation.part(aten.relu.default, (X.half(),), {}, OFF)
+    with pytest.raises(Endless, match="ended after 2 operations"):
+        imitation.part(aten.relu.default, (X.half(),), {}, OFF)
 
 
 def test_random_numbers_are_those_of_fp32_rounded() -> None:
