@@ -16,6 +16,9 @@ from ..report.words import printable
 from . import audit, completion, diff, explain_layer, fleet, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
 
+LONGEST = 1_600
+"""Characters of an error, at most: several hundred say what went wrong, and more push it out of the terminal."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
@@ -110,8 +113,14 @@ def _failed(message: str, hint: str, debug: bool, told: bool = True) -> int:
         traceback.print_exc()
     if told:
         where = "" if ranks.leads() else f"rank {ranks.rank()}: "
-        print(f"error: {where}{printable(' '.join(message.split()))}\nhint: {hint}", file=sys.stderr)
+        print(f"error: {where}{_in_a_line(message)}\nhint: {hint}", file=sys.stderr)
     return 2
+
+
+def _in_a_line(message: str) -> str:
+    """A message that may quote names out of a file or a model, however long: both ends of it."""
+    text = printable(" ".join(message.split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def _complete(args: argparse.Namespace) -> int:

@@ -190,6 +190,15 @@ def test_one_line_and_a_hint_for_what_the_user_can_mend(stages, capsys, tmp_path
     assert not (tmp_path / "audits").exists()
 
 
+def test_a_long_name_in_an_error_leaves_both_ends_of_it(stages, capsys):
+    stages.error = CaptureError(f"the scope {'x' * 20_000} is missing", slug="no-trace")
+    assert cli.main(["model.py"]) == 2
+    line = capsys.readouterr().err.splitlines()[-2]
+    assert len(line) < 2_000
+    assert line.startswith("error: the scope xxx")
+    assert line.endswith("xxx is missing")
+
+
 def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     stages.error = ZeroDivisionError("oops")
     assert cli.main(["model.py"]) == 2
