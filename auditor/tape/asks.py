@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import linecache
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
+from torch import nn
+
+from ..state.members import named_modules
 
 _TENSOR = torch.Tensor
 
@@ -27,6 +32,18 @@ TELLING: frozenset[Any] = frozenset(
 _ON = "is_autocast_enabled", "is_autocast_cpu_enabled"
 _IN = "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"
 _SCRIPTED = torch._C.ScriptFunction, torch._C.ScriptMethod
+
+_UNSEEN = re.compile(r"(?<![.\w])(?:is|get)_autocast_\w+|isinstance\s*\([^\n]*\b(?:Float|Half|BFloat16|Double)Tensor\b")
+"""Questions that are put to torch past what is replaced and past every mode: in a function that a file imported, or by a
+class of tensors."""
+
+
+def may_ask_unseen(model: nn.Module, files: Iterable[str]) -> bool:
+    """Whether Python may choose by a dtype without being noticed: a module when it is cast, or code in these files."""
+    kinds = {kind for _, module in named_modules(model) for kind in type(module).__mro__}
+    if any("_apply" in vars(kind) and not kind.__module__.startswith("torch.") for kind in kinds):
+        return True
+    return any(_UNSEEN.search("".join(linecache.getlines(file))) for file in files)
 
 
 @contextmanager

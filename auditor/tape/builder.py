@@ -62,6 +62,12 @@ class Tape:
     operations: int = 0
     functions: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
+    @property
+    def files(self) -> set[str]:
+        """Those whose lines ran."""
+        lines = (mark.written for mark in self.marks.values() if mark.written is not None)
+        return {place[0] for line in lines for place in (line.place, line.caller) if place is not None}
+
 
 class Builder:
     """Writes nodes, each with `mark`. exact: those no rounding can change. fed: those that depend on an input."""

@@ -20,7 +20,7 @@ from ..runs.outputs import NamedTensors, tensor_outputs
 from ..state.draws import Draw, draw_of, drew, may_draw
 from ..state.members import named_modules
 from ..trees import over_tensors
-from .asks import asking
+from .asks import asking, may_ask_unseen
 from .binding import arguments_of, named_inputs
 from .builder import Builder, Mark, Observe, Tape
 from .calls import Calls
@@ -99,7 +99,8 @@ def record(
     recorder.end(outputs)
     tape.elsewhere = calls.elsewhere
     if functions is not None:
-        tape.functions, tape.asked = functions.most, tape.asked or functions.asked or calls.elsewhere
+        tape.functions = functions.most
+        tape.asked |= functions.asked or calls.elsewhere or may_ask_unseen(model, tape.files)
     return tape, answer
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,51 @@ ASKS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_number_that_follows_a_dtype_is_found(ask: Any) -> None:
     found = only(capture_of(Function(lambda x: ask(x).exp()), X), "add")
     assert found.literals["fp16"].arguments == {1: 1e-3}
+
+
+KIND = """
+import torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return (super().forward(x) + ({})).exp()
+"""
+CAST = """
+import torch
+class Net(torch.nn.Linear):
+    eps = 1e-6
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.eps = 1e-3 if self.weight.dtype is torch.float16 else 1e-6
+        return self
+    def forward(self, x):
+        return (super().forward(x) + self.eps).exp()
+"""
+IMPORTED = """
+import torch
+from torch import get_autocast_dtype
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return (super().forward(x) + (1e-3 if get_autocast_dtype("cuda") is torch.float16 else 1e-6)).exp()
+"""
+UNSEEN = {
+    "a class": KIND.format("1e-3 if isinstance(x, torch.HalfTensor) else 1e-6"),
+    "one of several": KIND.format("1e-6 if isinstance(x, (torch.FloatTensor, torch.cuda.FloatTensor)) else 1e-3"),
+    "while it is cast": CAST,
+    "by what the file imported": IMPORTED,
+}
+
+
+@pytest.mark.parametrize("text", UNSEEN.values(), ids=UNSEEN)
+def test_who_may_ask_without_being_noticed_is_run_again(text: str, tmp_path: Path) -> None:
+    """The files are others, since it is these that are looked at."""
+    (tmp_path / "net.py").write_text(text)
+    spec = importlib.util.spec_from_file_location("net", tmp_path / "net.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = only(capture_of(module.Net(2, 2), X), "add")
+    assert any(each["fp16"].arguments == {1: 1e-3} for each in (found.literals, found.autocast_literals) if each)
 
 
 def test_a_number_that_follows_autocast_is_found() -> None:
