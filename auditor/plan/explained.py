@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from ..formats.table import runs
 from ..paths import function_in, module_of, of_function
-from ..records import Finding, Plan, Reason
+from ..records import Baseline, Finding, Plan, Reason
 from ..replay.chosen import labelled, scoped
+from .affordable import affordable_at_once
 from .choose import as_plan, simulated_error
 from .costs import heavy
 from .operations import operation_reasons
 from .problem import Problem
-from .reasons import EachLowered, Limits, Weighed, kept_in, least, lowered_with
+from .reasons import EachLowered, Limits, Weighed, kept_in, least, lowering
 from .solve import Candidate, evaluate
 from .trial import Trial
 
@@ -40,7 +42,7 @@ class Explained:
         self._problem, self._plan, self._findings, self._all_low = problem, plan, findings, all_low
         self._chosen = chosen = as_candidate(problem, plan)
         self._known: dict[tuple[tuple[str, str], ...], float] = {}
-        lowered = EachLowered(problem, chosen)
+        self._lowered = lowered = EachLowered(problem, chosen)
         self._trial = _beside(problem, lowered, trial)
         own = self._error(chosen) if len({*chosen.precision.values()}) > 1 else 0.0
         self._limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
@@ -56,7 +58,12 @@ class Explained:
 
     def affordable(self, target: float) -> tuple[str, ...]:
         """Modules that gain something low and, in a run, stay within what the plan was made to use."""
-        return self._weighed.affordable(self._plan.measured_error or 0.0, target)
+        own = self._plan.measured_error or 0.0
+        if self._plan.measured_error is None and self._plan.verification is None:
+            own = self._limits.error
+        if heavy(self._problem.costs):
+            return affordable_at_once(self._lowered, self._limits, self._error, own, target)
+        return self._weighed.affordable(own, target)
 
     def pause(self) -> None:
         """Give up what runs begin from, while others need the memory."""
@@ -85,11 +92,16 @@ def _beside(problem: Problem, lowered: EachLowered, trial: Trial) -> Trial:
     return trial.near([problem.running(labelled(point.precision)) for point in (lowered.chosen, *lowered.ahead)])
 
 
+def plainly_low(plan: Plan, baseline: Baseline) -> float | None:
+    """Error of the model with everything low, as it was run: inf where that failed; None where it could not be tried."""
+    if not runs(plan.format):
+        return None
+    return math.inf if baseline.measured_error is None or not baseline.finite else baseline.measured_error
+
+
 def with_low(problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with these modules low too."""
-    together = {other for path in modules for other in lowered_with(problem, path)}
-    labels = {**as_candidate(problem, plan).precision, **dict.fromkeys(together, problem.format)}
-    return as_plan(problem, evaluate(problem, problem.energy.settled(labels)))
+    return as_plan(problem, lowering(problem, as_candidate(problem, plan), modules))
 
 
 def as_candidate(problem: Problem, plan: Plan) -> Candidate:

@@ -35,7 +35,7 @@ from .choose import (
     simulated_error,
 )
 from .costs import heavy
-from .explained import Explained, as_candidate, with_low
+from .explained import Explained, as_candidate, plainly_low, with_low
 from .problem import Problem
 from .recommend import gains, has_fp32
 from .solve import evaluate
@@ -86,7 +86,7 @@ def plans_of(
             else:
                 beside = trial.near(()) if heavy(bench.costs) else trial
                 found[name] = make_plan(problems[name], beside, budget, baselines[name].measured_error)
-        found |= verify(bench, {name: found[name] for name in pending}, tick)
+        found |= _tried(bench, problems, {name: found[name] for name in pending}, targets, baselines, tick)
         pending = {
             name: _tightened(budget, found[name], _allowed(found[name], baselines[name], bench.max_error))
             for name, budget in pending.items()
@@ -104,6 +104,45 @@ def plans_of(
     }
 
 
+def _tried(
+    bench: Workbench,
+    problems: Mapping[str, Problem],
+    made: Mapping[str, Plan],
+    targets: Mapping[str, float],
+    baselines: Mapping[str, Baseline],
+    tick: Tick,
+) -> dict[str, Plan]:
+    """The plans, verified; where runs are dear, with that low at once which their reasons show to be affordable, if it holds."""
+    more = dict(made)
+    for name, plan in made.items() if heavy(bench.costs) and not bench.quick else ():
+        if targets[name] == MARGIN * bench.max_error and runs(plan.format) and has_fp32(plan):
+            found = _explained(bench, problems[name], plan, targets[name], baselines[name])
+            more[name] = _with_affordable(bench, problems[name], plan, found) or plan
+            found.pause()
+    tried = verify(bench, more, tick)
+    missed = {
+        name: plan
+        for name, plan in made.items()
+        if more[name] is not plan and (not gains(tried[name]) or _outdone(tried[name], baselines[name]))
+    }
+    return tried | (verify(bench, missed, tick) if missed else {})
+
+
+def _explained(bench: Workbench, problem: Problem, plan: Plan, target: float, baseline: Baseline) -> Explained:
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    return Explained(problem, plan, trial, bench.max_error, target, bench.findings, plainly_low(plan, baseline))
+
+
+def _with_affordable(bench: Workbench, problem: Problem, plan: Plan, found: Explained) -> Plan | None:
+    """The plan with that low which its reasons show to be affordable; None where there is nothing that is worth it."""
+    if not (modules := found.affordable(MARGIN * bench.max_error)):
+        return None
+    better = with_low(problem, plan, modules)
+    little = LITTLE if heavy(bench.costs) else 0.0
+    cheaper = as_candidate(problem, better).cost < (1 - little) * as_candidate(problem, plan).cost
+    return better if cheaper else None
+
+
 def _with_reasons(
     bench: Workbench, problem: Problem, plan: Plan, target: float, baseline: Baseline, tick: Tick
 ) -> Plan:
@@ -111,17 +150,12 @@ def _with_reasons(
 
     A plan may have been made for less error than there is room for, since what was predicted failed: runs need not go by that.
     """
-    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     for left in reversed(range(IMPROVED)):
         tick(f"why {plan.name.replace('_', ' ')}")
-        found = Explained(problem, plan, trial, bench.max_error, target, bench.findings, _plainly_low(plan, baseline))
+        found = _explained(bench, problem, plan, target, baseline)
         if not left or bench.quick or not runs(plan.format):
             break
-        if not (modules := found.affordable(MARGIN * bench.max_error)):
-            break
-        better = with_low(problem, plan, modules)
-        little = LITTLE if heavy(bench.costs) else 0.0
-        if not as_candidate(problem, better).cost < (1 - little) * as_candidate(problem, plan).cost:
+        if (better := _with_affordable(bench, problem, plan, found)) is None:
             break
         found.pause()
         tried = verify(bench, {plan.name: better}, tick)[plan.name]
@@ -129,13 +163,6 @@ def _with_reasons(
             break
         plan = tried
     return found.whole
-
-
-def _plainly_low(plan: Plan, baseline: Baseline) -> float | None:
-    """Error of the model with everything low, as it was run: inf where that failed; None where it could not be tried."""
-    if not runs(plan.format):
-        return None
-    return math.inf if baseline.measured_error is None or not baseline.finite else baseline.measured_error
 
 
 def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:

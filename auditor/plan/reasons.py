@@ -11,7 +11,7 @@ from ..paths import function_in, module_of
 from ..records import Reason
 from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
-from .choose import FAR, Runs
+from .choose import FAR, MOST_OFF, Runs
 from .clauses import ALONE, close, little, no_gain, over
 from .costs import heavy
 from .energy import FORBIDDEN
@@ -29,7 +29,7 @@ SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
 FEW_RUNS = 4
-"""How many there are where runs are dear."""
+"""How many there may be where runs are dear: the first is run, and of the others those that a prediction leaves open."""
 
 Error = Callable[[Candidate], float]
 """Error of the recorded graph under a choice; inf where it cannot run."""
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class _Lowered:
+class Lowered:
     """One module lowered in thought, with those that must go along. point: None where it is only estimated."""
 
     owner: str
@@ -64,7 +64,7 @@ class EachLowered:
         self.problem, self.chosen = problem, chosen
         self.kept = _kept(problem, chosen)
         self.forbidden: dict[str, Reason] = {}
-        self.open: list[_Lowered] = []
+        self.open: list[Lowered] = []
         now = problem.resolve(labelled(chosen.precision))
         tries = VISITS // max(len(problem.capture.nodes), 1)
         for owner in sorted(self.kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
@@ -78,14 +78,14 @@ class EachLowered:
             self.open.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
 
     @property
-    def idle(self) -> list[_Lowered]:
+    def idle(self) -> list[Lowered]:
         """What gains nothing."""
         return [each for each in self.open if not each.gains]
 
     @property
     def ahead(self) -> list[Candidate]:
         """What is run to weigh them, or may be."""
-        gaining, most = [each for each in self.open if each.gains], _runs(self.problem)
+        gaining, most = [each for each in self.open if each.gains], most_runs(self.problem)
         points = [each.point for group in (gaining, self.open) for each in group[:most] if each.point is not None]
         if self.idle:
             points.append(_all_low(self.problem, self.chosen, [each.owner for each in self.idle]))
@@ -104,15 +104,25 @@ class Weighed:
         idle, chosen = self._lowered.idle, self._lowered.chosen
         return not idle or _all_hold(self._lowered.problem, chosen, idle, self._limits, self._error)
 
-    def _asked(self) -> Iterator[tuple[_Lowered, Candidate]]:
+    def _asked(self) -> Iterator[tuple[Lowered, Candidate]]:
         """Those that are run."""
-        left = _runs(self._lowered.problem)
+        dear = heavy(self._lowered.problem.costs)
+        left = most = most_runs(self._lowered.problem)
         for each in self._lowered.open:
             if not left:
                 return
             if each.point is not None and (each.gains or not self._harmless):
                 left -= 1
-                yield each, each.point
+                if not dear or left == most - 1 or self._is_open(each):
+                    yield each, each.point
+
+    def _is_open(self, each: Lowered) -> bool:
+        """Whether a run may find it on the other side of the budget than predicted, should what it adds be off by as much as
+        predictions are."""
+        before, budget = self._limits.error, self._limits.budget
+        adds = adds_to(each, self._lowered.chosen, self._limits)
+        most, least = max(adds, MOST_OFF * adds), min(adds, adds / MOST_OFF)
+        return not (before + most <= budget or before + least > budget)
 
     def affordable(self, own: float, target: float) -> tuple[str, ...]:
         """Modules that gain something low and, in a run, hold the budget, and add to an error of `own` what keeps it within
@@ -121,8 +131,7 @@ class Weighed:
         for each, point in self._asked() if gaining else ():
             if each.gains:
                 gaining -= 1
-                after = self._error(point)
-                if after <= self._limits.budget and own + (after - self._limits.error) <= target:
+                if holds(self._error(point), self._limits, own, target):
                     found.append(each.owner)
             if not gaining:
                 break
@@ -148,6 +157,11 @@ def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
     most = max(reason.saves or 0.0 for reason in small)
     words = little(most, objective, alone=small[0].words.startswith(ALONE))
     return [replace(reason, words=words) if reason.kind == "no-gain" and reason.saves else reason for reason in reasons]
+
+
+def holds(after: float, limits: Limits, own: float, target: float) -> bool:
+    """Whether an error holds the budget, and what it adds to the plan's keeps one of `own` within the target."""
+    return after <= limits.budget and own + (after - limits.error) <= target
 
 
 def least(
@@ -239,6 +253,12 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
 
 
+def lowering(problem: Problem, chosen: Candidate, modules: Iterable[str]) -> Candidate:
+    """The choice with these low too, and what must go along."""
+    together = {other for path in modules for other in lowered_with(problem, path)}
+    return evaluate(problem, problem.energy.settled({**chosen.precision, **dict.fromkeys(together, problem.format)}))
+
+
 def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
     """The choice with these low; a function whose keeping lets others be low stays kept, unless it is the question."""
     kept = (path for path in problem.lowest.raised if path != module_of(path))
@@ -291,29 +311,29 @@ def _weight(problem: Problem, name: str) -> float:
     return contribution.isolated if contribution is not None else 0.0
 
 
-def _lowered(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
+def _lowered(problem: Problem, chosen: Candidate, owner: str) -> Lowered:
     group = lowered_with(problem, owner)
     point = evaluate(problem, _changed(problem, chosen, group))
     saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
-    return _Lowered(owner, group, point, saves, point.predicted_error, point.price < chosen.price)
+    return Lowered(owner, group, point, saves, point.predicted_error, point.price < chosen.price)
 
 
-def _estimated(problem: Problem, chosen: Candidate, owner: str) -> _Lowered:
+def _estimated(problem: Problem, chosen: Candidate, owner: str) -> Lowered:
     group = lowered_with(problem, owner)
     saved = sum(_own_saving(problem, each) for each in group)
     square = sum(problem.energy.scopes[each][2] for each in group)
     predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))
-    return _Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)
+    return Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)
 
 
-def _runs(problem: Problem) -> int:
+def most_runs(problem: Problem) -> int:
     """How many modules are lowered in runs."""
     if heavy(problem.costs):
         return FEW_RUNS
     return min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), FEW_RUNS))
 
 
-def _all_hold(problem: Problem, chosen: Candidate, idle: list[_Lowered], limits: Limits, error: Error) -> bool:
+def _all_hold(problem: Problem, chosen: Candidate, idle: list[Lowered], limits: Limits, error: Error) -> bool:
     point = _all_low(problem, chosen, [each.owner for each in idle])
     return _may_hold(point, chosen, limits) and error(point) <= limits.budget
 
@@ -326,13 +346,18 @@ def _may_hold(point: Candidate, chosen: Candidate, limits: Limits) -> bool:
     return point.predicted_error < math.sqrt(FORBIDDEN) and runs.expected(point) <= FAR * limits.budget
 
 
+def adds_to(each: Lowered, chosen: Candidate, limits: Limits) -> float:
+    """What it is predicted to add to the plan's error: as much as to that of the plan as predicted, of their squares."""
+    squares = limits.error**2 + each.predicted**2 - chosen.predicted_error**2
+    return math.sqrt(max(squares, 0.0)) - limits.error
+
+
 def _reason(
-    problem: Problem, each: _Lowered, chosen: Candidate, limits: Limits, ran: float | None, held: bool
+    problem: Problem, each: Lowered, chosen: Candidate, limits: Limits, ran: float | None, held: bool
 ) -> Reason:
     """held: whether a run with more than this lowered is within the budget."""
     before = limits.error
-    squares = before**2 + each.predicted**2 - chosen.predicted_error**2
-    after = math.sqrt(max(squares, 0.0)) if ran is None else ran
+    after = before + adds_to(each, chosen, limits) if ran is None else ran
     numbers = Reason(
         "no-gain",
         "",
@@ -352,7 +377,7 @@ def _reason(
     return replace(numbers, words=no_gain(each.saves, problem.objective, scopes, least, alone=not held))
 
 
-def _length(problem: Problem, each: _Lowered, chosen: Candidate) -> tuple[int, float]:
+def _length(problem: Problem, each: Lowered, chosen: Candidate) -> tuple[int, float]:
     """How many scopes longer the plan would be, and which share of what it takes these must save."""
     longer = problem.island
     if each.point is not None:

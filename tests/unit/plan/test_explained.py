@@ -81,7 +81,8 @@ class Asked:
         self.points: list[Candidate] = []
         patch.setattr(explained_module, "simulated_error", self.error)
         patch.setattr(explained_module, "_beside", lambda problem, lowered, trial: trial)
-        patch.setattr(reasons_module, "heavy", lambda costs: True)
+        for module in (explained_module, reasons_module):
+            patch.setattr(module, "heavy", lambda costs: False)
 
     def error(self, problem: Problem, point: Candidate, trial: object) -> float:
         self.points.append(point)
