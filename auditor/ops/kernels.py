@@ -18,7 +18,8 @@ from .cells import is_fused_cell, stepped
 from .fourier import transformed
 from .nodes import operation_of, settled
 from .pooling import quickest_pooling
-from .products import is_tensor_core, layer, product
+from .products import is_tensor_core, product
+from .recurrent import layer
 from .rounded import asks_for_rounding, rounding
 from .scans import is_scan, scanned
 from .table import Operation
@@ -45,7 +46,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
     and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
-    Steps of a GRU or LSTM round their products and what they return. Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
+    Steps of a GRU or LSTM cell round their products and what they return, those of a layer every gate too. Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA (on a GPU it is tried), refuses a literal,
@@ -78,7 +79,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         args, kwargs = scalars_lowered((args, kwargs))
     try:
         if on_cpu and known.recurrent:
-            return settled(target, layer(target, args, kwargs))
+            return settled(target, layer(target, args, kwargs, row))
         return settled(target, compute(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)

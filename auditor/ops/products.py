@@ -12,7 +12,7 @@ import torch
 
 from ..formats.entries import is_plain
 from ..formats.table import Format, is_low
-from ..trees import over_tensors, tensors_in
+from ..trees import tensors_in
 from .casting import in_float32
 from .nodes import mutates, operation_of, overload_of
 from .pooling import quickest_pooling
@@ -32,46 +32,25 @@ _CONV2D: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
-    if not (_is_shared() and _is_wide(target, args, kwargs)):
-        return _product(target, args, kwargs, row)
+    if not (is_shared() and _is_wide(target, args, kwargs)):
+        return computed(target, args, kwargs, row)
 
     def taken(known: torch.Tensor) -> torch.Tensor:
-        connected: torch.Tensor = _Taken.apply(lambda: known, *args)  # type: ignore[no-untyped-call]
-        return connected if _differentiated(args) else known
+        connected: torch.Tensor = Taken.apply(lambda: known, *args)  # type: ignore[no-untyped-call]
+        return connected if is_differentiated(args) else known
 
-    return remembered(lambda: _product(target, args, kwargs, row), taken, target, *args, kwargs, row.name)
-
-
-def layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target(*args, **kwargs)`, a recurrent layer; taken from an earlier run that read the same."""
-
-    def compute() -> Any:
-        return target(*args, **kwargs)
-
-    if kwargs or not _is_shared() or _drops(target, args):
-        return compute()
-    tensors = tuple(tensors_in(args))
-
-    def taken(known: Any) -> Any:
-        return _Taken.apply(lambda: known, *tensors) if _differentiated(tensors) else known  # type: ignore[no-untyped-call]
-
-    return remembered(compute, taken, target, over_tensors(lambda x: "", args), *tensors)
+    return remembered(lambda: computed(target, args, kwargs, row), taken, target, *args, kwargs, row.name)
 
 
-def _is_shared() -> bool:
+def is_shared() -> bool:
     """Whether what another run computed stands for a result: nowhere a derivative is taken of it."""
-    return is_remembering() and (_FORWARDS.only or not torch.is_grad_enabled()) and not _is_forward_mode()
+    return is_remembering() and (_FORWARDS.only or not torch.is_grad_enabled()) and not is_forward_mode()
 
 
-def _drops(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a recurrent layer draws what it drops between its layers."""
-    given = dict(zip((argument.name for argument in overload_of(target)._schema.arguments), args, strict=False))
-    return bool(given.get("train")) and bool(given.get("dropout"))
-
-
-def _product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+def computed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """`product`, whatever another run computed."""
     if _adds_apart(target, args):
-        result: torch.Tensor = _product(target, (*args[:2], None), kwargs, row) + args[2]
+        result: torch.Tensor = computed(target, (*args[:2], None), kwargs, row) + args[2]
         return result
     if row.dtype is torch.bfloat16 and _has_product(target, args):
         return target(*args, **kwargs)
@@ -131,30 +110,30 @@ def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if not known and target is not torch.ops.aten.conv2d.default:
         return target if kwargs else quickest_pooling(target, args)
     single = all(x.dtype is torch.float32 for x in args if isinstance(x, torch.Tensor))
-    return _fastest(target, args, kwargs) if single and (_FORWARDS.only or not _differentiated(args)) else target
+    return _fastest(target, args, kwargs) if single and (_FORWARDS.only or not is_differentiated(args)) else target
 
 
 def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The same product by oneDNN, where torch would take a kernel that needs twice as long on some processors."""
     if (
         kwargs
-        or _is_forward_mode()
+        or is_forward_mode()
         or not _has_onednn()
-        or not all(_is_known(x) for x in args if isinstance(x, torch.Tensor))
+        or not all(is_known(x) for x in args if isinstance(x, torch.Tensor))
     ):
         return target
     found = _by_onednn(target, args)
-    if found is target or not _differentiated(args):
+    if found is target or not is_differentiated(args):
         return found
     return partial(_Quick.apply, found, target)
 
 
-def _is_forward_mode() -> bool:
+def is_forward_mode() -> bool:
     """Whether derivatives are taken along with the run: of what is no operation of torch's there are none."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
-def _is_known(x: torch.Tensor) -> bool:
+def is_known(x: torch.Tensor) -> bool:
     """Whether oneDNN computes on a tensor, in float32 where it is low: on no nested or sparse one, and in no FP64."""
     fits = x.dtype is torch.float32 or is_low(x.dtype)
     return type(x) in _PLAIN and fits and x.device.type == "cpu" and is_plain(x) and _lies_apart(x)
@@ -209,7 +188,7 @@ def _derivatives(
     return (third, first, second) if joined else (first, second, third)[: len(args)]
 
 
-class _Taken(torch.autograd.Function):
+class Taken(torch.autograd.Function):
     """A result that was known before, not a view of it: it may be written to. One tensor, or several.
 
     Whoever asks for its gradient asks for what was saved.
@@ -245,7 +224,8 @@ def _has_bias(given: Sequence[torch.Tensor | None], out: int) -> bool:
     return all(bias is None or (bias.shape == (out,) and bias.is_contiguous()) for bias in given)
 
 
-def _differentiated(args: tuple[Any, ...]) -> bool:
+def is_differentiated(args: tuple[Any, ...]) -> bool:
+    """Whether autograd records what is computed from these."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
 
 
