@@ -89,6 +89,7 @@ def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 class _Forwards(threading.local):
     only = False
+    recorded = False
 
 
 _FORWARDS = _Forwards()
@@ -102,6 +103,17 @@ def forwards_only() -> Iterator[None]:
         yield
     finally:
         _FORWARDS.only = before
+
+
+@contextmanager
+def torchs_derivatives() -> Iterator[None]:
+    """In the body, in this thread, a backward pass takes the operations that torch takes: whoever compares runs by these
+    finds each."""
+    before, _FORWARDS.recorded = _FORWARDS.recorded, True
+    try:
+        yield
+    finally:
+        _FORWARDS.recorded = before
 
 
 def fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -125,6 +137,8 @@ def _fastest(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     found = _by_onednn(target, args)
     if found is target or not is_differentiated(args):
         return found
+    if _FORWARDS.recorded:
+        return target
     return partial(_Quick.apply, found, target)
 
 

@@ -155,3 +155,26 @@ def test_the_model_stays_in_fp32() -> None:
     capture_of(model, X)
     assert model[0].weight.dtype is torch.float32
     assert torch.equal(model[0].weight, weight)
+
+
+class Force(nn.Module):
+    """Takes a gradient on its way."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            energy = self.second(nn.functional.softplus(self.first(at))).sum()
+            return torch.autograd.grad(energy, at)[0] + torch.finfo(x.dtype).eps
+
+
+def test_what_autograd_casts_is_found_whichever_kernel_is_quickest() -> None:
+    small, large = (
+        [(n.name, n.literals.get("fp16"), n.autocast_literals.get("fp16")) for n in found.nodes.values()]
+        for found in (capture_of(Force(width), torch.ones(width, width)) for width in (8, 128))
+    )
+    assert any(autocast is not None and autocast.result is torch.float32 for _, _, autocast in large)
+    assert small == large
