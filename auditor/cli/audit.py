@@ -190,13 +190,16 @@ def _import_ahead(args: argparse.Namespace) -> None:
 def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
     """Keep a process that verifies, made before the user's code is run; only where this one is the command's own. From
     here on this one holds what it may."""
-    from ..mapped import limited
+    from ..mapped import limited, now
+    from ..mapped.freeing import keep_freed
 
     if not args.dry_run and guard.is_watched():
         from ..verify.spare import kept
 
         held.enter_context(kept(args.device))
     held.enter_context(limited(options.most_resident or _automatic(args, options)))
+    if guard.is_watched() and now() is None:
+        keep_freed()
 
 
 def _automatic(args: argparse.Namespace, options: Options) -> int | None:

@@ -30,6 +30,9 @@ STILL, TICK = 1.0, 0.5
 """Seconds after which a live line that the command does not draw is moved from here, and between two such moves: while a
 library is loaded, no thread of the command runs."""
 
+AGAIN = 0.1
+"""Seconds after which progress in one stage is told again: each time both processes wake up, and a graph has thousands of nodes."""
+
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 """What the first cell of a live line goes through."""
 
@@ -44,6 +47,9 @@ ENDINGS = ("process-ended", "timed-out")
 
 _tell: int | None = None
 """Where the watched process tells what it is at."""
+
+_told: tuple[str, float] = "", -AGAIN
+"""The stage that was told of last, and when."""
 
 
 def watched(run: Callable[[], int], timeout: float | None) -> int:
@@ -79,8 +85,12 @@ def is_watched() -> bool:
 
 
 def at(stage: str) -> None:
-    """Tell whoever watches that there is progress, and in what."""
-    _send(f"at {stage}")
+    """Tell whoever watches that there is progress, and in what; of one stage now and then alone."""
+    global _told
+    before, when = _told
+    if stage != before or time.monotonic() - when >= AGAIN:
+        _told = stage, time.monotonic()
+        _send(f"at {stage}")
 
 
 def drawn(live: bool) -> None:

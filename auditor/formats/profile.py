@@ -116,7 +116,7 @@ class Profile:
         return self._relative(size) if self.finite and size < math.inf else self._broken(candidate, fmt).error
 
     def _relative(self, size: float) -> float:
-        return size / self.norm if self.norm else (0.0 if size == 0 else math.inf)
+        return size / self.norm if self.norm else _of_zeros(size)
 
     def _shrinkage(self, candidate: torch.Tensor, ulps: float, fmt: Format) -> Damage:
         """Damage to a tensor that stayed finite, by counting: which entries shrank does not matter, how many does."""
@@ -136,6 +136,11 @@ class Profile:
         return Deviation(error, damage(self._float, candidate, fmt), max_ulp(self._float, candidate, fmt))
 
 
+def _of_zeros(size: float) -> float:
+    """The relative error of a tensor that is to be all zeros."""
+    return 0.0 if size == 0 else math.inf
+
+
 def near_relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """As `relative_l2`, in a third of the time: norms of short runs are taken in float32, which is off by some 1e-6 of it."""
     both = reference, candidate
@@ -145,7 +150,9 @@ def near_relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     size = norm = 0.0
     for r, c in _chunks(reference.float(), candidate):
         size, norm = math.hypot(size, _norm(_gap(c, r))), math.hypot(norm, _norm(r))
-    return size / norm if norm and math.hypot(size, norm) < math.inf else relative_l2(*both)
+    if not math.hypot(size, norm) < math.inf:
+        return relative_l2(*both)
+    return size / norm if norm else _of_zeros(size)
 
 
 class _Span:
@@ -220,7 +227,14 @@ def _positive(bits: torch.Tensor) -> int:
 def _norm(x: torch.Tensor) -> float:
     """L2 norm of one chunk in float32; in float64 where squares would leave float32's range."""
     size = float(torch.linalg.vector_norm(x))
-    return size if _SMALL < size < _LARGE else float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    if _SMALL < size < _LARGE or (size == 0 and _is_zero(x)):
+        return size
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def _is_zero(x: torch.Tensor) -> bool:
+    """Whether all entries are 0, asked of those whose squares are, in float32."""
+    return not x.numel() or float(x.amax()) == 0 == float(x.amin())
 
 
 def _range(spans: Sequence[_Span], counts: list[int], norm: float) -> Magnitudes:

@@ -1,15 +1,18 @@
-"""Memory of large tensors goes back to the system as soon as nothing holds it, and does not wait to be used again."""
+"""Memory of large tensors goes back to the system as soon as nothing holds it, or waits to be used again."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _MMAP_THRESHOLD, _USUAL = -3, 32 << 20
 """What glibc's mallopt calls the size from which memory comes from the system by itself, and where that ends up usually:
 freeing such memory raises it, and smaller pieces then stay in a heap that grows around what is still held."""
 
+_TRIM_THRESHOLD, _KEPT = -1, 1 << 30
+"""What mallopt calls the size from which what lies free at a heap's end goes back to the system; bytes that may lie there."""
 
 LEAST = 4 << 20
 """Bytes below which it would cost more than it helps: every page would be a fault again and again."""
@@ -18,7 +21,7 @@ LEAST = 4 << 20
 @contextmanager
 def freeing(size: int) -> Iterator[None]:
     """In the body that goes for what has at least `size` bytes, or LEAST; where the C library cannot be told, nothing happens."""
-    told = getattr(ctypes.CDLL(None), "mallopt", None)
+    told = _mallopt()
     if told is None:
         yield
         return
@@ -27,3 +30,17 @@ def freeing(size: int) -> Iterator[None]:
         yield
     finally:
         told(_MMAP_THRESHOLD, _USUAL)
+
+
+def keep_freed() -> None:
+    """Have this process keep what is freed for what is allocated next, until it is given back: one operation's results are as
+    large as the next one's, and every page that the system hands out is a fault. For processes of one's own."""
+    told = _mallopt()
+    if told is not None:
+        told(_TRIM_THRESHOLD, _KEPT)
+        told(_MMAP_THRESHOLD, _USUAL)  # either of the two ends that both follow what is freed
+
+
+def _mallopt() -> Any:
+    """glibc's; None elsewhere."""
+    return getattr(ctypes.CDLL(None), "mallopt", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,11 +35,16 @@ def inner_products_by_row(
 ) -> list[torch.Tensor]:
     """`inner_products` for each of several formats, while a run of neighbours is in the cache."""
     found = _sums(gradient, value, samples, rows, finite=False)
-    broken = [index for index, sums in enumerate(found) if not bool(torch.isfinite(sums).all())]
+    broken = [index for index, sums in enumerate(found) if not _is_finite(sums)]
     mended = _sums(gradient, value, samples, [rows[index] for index in broken], finite=True) if broken else []
     for index, sums in zip(broken, mended, strict=True):
         found[index] = sums
     return found
+
+
+def _is_finite(sums: torch.Tensor) -> bool:
+    """Whether all entries are finite; mostly their sum tells, in one pass."""
+    return math.isfinite(float(sums.sum())) or bool(torch.isfinite(sums).all())
 
 
 def _sums(

@@ -21,6 +21,7 @@ from .. import mapped
 from ..devices import is_native, is_spread
 from ..loading.placement import sent
 from ..loading.state import materialise, switch
+from ..mapped.freeing import keep_freed
 from ..ops.remembered import Products
 from ..records import Batch, Timed
 from ..recursion import deep
@@ -46,6 +47,8 @@ def main(folder: Path) -> None:
     first = next(jobs, None)
     if first is not None:
         with mapped.limited(settings.get("memory")):
+            if mapped.now() is None:
+                keep_freed()
             _work(folder, first, jobs, settings)
 
 

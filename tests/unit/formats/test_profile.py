@@ -200,3 +200,10 @@ def test_exponents_of_many_numbers_are_counted_one_by_one(numbers: int) -> None:
     powers, counts = powers.clamp(min=-127).unique(return_counts=True)
     assert found.exponents == dict(zip(powers.tolist(), counts.tolist(), strict=True))
     assert found.zeros == int((x == 0).sum())
+
+
+@pytest.mark.parametrize("candidate", [torch.zeros(300_000), torch.full((300_000,), 1e-30)])
+def test_of_zeros_the_near_error_is_the_relative_error(candidate: torch.Tensor) -> None:
+    zeros = torch.zeros(300_000)
+    assert near_relative_l2(zeros, candidate) == relative_l2(zeros, candidate)
+    assert near_relative_l2(candidate, zeros) == pytest.approx(relative_l2(candidate, zeros), rel=1e-6)

@@ -82,3 +82,13 @@ def test_what_is_in_the_format_already_has_no_error_and_stays_as_it_is(dtype: to
     kept = value.clone()
     assert not inner_products(gradient, value, 2, format_of(dtype)).any()
     assert torch.equal(value, kept)
+
+
+def test_sums_that_are_finite_and_too_large_to_be_added_up_count_as_they_are() -> None:
+    gradient, value = torch.full((1, 4096), 1e19), torch.full((1, 4096), 1e19)  # products of 1e38
+    found = inner_products(gradient, value, 1)
+    assert torch.equal(found, gradient * value)
+    gradient[0, 7] = torch.inf
+    found = inner_products(gradient, value, 1)
+    assert found[0, 7] == 0
+    assert found[0, 8] == gradient[0, 8] * value[0, 8]
