@@ -10,7 +10,7 @@ from functools import cached_property
 import networkx as nx
 
 from ..pulse import beat
-from .mincut import sink_side
+from .mincut import Network
 
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
@@ -87,8 +87,12 @@ class Energy:
     def _cut(self, multiplier: float) -> set[str]:
         beat()
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
-        arcs = ((tail, head, _whole((time + multiplier * error) / unit)) for tail, head, time, error in self._arcs)
-        return {node for node in sink_side(arcs, _LOW, _HIGH) if isinstance(node, str)}
+        capacities = [_whole((time + multiplier * error) / unit) for *_, time, error in self._arcs]
+        return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}
+
+    @cached_property
+    def _network(self) -> Network[Hashable]:
+        return Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
 
     @cached_property
     def _arcs(self) -> list[tuple[Hashable, Hashable, float, float]]:

@@ -3,53 +3,66 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
 
 
 def sink_side(arcs: Iterable[tuple[Node, Node, int]], source: Node, sink: Node) -> set[Node]:
-    """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.
+    """The sink's side of a minimum cut; see Network. arcs: (tail, head, capacity), none negative."""
+    given = list(arcs)
+    network = Network([(tail, head) for tail, head, _ in given], source, sink)
+    return network.sink_side([capacity for *_, capacity in given])
 
-    arcs: (tail, head, capacity), none negative; several between two nodes add up.
-    Source: Goldberg and Tarjan, A new approach to the maximum-flow problem (1988), its first phase: whatever cannot
-    reach the sink any more keeps its excess, since only the cut is asked for.
+
+class Network(Generic[Node]):
+    """Arcs that are cut once, or again with other capacities. Several between two nodes add up.
+
+    They are held in pairs: arc `i` and the one back along it, arc `i ^ 1`. Node 0 is the source, node 1 the sink.
     """
-    numbers = {source: 0, sink: 1}
-    network = _Network()
-    for tail, head, capacity in arcs:
-        start = numbers.setdefault(tail, len(numbers))
-        network.add(start, numbers.setdefault(head, len(numbers)), capacity)
-    heights = network.drained()
-    return {node for node, number in numbers.items() if number < len(heights) and heights[number] < len(heights)} | {
-        sink
-    }
 
-
-class _Network:
-    """Arcs in pairs: arc `i` and what may flow back along it, arc `i ^ 1`. Node 0 is the source, node 1 the sink."""
-
-    def __init__(self) -> None:
-        self._heads: list[int] = []
-        self._left: list[int] = []
+    def __init__(self, arcs: Iterable[tuple[Node, Node]], source: Node, sink: Node) -> None:
+        self._numbers: dict[Node, int] = {source: 0, sink: 1}
         self._leaving: list[list[int]] = [[], []]
+        self._heads: list[int] = []
+        self._places: list[int] = []
+        known: dict[tuple[int, int], int] = {}
+        for ends in arcs:
+            tail, head = (self._numbers.setdefault(node, len(self._numbers)) for node in ends)
+            if (tail, head) not in known:
+                known[tail, head], known[head, tail] = len(self._heads), len(self._heads) + 1
+                self._add(tail, head)
+            self._places.append(known[tail, head])
+        self._left: list[int] = []
 
-    def add(self, tail: int, head: int, capacity: int) -> None:
-        """An arc, with nothing flowing back along it yet."""
-        while len(self._leaving) <= max(tail, head):
+    def _add(self, tail: int, head: int) -> None:
+        while len(self._leaving) < len(self._numbers):
             self._leaving.append([])
-        for start, end, amount in ((tail, head, capacity), (head, tail, 0)):
-            self._leaving[start].append(len(self._heads))
-            self._heads.append(end)
-            self._left.append(amount)
+        self._leaving[tail].append(len(self._heads))
+        self._leaving[head].append(len(self._heads) + 1)
+        self._heads += (head, tail)
 
-    def drained(self) -> list[int]:
+    def sink_side(self, capacities: Sequence[int]) -> set[Node]:
+        """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.
+
+        capacities: of the arcs as they were given. Source: Goldberg and Tarjan, A new approach to the maximum-flow problem
+        (1988), its first phase: whatever cannot reach the sink any more keeps its excess, since only the cut is asked for.
+        """
+        self._left = [0] * len(self._heads)
+        for place, capacity in zip(self._places, capacities, strict=True):
+            self._left[place] += capacity
+        heights = self._drained()
+        return {node for node, number in self._numbers.items() if number == 1 or heights[number] < len(heights)}
+
+    def _drained(self) -> list[int]:
         """Push all that reaches the sink there; then every node's distance to it, the number of nodes where it is cut off."""
         count = len(self._leaving)
         excess, active = [0] * count, deque[int]()
         for arc in self._leaving[0]:
-            self._push(arc, self._left[arc], excess)
+            excess[self._heads[arc]] += self._left[arc]
+            self._left[arc ^ 1] += self._left[arc]
+            self._left[arc] = 0
         heights = self._distances()
         active.extend(node for node in range(2, count) if excess[node] and heights[node] < count)
         lifted = 0
@@ -63,41 +76,44 @@ class _Network:
 
     def _discharge(self, node: int, heights: list[int], excess: list[int], active: deque[int]) -> int:
         """Push a node's excess to lower neighbours, lifting it until none is left or it is cut off; how often it was lifted."""
-        count, lifted = len(heights), 0
+        heads, left, arcs = self._heads, self._left, self._leaving[node]
+        count, lifted, mine = len(heights), 0, excess[node]
         while True:
-            lowest = count
-            for arc in self._leaving[node]:
-                if not self._left[arc]:
+            lowest, below = count, heights[node] - 1
+            for arc in arcs:
+                if not (room := left[arc]):
                     continue
-                head = self._heads[arc]
-                if heights[head] != heights[node] - 1:
-                    lowest = min(lowest, heights[head] + 1)
+                head = heads[arc]
+                if (height := heights[head]) != below:
+                    if height < lowest:
+                        lowest = height + 1
                     continue
                 if head > 1 and not excess[head]:
                     active.append(head)
-                self._push(arc, min(excess[node], self._left[arc]), excess)
-                if not excess[node]:
+                amount = room if room < mine else mine
+                left[arc] = room - amount
+                left[arc ^ 1] += amount
+                excess[head] += amount
+                mine -= amount
+                if not mine:
+                    excess[node] = 0
                     return lifted
             heights[node], lifted = lowest, lifted + 1
             if lowest >= count:
+                excess[node] = mine
                 return lifted
-
-    def _push(self, arc: int, amount: int, excess: list[int]) -> None:
-        self._left[arc] -= amount
-        self._left[arc ^ 1] += amount
-        excess[self._heads[arc]] += amount
-        excess[self._heads[arc ^ 1]] -= amount
 
     def _distances(self) -> list[int]:
         """Arcs from each node to the sink along which something may still flow; the source counts as cut off."""
-        count = len(self._leaving)
+        heads, left, count = self._heads, self._left, len(self._leaving)
         found, waiting = [count] * count, deque([1])
         found[1] = 0
         while waiting:
             node = waiting.popleft()
+            further = found[node] + 1
             for arc in self._leaving[node]:
-                tail = self._heads[arc]
-                if tail and found[tail] == count and self._left[arc ^ 1]:
-                    found[tail] = found[node] + 1
+                tail = heads[arc]
+                if found[tail] == count and tail and left[arc ^ 1]:
+                    found[tail] = further
                     waiting.append(tail)
         return found

@@ -7,8 +7,7 @@ import random
 import networkx as nx
 import pytest
 
-from auditor.plan import mincut
-from auditor.plan.mincut import sink_side
+from auditor.plan.mincut import Network, sink_side
 
 Arcs = list[tuple[str, str, int]]
 
@@ -35,6 +34,16 @@ def test_random_networks_are_cut_as_networkx_cuts_them(seed: int) -> None:
     assert sink_side(arcs, "s", "t") == oracle(arcs)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_network_is_cut_again_with_other_capacities_as_one_of_its_own(seed: int) -> None:
+    arcs, rnd = drawn(seed), random.Random(seed)
+    network = Network([(tail, head) for tail, head, _ in arcs], "s", "t")
+    for _ in range(3):
+        capacities = [rnd.choice((0, 1, 2, 10**18, 10**27)) for _ in arcs]
+        others = [(tail, head, capacity) for (tail, head, _), capacity in zip(arcs, capacities, strict=True)]
+        assert network.sink_side(capacities) == sink_side(others, "s", "t") == oracle(others)
+
+
 def test_of_equal_cuts_the_one_with_the_fewest_on_the_sinks_side() -> None:
     assert sink_side([("s", "a", 1), ("a", "b", 1), ("b", "t", 1)], "s", "t") == {"t"}
     assert sink_side([("s", "a", 1), ("a", "b", 2), ("b", "t", 2)], "s", "t") == {"a", "b", "t"}
@@ -49,14 +58,14 @@ def test_nothing_flows_where_no_arc_leads() -> None:
 def test_work_grows_with_the_network_and_not_with_its_square(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are looked at, in a chain through which everything flows and in a star."""
     counted = 0
-    discharge = mincut._Network._discharge
+    discharge = Network._discharge
 
-    def counting(self: mincut._Network, *args: object) -> int:
+    def counting(self: Network[str], *args: object) -> int:
         nonlocal counted
         counted += 1
         return discharge(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(mincut._Network, "_discharge", counting)
+    monkeypatch.setattr(Network, "_discharge", counting)
 
     def work(length: int) -> int:
         nonlocal counted
