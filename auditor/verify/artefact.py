@@ -68,7 +68,7 @@ class _Task(Generic[T]):
     def read(self, file: Path) -> T | str:
         """What was given of one plan, or the reason why nothing was."""
         try:
-            content = torch.load(file, weights_only=True)
+            content = torch.load(file, weights_only=True, mmap=True)  # read where it is compared
         except Exception as error:
             return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
         return str(content["failure"]) if "failure" in content else self.record(**content)
