@@ -94,6 +94,7 @@ attend = torch.nn.functional.scaled_dot_product_attention
         (lambda q, k: attend(q, k, k, is_causal=True), lambda k: k, 1),
         (lambda q, k: attend(q, k, k, (k[..., :1] > 0).mT), lambda k: k, 1),
         (lambda q, k: attend(q, k, k), lambda k: k.flip(1), 0),
+        (lambda q, k: attend(q, k, k, scale=0.5 if torch.is_grad_enabled() else 0.1), lambda k: k, 0),
         (lambda q, k: attend(q, q, q, k[..., :1].mT), lambda k: k.flip(1), 0),  # the mask is another
         (
             lambda q, k: attend(q, k, k, k[..., :1].mT),
