@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from ..records import Batch, Capture, Subject
 from ..sparing import now
@@ -195,6 +194,11 @@ class Kept:
         held = self.store.get(key) if key else None
         if held is None:
             return None
+        from pydantic import (
+            TypeAdapter,
+            ValidationError,
+        )  # 4 MiB and a tenth of a second, of which other audits have no use
+
         try:
             return TypeAdapter(kind).validate_python(held)
         except (ValidationError, RecursionError):
@@ -203,6 +207,8 @@ class Kept:
     def put(self, key: str, record: Any, kind: Any) -> None:
         """Keep a record."""
         if key:
+            from pydantic import TypeAdapter
+
             self.store.put(key, TypeAdapter(kind).dump_python(record, mode="json"))
 
     def generators(self) -> str:

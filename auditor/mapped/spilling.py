@@ -44,6 +44,11 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Not: it would import the compiler."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What the model compiles runs compiled; it would raise where it may not be split (`fullgraph`)."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         try:

@@ -6,6 +6,7 @@ import html
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -395,3 +396,9 @@ def test_the_line_of_the_summary_and_the_report_is_that_of_the_plan(
     assert said[0] == NONE
     assert said[1].startswith("taken from the cache: what each format does to 1 operation")
     assert list((tmp_path / "kept" / "here").iterdir())  # counted from the file that names it
+
+
+def test_only_an_audit_with_a_folder_imports_what_checks_its_entries() -> None:
+    code = "import sys, auditor.flow, auditor.cli.audit; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

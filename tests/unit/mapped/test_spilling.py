@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,3 +120,21 @@ def test_a_tensor_that_is_made_larger_leaves_the_file(arena: Arena) -> None:
 def test_what_an_operation_raises_otherwise_is_raised(arena: Arena) -> None:
     with Spilling(arena, 4096), pytest.raises(RuntimeError, match="must match"):
         torch.ones(5000) + torch.ones(4000)
+
+
+LATE = """
+import sys, torch
+from auditor.mapped import Arena, Spilling
+x, arena = torch.randn(1, 2, 16, 8), Arena()
+with Spilling(arena, 1):
+    assert "torch._dynamo" not in sys.modules
+    from torch.nn.attention.flex_attention import flex_attention
+    found = flex_attention(x, x, x)
+assert torch.equal(found, flex_attention(x, x, x)) and arena.written
+"""
+
+
+def test_a_model_may_import_what_compiles_as_it_runs() -> None:
+    """Attention by a function compiles itself, and may not be split: in a process of its own, where nothing has compiled yet."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
