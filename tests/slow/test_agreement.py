@@ -30,6 +30,13 @@ def test_every_failing_case_is_foreseen() -> None:
     assert result().unforeseen == ()
 
 
+def test_a_warning_of_more_than_low_confidence_is_borne_out_in_its_own_example() -> None:
+    claims = [rule.code for rule in RULES if rule.severity == "warning" and rule.confidence != "low"]
+    assert [code for code in claims if result().own.get(code) == "safe"] == []
+    errors = [rule.code for rule in RULES if rule.severity == "error"]
+    assert [code for code in errors if result().own.get(code) not in ("unsafe", "", None)] == []
+
+
 def test_the_document_holds_these_numbers(root: Path) -> None:
     rows = [line for line in table(result(), RULES).splitlines() if line.startswith("| ")]
     text = (root / "docs" / "agreement.md").read_text(encoding="utf-8")
