@@ -46,6 +46,6 @@ def rounder(capture: Capture, fmt: str) -> Rounder:
         literals = low_literals(node, fmt)
         for key, value in literals.arguments.items() if literals else ():
             ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
-            if isinstance(value, float) and isinstance(ours, float):
-                found[ours] = value
+            if isinstance(value, (int, float)) and isinstance(ours, (int, float)):
+                found[float(ours)] = float(value)
     return Rounder(FORMATS[fmt], found)

@@ -203,7 +203,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
     number that it writes there says nothing, and the one that it writes under autocast does.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
-    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, float)} if regional else {}
+    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
     if not numbers:
         return stored
     return replace(stored or Literals(), arguments=numbers | dict(stored.arguments if stored else {}))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -34,8 +35,8 @@ _LEAST, _TIMES = 1_000, 2
 _RESOLUTION = _INFO.resolution
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _RESOLUTION)
 
-_ORDINARY = 1 << 10
-"""Numbers up to this, and down to its inverse, are at home in every format: nobody writes another for one."""
+_ORDINARY = 1 << 3
+"""Numbers up to this, and down to its inverse, are at home in every format: e to a larger one may not be."""
 
 
 def compared(
@@ -53,7 +54,7 @@ def compared(
         x.is_floating_point() for name, x in tape.constants.items() if tape.kinds[name] == "constant"
     ):
         kinds.add(None)
-    if tape.asked and any(_is_extreme(x) for node in tape.graph.nodes for x in tree_leaves((node.args, node.kwargs))):
+    if tape.asked and any(_is_extreme(x) for node in tape.graph.nodes for x in _numbers(node)):
         kinds.add(None)
     if not kinds:
         return captured
@@ -109,9 +110,24 @@ def _told(value: Any) -> Iterator[float | None]:
         yield from (limit for limit in _TELLTALE if math.isclose(abs(value), limit, rel_tol=1e-6))
 
 
-def _is_extreme(x: Any) -> bool:
+def _numbers(node: fx.Node) -> Iterator[float]:
+    """Those among an operation's arguments; integers where any number would do, which are no sizes."""
+    yield from (x for x in tree_leaves((node.args, node.kwargs)) if isinstance(x, float))
+    given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+    yield from (float(x) for key, x in given if type(x) is int and key in _scalars(node.target))
+
+
+@cache
+def _scalars(target: Any) -> frozenset[int | str]:
+    """Positions and names of an operation's arguments that are a number of any type."""
+    arguments = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+    places = ((index, x.name) for index, x in enumerate(arguments) if "number" in str(x.type))
+    return frozenset(key for pair in places for key in pair)
+
+
+def _is_extreme(x: float) -> bool:
     """Whether it is a number that a format may not do with."""
-    return isinstance(x, float) and (0 < abs(x) < 1 / _ORDINARY or abs(x) > _ORDINARY)
+    return 0 < abs(x) < 1 / _ORDINARY or abs(x) > _ORDINARY
 
 
 def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:
@@ -206,4 +222,11 @@ def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
         *((index, a, b) for index, (a, b) in enumerate(zip(mine.args, other.args, strict=False))),
         *((key, mine.kwargs[key], other.kwargs[key]) for key in mine.kwargs.keys() & other.kwargs.keys()),
     ]
-    return {key: b for key, a, b in pairs if type(a) is type(b) and isinstance(a, (float, torch.dtype)) and a != b}
+    scalars = _scalars(mine.target)
+
+    def told(key: int | str, a: Any, b: Any) -> bool:
+        if key in scalars:
+            return {type(a), type(b)} <= {int, float}
+        return type(a) is type(b) and isinstance(a, (float, torch.dtype))
+
+    return {key: b for key, a, b in pairs if told(key, a, b) and a != b}
