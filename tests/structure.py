@@ -25,10 +25,9 @@ BANDS: dict[str, tuple[str, ...]] = {
         "devices",
         "sizes",
         "sparing",
-        "mapped",
         "ranks",
     ),
-    "nouns": ("records", "formats", "ops"),
+    "nouns": ("records", "formats", "ops", "mapped"),
     "engine": (
         "state",
         "dispatch",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..ops.nodes import is_torchs_own
 from ..trees import over_tensors, tensors_in
 from .arena import Arena
 
@@ -51,12 +53,13 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        run = _recorded(func) if _is_looked_into(func) else func
         try:
-            given = func(*args, **kwargs)
+            given = run(*args, **kwargs)
         except RuntimeError as error:
             if not (_FIXED in str(error) and taken_out((args, kwargs))):
                 raise
-            given = func(*args, **kwargs)
+            given = run(*args, **kwargs)
         result = self._kept(given, args, kwargs)
         self._after()
         return result
@@ -77,6 +80,25 @@ class Spilling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(y is x or _same(y, storage) for y in given):
             return x
         return moved(x, self.arena)
+
+
+@cache
+def _is_looked_into(func: Any) -> bool:
+    """Whether autograd records the parts of an operation: one of the user's own, of whose derivative nothing is registered."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
+    return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
+
+
+def _recorded(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation, its parts seen by autograd, which torch leaves out inside a mode, and nowhere else."""
+    of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without(of("AutogradFunctionality"), False), without(of("ADInplaceOrView"), False):
+            return func(*args, **kwargs)
+
+    return run
 
 
 def is_large(x: Any, large: int) -> bool:

@@ -138,3 +138,53 @@ def test_a_model_may_import_what_compiles_as_it_runs() -> None:
     """Attention by a function compiles itself, and may not be split: in a process of its own, where nothing has compiled yet."""
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    h = x @ weight
+    return torch.sigmoid(h) * h
+
+
+@pytest.mark.filterwarnings("ignore:audited_here..gated")
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+def test_autograd_looks_into_an_operation_of_whose_derivative_nothing_is_registered(key: str, arena: Arena) -> None:
+    with torch.library._scoped_library("audited_here", "DEF") as library:
+        library.define("gated(Tensor x, Tensor weight) -> Tensor")
+        library.impl("gated", gated, key)
+        x, weight = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
+
+        def gradient() -> Tensor:
+            (found,) = torch.autograd.grad(torch.ops.audited_here.gated(x, weight).sum(), x)
+            return found
+
+        without = gradient()
+        with Spilling(arena):
+            within = gradient()
+            with torch.no_grad():
+                assert not torch.ops.audited_here.gated(x, weight).requires_grad
+        assert torch.equal(within, without) and without.abs().sum() > 0
+
+
+def test_a_derivative_that_is_registered_is_taken_once(arena: Arena) -> None:
+    taken = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            taken.append(x)
+            with torch._C._AutoDispatchBelowAutograd():
+                found: Tensor = torch.ops.audited_here.twice(x)
+            return found
+
+        @staticmethod
+        def backward(ctx: object, *gradients: Tensor) -> Tensor:
+            return 3 * gradients[0]
+
+    with torch.library._scoped_library("audited_here", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: 2 * x, "CPU")
+        library.impl("twice", Twice.apply, "Autograd")
+        x = torch.randn(64, 64, requires_grad=True)
+        with Spilling(arena):
+            torch.ops.audited_here.twice(x).sum().backward()
+    assert len(taken) == 1 and x.grad is not None and torch.equal(x.grad, torch.full((64, 64), 3.0))
