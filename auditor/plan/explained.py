@@ -46,10 +46,10 @@ class Explained:
         self._trial = _beside(problem, lowered, trial)
         own = self._error(chosen) if len({*chosen.precision.values()}) > 1 else 0.0
         self._limits = Limits(budget, target, own if math.isfinite(own) else chosen.predicted_error)
-        self._weighed = Weighed(lowered, self._limits, self._error)
+        self._weighed = Weighed(lowered, self._limits, self._error, lambda point: _key(point) in self._known)
 
     def _error(self, point: Candidate) -> float:
-        key = tuple(sorted(point.precision.items()))
+        key = _key(point)
         if key not in self._known:
             self._known[key] = simulated_error(self._problem, point, self._trial)
             if self._all_low is not None and not kept_in(self._problem, point):
@@ -82,6 +82,10 @@ class Explained:
         reasons = (*_placed(problem, modules), *operation_reasons(problem, self._chosen))
         stays = least(problem, self._chosen, modules, self._limits, self._error) if modules else ()
         return replace(plan, scopes=scopes, reasons=reasons, least=stays)
+
+
+def _key(point: Candidate) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(point.precision.items()))
 
 
 def _beside(problem: Problem, lowered: EachLowered, trial: Trial) -> Trial:

@@ -94,10 +94,12 @@ class EachLowered:
 
 class Weighed:
     """Modules that were lowered in thought, weighed by runs: budget or gain. Those that gain most are run, and of those that
-    gain nothing all together, to see that they hold; each when it is asked for."""
+    gain nothing all together, to see that they hold; each when it is asked for. known: whether a point was run."""
 
-    def __init__(self, lowered: EachLowered, limits: Limits, error: Error) -> None:
-        self._lowered, self._limits, self._error = lowered, limits, error
+    def __init__(
+        self, lowered: EachLowered, limits: Limits, error: Error, known: Callable[[Candidate], bool] = lambda _: False
+    ) -> None:
+        self._lowered, self._limits, self._error, self._known = lowered, limits, error, known
 
     @cached_property
     def _harmless(self) -> bool:
@@ -120,7 +122,7 @@ class Weighed:
         """Whether a run may find it on the other side of the budget than predicted, should what it adds be off by as much as
         predictions are."""
         before, budget = self._limits.error, self._limits.budget
-        adds = adds_to(each, self._lowered.chosen, self._limits)
+        adds = adds_to(each.predicted, self._lowered.chosen, self._limits)
         most, least = max(adds, MOST_OFF * adds), min(adds, adds / MOST_OFF)
         return not (before + most <= budget or before + least > budget)
 
@@ -140,7 +142,11 @@ class Weighed:
     def reasons(self) -> tuple[Reason, ...]:
         """One for every module and function, those alike together."""
         problem, chosen = self._lowered.problem, self._lowered.chosen
-        ran = {each.owner: self._error(point) for each, point in self._asked()}
+        points = {each.owner: point for each, point in self._asked()}
+        points |= {
+            e.owner: e.point for e in self._lowered.open if e.gains and e.point is not None and self._known(e.point)
+        }
+        ran = {owner: self._error(point) for owner, point in points.items()}
         found = dict(self._lowered.forbidden)
         for each in self._lowered.open:
             held = not each.gains and self._harmless
@@ -346,9 +352,9 @@ def _may_hold(point: Candidate, chosen: Candidate, limits: Limits) -> bool:
     return point.predicted_error < math.sqrt(FORBIDDEN) and runs.expected(point) <= FAR * limits.budget
 
 
-def adds_to(each: Lowered, chosen: Candidate, limits: Limits) -> float:
-    """What it is predicted to add to the plan's error: as much as to that of the plan as predicted, of their squares."""
-    squares = limits.error**2 + each.predicted**2 - chosen.predicted_error**2
+def adds_to(predicted: float, chosen: Candidate, limits: Limits) -> float:
+    """What lowering more is predicted to add to the plan's error: of their squares, as much as to what was predicted of the plan."""
+    squares = limits.error**2 + predicted**2 - chosen.predicted_error**2
     return math.sqrt(max(squares, 0.0)) - limits.error
 
 
@@ -357,7 +363,7 @@ def _reason(
 ) -> Reason:
     """held: whether a run with more than this lowered is within the budget."""
     before = limits.error
-    after = before + adds_to(each, chosen, limits) if ran is None else ran
+    after = before + adds_to(each.predicted, chosen, limits) if ran is None else ran
     numbers = Reason(
         "no-gain",
         "",

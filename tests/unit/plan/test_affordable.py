@@ -76,6 +76,43 @@ def test_what_holds_alone_and_not_together_is_not_affordable(monkeypatch: pytest
     assert explained(1.0).affordable(1.0) == ()
 
 
+def test_what_was_run_is_what_its_reason_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction that there is room is held against a run, and the reason says what that came to."""
+    _, _, predicted = half_low()
+    worse = {f"kept_{kept}": predicted["23"] * 1.5 for kept in ("2", "3")}
+    Runs(monkeypatch, kept_=2.0, **worse)
+    found = explained(1.0, predicted[""] * 1.01)
+    assert found.affordable(predicted[""] * 1.01) == ()
+    told = [reason for reason in found.whole.reasons if reason.kind == "margin" and reason.ran]
+    assert {path for reason in told for path in reason.modules} == {*OPEN}
+    assert all(f"to {predicted['23'] * 1.5:.2g}" in reason.words for reason in told)
+
+
+def test_one_module_alone_keeps_within_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of several that each keep within it, all together need not."""
+    _, _, predicted = half_low()
+    target = (predicted["2"] + predicted["3"]) / 2
+    better, low = ("2", "kept_3") if predicted["3"] < predicted["2"] else ("3", "kept_2")
+    with monkeypatch.context() as patch:
+        Runs(patch)
+        assert explained(1.0).affordable(target) == (better,)
+    Runs(monkeypatch, **{low: target * 1.01})
+    assert explained(1.0).affordable(target) == ()
+
+
+def test_behind_those_that_gain_most_others_are_taken_that_keep_within_the_target_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, _, predicted = half_low()
+    monkeypatch.setattr(reasons_module, "FEW_RUNS", 1)
+    Runs(monkeypatch)
+    order = sorted(OPEN, key=lambda owner: (-reasons_module._own_saving(problem, owner), owner))
+    added = {predicted[""]: 0.4}
+    monkeypatch.setattr("auditor.plan.affordable.adds_to", lambda point, chosen, limits: added.get(point, 0.2))
+    for room, found in ((0.41, ("2", "3")), (0.39, (order[0],))):
+        assert explained(1.0).affordable(predicted["23"] + room) == found
+
+
 def test_what_is_predicted_to_add_a_little_too_much_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, predicted = half_low()
     least = min(predicted["2"], predicted["3"])
