@@ -35,8 +35,8 @@ _LEAST, _TIMES = 1_000, 2
 _RESOLUTION = _INFO.resolution
 _TELLTALE = (_INFO.max, _INFO.tiny, _INFO.eps, _RESOLUTION)
 
-_ORDINARY = 1 << 3
-"""Numbers up to this, and down to its inverse, are at home in every format: e to a larger one may not be."""
+_LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
+"""Numbers between these are at home in every format: smaller ones keep from a division by 0, e to a larger one may overflow."""
 
 
 def compared(
@@ -111,8 +111,12 @@ def _told(value: Any) -> Iterator[float | None]:
 
 
 def _numbers(node: fx.Node) -> Iterator[float]:
-    """Those among an operation's arguments; integers where any number would do, which are no sizes."""
+    """Those among an operation's arguments; integers where any number would do, of what reads tensors and gives no integers:
+    others are sizes, or places."""
     yield from (x for x in tree_leaves((node.args, node.kwargs)) if isinstance(x, float))
+    value = node.meta.get("val")
+    if not node.all_input_nodes or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return
     given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
     yield from (float(x) for key, x in given if type(x) is int and key in _scalars(node.target))
 
@@ -127,7 +131,7 @@ def _scalars(target: Any) -> frozenset[int | str]:
 
 def _is_extreme(x: float) -> bool:
     """Whether it is a number that a format may not do with."""
-    return 0 < abs(x) < 1 / _ORDINARY or abs(x) > _ORDINARY
+    return 0 < abs(x) < _LEAST_ORDINARY or abs(x) > _MOST_ORDINARY
 
 
 def _in_dtype(model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, most: int) -> Tape | None:
