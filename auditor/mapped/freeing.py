@@ -11,8 +11,9 @@ _MMAP_THRESHOLD, _USUAL = -3, 32 << 20
 """What glibc's mallopt calls the size from which memory comes from the system by itself, and where that ends up usually:
 freeing such memory raises it, and smaller pieces then stay in a heap that grows around what is still held."""
 
-_TRIM_THRESHOLD, _KEPT = -1, 1 << 30
-"""What mallopt calls the size from which what lies free at a heap's end goes back to the system; bytes that may lie there."""
+_TRIM_THRESHOLD, _KEPT = -1, 2 * _USUAL
+"""What mallopt calls the size from which what lies free at a heap's end goes back to the system, and where that ends up with
+the other one: enough for an operation's results, little beside what an audit takes."""
 
 LEAST = 4 << 20
 """Bytes below which it would cost more than it helps: every page would be a fault again and again."""
