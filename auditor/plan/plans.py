@@ -112,19 +112,17 @@ def _tried(
     baselines: Mapping[str, Baseline],
     tick: Tick,
 ) -> dict[str, Plan]:
-    """The plans, verified; where runs are dear, with that low at once which their reasons show to be affordable, if it holds."""
-    more = dict(made)
+    """The plans, verified; where runs are dear, with that low at once which their reasons show to be affordable, if it holds: but
+    for plans that one of another strategy might be made from as they are, see `_as_another`."""
+    more, formats = dict(made), [plan.format for plan in made.values() if runs(plan.format) and has_fp32(plan)]
     for name, plan in made.items() if heavy(bench.costs) and not bench.quick else ():
-        if targets[name] == MARGIN * bench.max_error and runs(plan.format) and has_fp32(plan):
+        if targets[name] == MARGIN * bench.max_error and formats.count(plan.format) == 1 and has_fp32(plan):
             found = _explained(bench, problems[name], plan, targets[name], baselines[name])
             more[name] = _with_affordable(bench, problems[name], plan, found) or plan
             found.pause()
     tried = verify(bench, more, tick)
-    missed = {
-        name: plan
-        for name, plan in made.items()
-        if more[name] is not plan and (not gains(tried[name]) or _outdone(tried[name], baselines[name]))
-    }
+    missed = {n: p for n, p in made.items() if not gains(tried[n]) or _outdone(tried[n], baselines[n])}
+    missed = {n: p for n, p in missed.items() if more[n] is not p}
     return tried | (verify(bench, missed, tick) if missed else {})
 
 

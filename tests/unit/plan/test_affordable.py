@@ -195,3 +195,7 @@ def test_a_plan_is_verified_once_with_what_is_affordable_low(
     found = plans_module._tried(bench, *given, lambda detail: None)[name]  # type: ignore[arg-type]
     assert steps == (["paused", *verified] if dear else ["made"])
     assert found.verified and found.note == ("low" if dear and holds else "")
+    steps.clear()
+    both: Any = [dict.fromkeys((name, "autocast_bf16"), entry) for entry in (None, BASE, target, Baseline(0.5, True))]
+    found = plans_module._tried(bench, *both, lambda detail: None)[name]
+    assert steps == ["made", "made"] and found.note == ""  # the one may be made from the other as it is
