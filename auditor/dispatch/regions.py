@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..devices import CPU, NATIVE
+from .importing import Importing
 
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
@@ -130,12 +131,14 @@ def written_as_meant() -> Iterator[None]:
         _users += 1
         if _users == 1:
             _install()
+            _BEFORE_COMPILER.begin()
     try:
         yield
     finally:
         with _LOCK:
             _users -= 1
             if _users == 0:
+                _BEFORE_COMPILER.end()
                 _uninstall()
 
 
@@ -156,6 +159,22 @@ def _uninstall() -> None:
         setattr(_Autocast, name, method)
     _Module._cast = _ORIGINAL_CAST
     torch.is_autocast_enabled, torch.get_autocast_dtype = _ORIGINAL_STATE
+
+
+@contextmanager
+def _as_torch_has_them() -> Iterator[None]:
+    with _LOCK:
+        _uninstall()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            if _users:
+                _install()
+
+
+_BEFORE_COMPILER = Importing("torch._dynamo", _as_torch_has_them)
+"""torch's compiler knows functions by what it read when it was imported, and breaks the graph at all others."""
 
 
 def _init(
