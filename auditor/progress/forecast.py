@@ -31,6 +31,9 @@ FROM_MEASURE = {
 FROM_BASELINE = 1.4
 """Seconds of `plan` over those of `baseline`, which runs every strategy and format once, where plans are searched for."""
 
+BUILT_AGAIN = 0.5
+"""Seconds of `load` that `baseline` takes once more: the process that verifies makes the model from its file, of imported libraries."""
+
 LEAST_PLAN = 0.4
 """The least of it over `capture` and `measure` together."""
 
@@ -156,6 +159,7 @@ class Forecast:
         guessed = {stage: ratio * measured for stage, ratio in FROM_MEASURE.items()}
         baseline = self._took.get("baseline", guessed["baseline"])
         guessed |= {"measure": measure, "plan": max(FROM_BASELINE * baseline, LEAST_PLAN * measured)}
+        guessed["baseline"] += BUILT_AGAIN * self._took.get("load", 0.0)
         guessed[SCORED[1]] = FROM_SCORE * self._took.get(SCORED[0], 0.0)
         stages = self._stages()
         at = stages.index(self.stage) if self.stage in stages else len(stages)

@@ -20,11 +20,12 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(64, 512), nn.LayerNorm(512), nn.Linear(512, 8000)
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(512, 4096), nn.GELU(), nn.Linear(4096, 512)) for _ in range(8)])
     def forward(self, x):
-        return self.last(torch.softmax(self.norm(self.first(x)) * 20, -1)).log_softmax(-1)
+        return self.last(torch.softmax(self.norm(self.body(self.first(x))) * 20, -1)).log_softmax(-1)
 def get_model(): time.sleep(3); return Net()
-def get_inputs(): torch.manual_seed(1); return torch.randn(32, 64)
-def get_batch(): return torch.randn(32, 64), torch.randint(0, 8000, (32,))
+def get_inputs(): torch.manual_seed(1); return torch.randn(256, 64)
+def get_batch(): return torch.randn(256, 64), torch.randint(0, 8000, (32,))
 def loss(out, target): return nn.functional.nll_loss(out, target)
 def score(model):
     with torch.no_grad():
@@ -39,6 +40,9 @@ AUDITS = {
     "refused": ["--criterion", "nothing: kl <= 0.0001"],
 }
 ALLOWED = 2.0
+
+SEARCHING = ("criterion", "scored")
+"""Those that take a while after their measurements: for plans that are searched, or the user's own score."""
 
 
 def told(folder: Path, words: list[str]) -> tuple[list[tuple[float, str]], int]:
@@ -72,4 +76,4 @@ def test_no_stretch_is_silent(kind: str, tmp_path: Path) -> None:
     lines = " ".join(stood for _, stood in waited)
     stages = re.findall(r"([a-zA-Z0-9 ]+) (\d+)/(\d+) ", lines)
     assert {int(place) for _, place, _ in stages} >= ({1} if kind == "refused" else {1, 2, int(stages[-1][2])})
-    assert "left" in lines or kind == "refused"
+    assert "left" in lines or kind not in SEARCHING
