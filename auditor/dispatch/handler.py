@@ -51,15 +51,37 @@ def alone() -> Iterator[None]:
         _LOCK.release()
 
 
+class _Fused:
+    """PyTorch's fused transformer path, one for the process: closed by the first who asks for that, opened by the last."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, True
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._users += 1
+
+    def open(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_FUSED = _Fused()
+
+
 @contextmanager
 def unfused() -> Iterator[None]:
-    """PyTorch's fused transformer path is off in the body."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    """PyTorch's fused transformer path is off in the body, and as it was when the last such body has ended, in whatever thread."""
+    _FUSED.close()
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        _FUSED.open()
 
 
 @contextmanager

@@ -50,6 +50,16 @@ def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
         torch.backends.mha.set_fastpath_enabled(kept)
 
 
+def test_the_fused_path_is_open_again_after_bodies_that_overlap() -> None:
+    first, second = unfused(), unfused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_compiled_functions_run_as_they_were_written() -> None:
     graphs: list[int] = []
 
