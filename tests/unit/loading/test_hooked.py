@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,18 @@ def test_an_offloaded_model_is_audited_as_the_one_in_memory(name: str, how: str,
     )
 
 
+@pytest.fixture
+def unfused() -> Iterator[None]:
+    """The path that the audit's reference does not take either is closed."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
 @pytest.mark.parametrize("how", OFFLOADS)
 @pytest.mark.parametrize("name", MODELS)
-def test_its_plans_hold_with_the_hooks_on(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_plans_hold_with_the_hooks_on(name: str, how: str, tmp_path: Path, unfused: None) -> None:
     model, x = made(name)
-    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)  # as in the audit's reference
     found = auditor.audit(copy.deepcopy(model), x)
     with torch.no_grad():
         reference = copy.deepcopy(model).float()(x.float() if x.is_floating_point() else x)
