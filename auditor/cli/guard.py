@@ -38,9 +38,9 @@ FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 STOPPED = (
     "error: torchrun ended this audit, as it does where another rank ends: nothing was written\n"
-    "hint: `python -m auditor explain rank-lost` says more"
+    "hint: `python -m auditor explain rank-lost` says more\n"
 )
-"""What the leader of several ranks says last."""
+"""What the leader of several ranks says last, in one piece: others write to the same stream."""
 
 ENDINGS = ("process-ended", "timed-out")
 """What only the process that watches can say."""
@@ -167,7 +167,7 @@ class _Watch:
             return 130
         if self._signal is not None:
             if ranks.launched() and ranks.leads():
-                print(STOPPED, file=sys.stderr)
+                print(end=STOPPED, file=sys.stderr)
             signal.signal(self._signal, signal.SIG_DFL)
             os.kill(os.getpid(), self._signal)
         raise self._ending(status)

@@ -113,7 +113,8 @@ def _failed(message: str, hint: str, debug: bool, told: bool = True) -> int:
         traceback.print_exc()
     if told:
         where = "" if ranks.leads() else f"rank {ranks.rank()}: "
-        print(f"error: {where}{_in_a_line(message)}\nhint: {hint}", file=sys.stderr)
+        # In one piece: other ranks write to the same stream
+        print(f"error: {where}{_in_a_line(message)}\nhint: {hint}\n", end="", file=sys.stderr)
     return 2
 
 

@@ -199,6 +199,17 @@ def test_a_long_name_in_an_error_leaves_both_ends_of_it(stages, capsys):
     assert line.endswith("xxx is missing")
 
 
+def test_an_error_is_written_in_one_piece(stages, monkeypatch):
+    """Ranks of one audit share a stream, and one may write between the pieces of another."""
+    pieces: list[str] = []
+    stages.error = CaptureError("the model cannot be traced", slug="no-trace")
+    monkeypatch.setattr(sys.stderr, "write", lambda text: pieces.append(text) or len(text))
+    assert cli.main(["model.py", "-q"]) == 2
+    (piece,) = [text for text in pieces if "cannot be traced" in text]
+    assert piece.startswith("error: ")
+    assert piece.endswith(" says more\n")
+
+
 def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     stages.error = ZeroDivisionError("oops")
     assert cli.main(["model.py"]) == 2
