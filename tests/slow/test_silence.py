@@ -25,7 +25,7 @@ class Net(nn.Module):
         return self.last(torch.softmax(self.norm(self.body(self.first(x))) * 20, -1)).log_softmax(-1)
 def get_model(): time.sleep(3); return Net()
 def get_inputs(): torch.manual_seed(1); return torch.randn(256, 64)
-def get_batch(): return torch.randn(256, 64), torch.randint(0, 8000, (32,))
+def get_batch(): return torch.randn(256, 64), torch.randint(0, 8000, (256,))
 def loss(out, target): return nn.functional.nll_loss(out, target)
 def score(model):
     with torch.no_grad():
