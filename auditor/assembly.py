@@ -25,7 +25,7 @@ from .measure.calibrate import Calibration
 from .measure.storing import storing
 from .options import Options
 from .paths import enclosing
-from .plan.answered import holding_told
+from .plan.answered import fresh_told, holding_told
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
 from .replay.depth import UnderPlan
@@ -83,6 +83,7 @@ def assembled(
             *_unsteady(bench),
             *_unheld(subject),
             *holding_told(bench),
+            *fresh_told(bench),
             *_spared(options.native),
         ),
         command=options.command,

@@ -62,7 +62,6 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
         publish.check(args.out, args.model_explorer)
     with libraries.imported():
         options = _options(args, progress)
-        _import_ahead(args)
     _set_aside(args, options, held)
     return _Begun(began, progress, known, options)
 
@@ -177,26 +176,16 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
     )
 
 
-def _import_ahead(args: argparse.Namespace) -> None:
-    """What the audit and the process that verifies both need, imported once; only where this process is the command's own."""
-    if args.dry_run or not guard.is_watched():
-        return
-    from .. import flow  # noqa: F401
-    from ..loading.ahead import import_ahead
-
-    import_ahead(args.target, args.seed)
-
-
 def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
-    """Keep a process that verifies, made before the user's code is run; only where this one is the command's own. From
-    here on this one holds what it may."""
+    """Start the process that verifies, which imports what it needs while the user's code is loaded. From here on this
+    process holds what it may."""
     from ..mapped import limited, now
     from ..mapped.freeing import keep_freed
 
-    if not args.dry_run and guard.is_watched():
-        from ..verify.spare import kept
+    if not args.dry_run:
+        from ..verify.lifetime import standby
 
-        held.enter_context(kept(args.device))
+        held.enter_context(standby())
     held.enter_context(limited(options.most_resident or _automatic(args, options)))
     if guard.is_watched() and now() is None:
         keep_freed()

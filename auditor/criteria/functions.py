@@ -15,7 +15,7 @@ def loaded(text: str) -> Function:
     from ..loading.target import import_target, parse
 
     target = parse(text)
-    with user_code(target.folders, 0, text):
+    with user_code(target.folders, 0, target.script):
         module = import_target(target)
     found = getattr(module, target.symbol or "", None)
     if not callable(found):

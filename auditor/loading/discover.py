@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,10 +14,14 @@ from torch import nn
 from ..errors import LoadError
 from ..records import Origin
 from ..state.draws import reseed
+from .importer import digest_of
 from .sandbox import call
 from .target import Target
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+"""Folders that packages are installed into."""
+
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "held_out", "name", "loss", "targets")
 CONVENTIONS = (
     "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
@@ -54,7 +59,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> Found:
     if _is_model_class(getattr(module, "Model", None)) and hasattr(module, "get_init_inputs"):
         return _from_callable(module, target, "Model", seed)
     if isinstance(getattr(module, "model", None), nn.Module):
-        return Found(module.model, _origin(target, "model", "instance"))
+        return Found(module.model, _origin(target, module, "model", "instance"))
     return _only_class(module, target, seed)
 
 
@@ -81,7 +86,7 @@ def _from_symbol(module: ModuleType, target: Target, seed: int) -> Found:
             raise LoadError(f"{target.label} has no {symbol!r}: it defines {known}", slug="no-symbol")
         value = getattr(value, part)
     if isinstance(value, nn.Module):
-        return Found(value, _origin(target, symbol, "instance"))
+        return Found(value, _origin(target, module, symbol, "instance"))
     if not callable(value):
         kind = type(value).__name__
         raise LoadError(f"{symbol} in {target.label} is a {kind}: name a model, a class or a function", "not-a-model")
@@ -98,11 +103,12 @@ def _from_callable(
     result = _build(value, f"{symbol}() in {target.label}", target, symbol, seed, args, kwargs)
     if symbol.split(".")[-1] == "audit_spec":
         spec = _checked_spec(result, target.label)
-        return Found(spec["model"], _origin(target, symbol, "spec"), spec)
+        return Found(spec["model"], _origin(target, module, symbol, "spec"), spec)
     if not isinstance(result, nn.Module):
         kind = type(result).__name__
         raise LoadError(f"{symbol}() in {target.label} returned a {kind}: return the nn.Module alone", "not-a-model")
-    return Found(result, _origin(target, symbol, "class" if inspect.isclass(value) else "factory", args, kwargs))
+    kind = "class" if inspect.isclass(value) else "factory"
+    return Found(result, _origin(target, module, symbol, kind, args, kwargs))
 
 
 def _only_class(module: ModuleType, target: Target, seed: int) -> Found:
@@ -118,7 +124,7 @@ def _only_class(module: ModuleType, target: Target, seed: int) -> Found:
     if len(roots) != 1:
         options = " or ".join(f"{target.label}:{name}" for name in roots or names)
         raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
-    return Found(built[roots[0]], _origin(target, roots[0], "class"))
+    return Found(built[roots[0]], _origin(target, module, roots[0], "class"))
 
 
 def _used_by_others(name: str, classes: Mapping[str, type], built: Mapping[str, nn.Module]) -> bool:
@@ -186,6 +192,19 @@ def _candidates(module: ModuleType) -> list[str]:
     return [n for n, v in vars(module).items() if not n.startswith("_") and fits(v)][:8]
 
 
-def _origin(target: Target, symbol: str, kind: str, args: tuple[Any, ...] = (), kwargs: Any = None) -> Origin:
-    path = str(target.path) if target.path else None
-    return Origin(path, target.module, symbol, kind, tuple(args), dict(kwargs or {}))
+def _origin(
+    target: Target, module: ModuleType, symbol: str, kind: str, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Origin:
+    """How the model is made again. An installed module is found by its name wherever it is installed."""
+    file = Path(target.path or getattr(module, "__file__", None) or "")
+    path = file if file.suffix == ".py" and INSTALLED.isdisjoint(file.parts) else None
+    return Origin(
+        str(path) if path else None,
+        module.__name__,
+        symbol,
+        kind,
+        tuple(args),
+        dict(kwargs or {}),
+        digest=digest_of(path) if path else None,
+        working_directory=str(Path.cwd()),
+    )

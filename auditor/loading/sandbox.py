@@ -13,26 +13,24 @@ from typing import Any, TypeVar
 from ..dispatch.regions import written_as_meant
 from ..errors import LoadError, first_line
 from ..state.process import untouched
+from .importer import as_script
 
 T = TypeVar("T")
 
 
 @contextmanager
-def user_code(folders: tuple[str, ...], seed: int, argv: str) -> Iterator[None]:
-    """Runs the body as the user's script would run: its folders on `sys.path`, every generator seeded.
+def user_code(folders: tuple[str, ...], seed: int, script: str) -> Iterator[None]:
+    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
 
     `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: `sys.path`, `sys.argv`, bytecode writing, and what `untouched` restores.
+    Put back afterwards: bytecode writing, and what `untouched` restores, `sys.path` among it.
     """
-    path, arguments, no_bytecode = list(sys.path), sys.argv, sys.dont_write_bytecode
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    sys.argv = [argv]
-    sys.dont_write_bytecode = True
+    no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        with untouched(seed), written_as_meant():
+        with untouched(seed), written_as_meant(), as_script(script, folders):
             yield
     finally:
-        sys.path[:], sys.argv, sys.dont_write_bytecode = path, arguments, no_bytecode
+        sys.dont_write_bytecode = no_bytecode
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:

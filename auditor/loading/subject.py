@@ -58,11 +58,10 @@ def load(
     Raises: LoadError, its slug saying what was wrong.
     """
     parsed = parse(target)
-    script = str(parsed.path or parsed.module)
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     as_set = flags()
-    with user_code(parsed.folders, seed, script):
+    with user_code(parsed.folders, seed, parsed.script):
         with under(as_set):
             found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
         return settled(found, check)
@@ -225,7 +224,8 @@ def _find_inputs(
     if text:
         with ExitStack() as stack:
             if text.partition(":")[0].endswith(".py"):
-                stack.enter_context(user_code(parse(text).folders, seed, text))
+                parsed = parse(text)
+                stack.enter_context(user_code(parsed.folders, seed, parsed.script))
             return files.from_argument(text, found.model, seed), unseen
     if found.spec:
         return inputs.Inputs(

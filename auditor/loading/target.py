@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import LoadError
+from .importer import import_source, root_of
 from .sandbox import blame
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
 LONGEST = 4000
 """Characters that a path may have on the systems we know."""
-_imported_files: dict[str, ModuleType] = {}
-"""Modules this file put into `sys.modules`, which a later target of the same name may replace."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,18 @@ class Target:
         return f"{stem}-{self.symbol}" if self.symbol else stem
 
     @property
+    def script(self) -> str:
+        """What `sys.argv` begins with."""
+        return str(self.path or self.module)
+
+    @property
     def folders(self) -> tuple[str, ...]:
-        """What `sys.path` needs: the file's folder, or the one above its outermost package; else where we stand."""
+        """What `sys.path` needs, see `as_script`: the folder above the file's outermost package, the working directory,
+        and the file's own folder; of a module the working directory alone."""
+        here = str(Path.cwd())
         if self.path is None:
-            return (str(Path.cwd()),)
-        return (str(self.path.parents[self.module.count(".")]),)
+            return (here,)
+        return (root_of(self.module, self.path), here, str(self.path.parent))
 
 
 def parse(text: str) -> Target:
@@ -87,9 +91,7 @@ def import_target(target: Target) -> ModuleType:
     Raises: LoadError(slug="missing-target" | "syntax-error" | "missing-package" | "import-raises").
     """
     try:
-        if target.path is None or "." in target.module:
-            return importlib.import_module(target.module)
-        return _import_file(target.path)
+        return import_source(target.module, target.path)
     except SyntaxError as error:
         place = f"{Path(error.filename or target.label).name}:{error.lineno}"
         raise LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error") from error
@@ -125,6 +127,8 @@ def _of_hub(text: str) -> Target:
 
 
 def _existing_file(path: Path) -> Path:
+    if (path / "__init__.py").is_file():
+        path = path / "__init__.py"
     if path.is_dir():
         scripts = sorted(p.name for p in path.glob("*.py"))[:3]
         example = f", for example {path / scripts[0]}" if scripts else ""
@@ -138,31 +142,51 @@ def _existing_file(path: Path) -> Path:
 
 
 def _module_name(path: Path) -> str:
-    """The file's stem, after the names of the packages it sits in."""
-    parts = [path.stem]
-    for folder in path.parents:
-        if not (folder / "__init__.py").exists() or not folder.name.isidentifier():
+    """The name that the user's own code imports the file by: its stem after the packages that it lies in.
+
+    A folder is a package if it has an `__init__.py`, or if the file itself imports it by name, or from it by dots.
+    """
+    folders = list(path.parents)
+    depth = 0
+    while folders[depth].name.isidentifier() and (folders[depth] / "__init__.py").exists():
+        depth += 1
+    names, dots = _imports(path)
+    for level, folder in enumerate(folders, 1):
+        if folder.name in names and not _is_elsewhere(folder):
+            depth = max(depth, level)
             break
-        parts.insert(0, folder.name)
-    return ".".join(parts)
+    depth = max(depth, dots)
+    parts = [folder.name for folder in reversed(folders[:depth])]
+    if path.name == "__init__.py" and parts:
+        return ".".join(parts)
+    return ".".join([*parts, path.stem])
 
 
-def _import_file(path: Path) -> ModuleType:
-    name = path.stem
-    known = sys.modules.get(name)
-    if known is not None and known is not _imported_files.get(name):
-        name = f"_audited_{name}"  # a file called types.py must not push out Python's own
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = _imported_files[name] = module
+def _imports(path: Path) -> tuple[set[str], int]:
+    """The packages that a file imports by name, and how many folders up its relative imports reach."""
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name], _imported_files[name]
-        raise
-    return module
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return set(), 0  # whoever imports it says why
+    names, dots = set[str](), 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            dots = max(dots, node.level)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names, dots
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    """Whether the name of a folder is that of a module which Python finds in another place."""
+    try:
+        spec = importlib.util.find_spec(folder.name)
+    except (ImportError, ValueError):
+        return False
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(place and folder not in (Path(place), *Path(place).parents) for place in places)
 
 
 def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

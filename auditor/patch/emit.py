@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import strategies
 from ..formats.table import label, runs
+from ..loading import importer
 from ..ops import functions
 from ..records import Origin, Plan, ScopeChoice
 from ..runs import wrapped
@@ -44,7 +45,9 @@ to FP32.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -52,9 +55,10 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -123,6 +127,8 @@ def emit(
         _text_from(members, "def named_modules"),
         _SEPARATED,
         _text_from(wrapped, "WRAPPERS = "),
+        _SEPARATED,
+        _text_from(importer, "_digests: "),
         _SEPARATED,
         _text_from(source, "PREFIXES = "),
         "\n\n# What is stored low, and how a scope runs.\n\n",
@@ -224,7 +230,9 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
     folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
     return {
         "path": _place(origin.path, directory),
-        "module": origin.module if origin.path is None else None,
+        "digest": origin.digest,
+        "module": origin.module,
+        "working_directory": _place(origin.working_directory, directory),
         "symbol": origin.symbol,
         "kind": origin.kind,
         "init_args": tuple(origin.init_args),

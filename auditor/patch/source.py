@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..loading.importer import as_script, import_source, locate, root_of
 from ..runs.wrapped import unwrapped
 
 PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -37,55 +37,33 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
     Raises: ValueError or FileNotFoundError where the source or the checkpoint is not what it was.
     """
-    made: Any = source_module(source, file)
-    for part in source["symbol"].split("."):
-        if not hasattr(made, part):
-            where = source["module"] or located(source["path"], file)
-            raise ValueError(f"{where} has no {source['symbol']!r} any more: audit it again, or edit SOURCE in {file}")
-        made = getattr(made, part)
-    if source["kind"] != "instance":
-        folder = (str(located(source["folder"], file)),) if source.get("folder") and not args else ()
-        made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
-    model: nn.Module = made["model"] if source["kind"] == "spec" else made
+    with imported(source, file) as made:
+        for part in source["symbol"].split("."):
+            if not hasattr(made, part):
+                raise ValueError(
+                    f"{source['path'] or source['module']} has no {source['symbol']!r} any more: audit it again, or edit "
+                    f"SOURCE in {file}"
+                )
+            made = getattr(made, part)
+        if source["kind"] != "instance":
+            folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
+            made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
+        model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
-        load_weights(unwrapped(model), located(source["weights"], file))
+        load_weights(unwrapped(model), locate(source["weights"], file))
     return model
 
 
-def source_module(source: dict[str, Any], file: str) -> Any:
-    """The user's module, imported from its file or by its name."""
-    if source["module"]:
-        return importlib.import_module(source["module"])
-    path = located(source["path"], file)
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that its classes can be pickled
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
-def located(where: str, file: str) -> Path:
-    """A file or a folder of the user's, from where `file` lies.
-
-    If that has moved: the nearest to it, or to the working directory or a folder above, that ends as the path does.
-    """
-    here = Path(file).resolve().parent
-    names = [name for name in Path(where).parts if name != ".."]
-    folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
-    for path in (here / where, *(folder.joinpath(*names) for folder in folders)):
-        if path.exists():
-            return path.resolve()
-    raise FileNotFoundError(
-        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: "
-        "audit the model again, or edit SOURCE there"
-    )
+@contextmanager
+def imported(source: dict[str, Any], file: str) -> Iterator[Any]:
+    """The user's module, in the body with the `sys.path` and `sys.argv` that the audit had."""
+    name, path = source["module"], None
+    folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
+    if source["path"]:
+        path = locate(source["path"], file, source["digest"])
+        folders = [Path(root_of(name, path)), *folders, path.parent]
+    with as_script(str(path or name), [str(folder.resolve()) for folder in folders]):
+        yield import_source(name, path)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -16,6 +16,7 @@ from ..patch.table import plan_table
 from ..records import Plan
 from ..state.members import size_of
 from ..verify import OFFLOADED, WITH_GRADIENTS, Answers, NotHandedOver, answers_of, answers_under
+from .scores import raising
 from .workbench import Workbench
 
 Given = dict[str, Answers | str]
@@ -28,7 +29,7 @@ def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], 
     """
     given: Given = {}
     if ranks.part(bench.checks):
-        fresh = bench.subject.origin is not None
+        fresh = bench.subject.origin is not None and not bench.not_fresh
         given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
     bench.holding.update({name: one.held for name, one in given.items() if isinstance(one, Answers) and one.held})
     brought = [one for one in ranks.each_rank("patched models", given) if one]
@@ -67,10 +68,21 @@ def _in_fresh_process(
     subject = bench.subject
     try:
         verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
-        file.write_text(emit(subject.origin, size_of(subject.model), plans, None, file.parent), encoding="utf-8")
+        emitted = {**plans, **raising(subject)}
+        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, file.parent), encoding="utf-8")
         return verifier.answers(file, _by_format(plans), waiting)
-    except NotHandedOver:
+    except NotHandedOver as problem:
+        bench.not_fresh.append(str(problem))
         return _in_this_process(bench, plans)
+
+
+def fresh_told(bench: Workbench) -> tuple[str, ...]:
+    """Why plans were verified in the audit's own process, where the model has a source and they were."""
+    return tuple(
+        f"patched_model.py was imported in a fresh process and built the model there, but its plans were verified in the "
+        f"audit's own process: {reason}."
+        for reason in bench.not_fresh[:1]
+    )
 
 
 def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:

@@ -22,7 +22,7 @@ from ..score import Given, Scoring, Unscored, judged, settled
 from ..state.members import size_of
 from ..strategies import SHIPPED
 from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here
-from .workbench import Workbench
+from .workbench import Workbench, reference
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,15 @@ class Scorer:
 
     def of_fp32(self) -> Given | str:
         """What the function gives of the FP32 model, in a process of its own where it can be made there."""
-        raised = {FP32: raising(self.subject)} if self.subject.raised != "none" else {}
         with ExitStack() as held:
 
             def begun() -> tuple[Verifier, Path]:
-                where = {"seed": self.seed, "device": self.device, "timeout": self.timeout}
-                return held.enter_context(Verifier.begun(self.subject.batches[:1], **where))
+                where: dict[str, Any] = {"seed": self.seed, "device": self.device, "timeout": self.timeout}
+                batches = self.subject.batches[:1]
+                expected = reference(self.subject, batches[0], self.seed)
+                return held.enter_context(Verifier.begun(batches, expected=expected, **where))
 
-            return self.given((FP32,), raised, None, begun)[FP32]
+            return self.given((FP32,), raising(self.subject), None, begun)[FP32]
 
     def given(
         self,
@@ -130,9 +131,11 @@ def tell(words: str, most: int | None) -> None:
     beat(f"{words} of {most:,}" if words and most and most > 1 else words)
 
 
-def raising(subject: Subject) -> Plan:
-    """All FP32, for a model that comes with something stored low."""
-    return Plan(
+def raising(subject: Subject) -> dict[str, Plan]:
+    """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
+    if subject.raised == "none":
+        return {}
+    plan = Plan(
         name=FP32,
         strategy=SHIPPED[0],
         format=DEFAULT[0],
@@ -143,3 +146,4 @@ def raising(subject: Subject) -> Plan:
         raised=subject.raised,
         stored_low=subject.stored_low,
     )
+    return {FP32: plan}

@@ -81,14 +81,13 @@ def _times(
     subject = bench.subject
     if subject.origin is not None:
         let_go(bench.device)
-        raised = {FP32: raising(subject)} if subject.raised != "none" else {}
-        where = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout}
+        where: dict[str, Any] = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout}
+        batches = bench.checks[:1]
+        expected = bench.reference(batches[0])
         try:
-            with Verifier.begun(bench.checks[:1], **where) as (verifier, folder):
-                file = Path(folder, "patched_model.py")
-                file.write_text(
-                    emit(subject.origin, size_of(subject.model), {**plans, **raised}, None, folder), "utf-8"
-                )
+            with Verifier.begun(batches, expected=expected, **where) as (verifier, folder):
+                file, emitted = Path(folder, "patched_model.py"), {**plans, **raising(subject)}
+                file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), "utf-8")
                 return verifier.times(file, names, bench.flags, lambda words: tick("timing"))
         except NotHandedOver:
             pass

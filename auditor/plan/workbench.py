@@ -132,6 +132,11 @@ class Workbench:
         return max(self.budget, self.floor.floor)
 
     @cached_property
+    def not_fresh(self) -> list[str]:
+        """Why plans cannot be verified in a fresh process, where that was tried in vain."""
+        return []
+
+    @cached_property
     def scratch(self) -> str:
         """A folder that is there until `held` is closed, or the process is terminated."""
         self.held.enter_context(unwound())
@@ -139,10 +144,11 @@ class Workbench:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """Runs emitted files in a process of its own, until `held` is closed. Raises: NotHandedOver."""
+        """Runs emitted files in a process of its own, until `held` is closed."""
         gradients = self.graded is not None and ranks.leads()
+        batches = ranks.part(self.checks)
         verifier = Verifier(
-            ranks.part(self.checks),
+            batches,
             Path(self.scratch),
             seed=self.seed,
             device=self.device,
@@ -150,6 +156,8 @@ class Workbench:
             alike=self.alike,
             most=self.most,
             timeout=self.timeout,
+            expected=self.reference(batches[0]),
+            noise=self.floor.joint,
         )
         return self.held.enter_context(verifier)
 

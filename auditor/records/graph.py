@@ -24,7 +24,8 @@ Progress = Callable[[str, str, int, int], None]
 class Origin:
     """How the model was made, so that `patched_model.py` can make it again. `kind`: factory | instance | class | spec.
 
-    folder: a directory that the symbol is called with, ahead of `init_args`.
+    path: of its file; None for an installed module, and for one of a hub. module: the name that its classes carry. folder:
+    a directory that the symbol is called with, ahead of `init_args`. digest: SHA-256 of the file.
     """
 
     path: str | None
@@ -35,6 +36,8 @@ class Origin:
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     folder: str | None = None
+    digest: str | None = None
+    working_directory: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..dispatch import uncompiled, unfused
+from ..loading.importer import as_script
 from ..loading.sandbox import blame
 from ..raised import let_through
 from ..state import unchanged
@@ -134,6 +135,6 @@ def _described(value: Any) -> str:
 @contextmanager
 def _importable(scoring: Scoring) -> Iterator[None]:
     """What the function imports when it is called is found where its file lies."""
-    folders = scoring.place.imported_from if scoring.place else ()
-    with swapped(sys, "path", [*folders, *sys.path]):
+    place = scoring.place
+    with swapped(sys, "path", list(sys.path)), as_script(place.script, place.folders) if place else nullcontext():
         yield

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -24,12 +21,11 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fresh process finds the function. text: as `--evaluate` takes it; folder: the working directory; imported_from:
-    what `sys.path` needs."""
+    """Where a fresh process finds the function. text: as `--evaluate` takes it; script, folders: see `as_script`."""
 
     text: str
-    folder: str
-    imported_from: tuple[str, ...]
+    script: str
+    folders: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ def named(
     parsed = parse(f"{_place_of(target)}:{text}" if own else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
-    with user_code(parsed.folders, seed, parsed.text):
-        found: Any = _module(parsed)
+    with user_code(parsed.folders, seed, parsed.script):
+        found: Any = import_target(parsed)
     for part in parsed.symbol.split("."):
         if not hasattr(found, part):
             raise LoadError(
@@ -73,7 +69,7 @@ def named(
             )
         found = getattr(found, part)
     function = _checked(found, f"{parsed.symbol} in {parsed.label}")
-    place = Place(f"{parsed.path or parsed.module}:{_call(parsed)}", str(Path.cwd()), parsed.folders)
+    place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
     scoring = _scoring(function, text, better, max_drop, place)
     if not parsed.args and not parsed.kwargs:
         return scoring
@@ -120,14 +116,7 @@ def _place_of(target: str) -> str:
         raise LoadError(
             f"{target} has no file for --evaluate to look in: write --evaluate file.py:name", "missing-score"
         )
-    return str(parsed.path or parsed.module)
-
-
-def _module(target: Target) -> ModuleType:
-    """The module, imported once: a function beside the model means the model's own classes."""
-    path = str(target.path)
-    known = (module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == path)
-    return next(known, None) or import_target(target)
+    return parsed.script
 
 
 def _call(target: Target) -> str:

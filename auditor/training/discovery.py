@@ -73,7 +73,7 @@ class _Finder:
         where, name = (module, text) if ":" not in text else (None, text.rpartition(":")[2])
         if where is None:
             parsed = parse(text)
-            with user_code(parsed.folders, self.seed, text):
+            with user_code(parsed.folders, self.seed, parsed.script):
                 where = import_target(parsed)
             label = parsed.label
         if not hasattr(where, name):

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .. import mapped
 from ..devices import let_go
-from ..errors import first_line
+from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
+from ..formats.metrics import output_error
 from ..records import Batch, Timed
 from ..score import Given, Scoring
 from ..state.flags import Flags
-from . import spare
-from .lifetime import Process, end, ended, hand, unwound
-from .running import Answers
+from .lifetime import WORKER, Process, end, ended, hand, start, unwound
+from .running import Answers, said_no_memory
 from .scores import COUNTED, Told
 from .timing import timed_of
 
@@ -40,19 +37,27 @@ TIMEOUT = 1800.0
 POLL, GRACE = 0.02, 1.0
 """Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
 
-WORKER = "worker"
-"""The module of this room that runs emitted files."""
+READY, UNREAD, FAILED = "ready", "unread", "failed"
+"""Files that say how far the process came: the model is built; the inputs could not be read; the user's code failed."""
 
-READY, UNREAD = "ready", "unread"
-"""Files that say how far the process came: the model is built; the inputs could not be read."""
+SAME = "fp32.pt"
+"""The file with what the model answers in FP32 as it was built there, on the first batch."""
 
+ALIKE = 1e-3
+"""Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
+
+NOT_RUN = "not run, "
+"""How the reason begins why a plan has no answer that is none of precision: time, memory, the end of its process."""
+
+REBUILD = "patched_model.py calls the same code once more, in the same working directory: make that possible. There is no verdict"
+"""What to say where the user's code fails before any plan is applied."""
 
 LATER = 20.0
 """Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
 
 
 class NotHandedOver(Exception):
-    """The inputs cannot be taken to another process."""
+    """The model that is audited, with its inputs, cannot be had in another process; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,15 @@ class Verifier:
         alike: bool = False,
         most: int | None = None,
         timeout: float | None = None,
+        expected: Sequence[torch.Tensor] | None = None,
+        noise: float = 0.0,
         entry: str = WORKER,
     ) -> None:
         """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, alike, most: see `answers_of`.
-        timeout: seconds for a plan to answer, TIMEOUT unless given. Raises: NotHandedOver where the inputs cannot be
-        pickled."""
+        timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
+        that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
         self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
+        self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
             "batches": str(scratch / "batches.pt"),
             "scratch": str(scratch),
@@ -114,7 +122,9 @@ class Verifier:
         try:
             torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
-            raise NotHandedOver(str(error)) from error
+            self._settings["unread"] = (
+                f"the inputs cannot be pickled ({type(error).__name__}: {first_line(error)[:160]})"
+            )
 
     @classmethod
     @contextmanager
@@ -156,7 +166,7 @@ class Verifier:
         """
         assert scoring.place is not None
         place, file = scoring.place, self._scratch / COUNTED
-        asked = {"function": place.text, "cwd": place.folder, "most": most, "limit": self._timeout}
+        asked = {"function": place.text, "most": most, "limit": self._timeout}
 
         def waiting() -> None:
             told(file.read_text(encoding="utf-8") if file.exists() else "")
@@ -198,8 +208,7 @@ class Verifier:
         known = self._process
         try:
             failure = self._run(job, files, task.timeout, task.waiting)
-            if (self._folder / UNREAD).exists():
-                raise NotHandedOver("the inputs cannot be read in another process")
+            self._check_start(failure)
         except BaseException:
             self._give_up()
             raise
@@ -208,8 +217,37 @@ class Verifier:
         if not found and known is not None and self._process is None:
             return {}
         missing = [plan for plan in plans if plan not in found]
-        lost = missing[:1] if (self._folder / READY).exists() else missing
-        return found | dict.fromkeys(lost, failure)
+        return found | dict.fromkeys(missing[:1], NOT_RUN + failure)
+
+    def _check_start(self, failure: str) -> None:
+        """Hold what was built in the process against what is audited.
+
+        Raises: LoadError(slug="not-rebuilt") where the user's code did not build the model again, or it does not run in
+        FP32; NotHandedOver where that is another model, or cannot be given its inputs.
+        """
+        if (file := self._folder / FAILED).exists():
+            text = file.read_text(encoding="utf-8")
+            raise (
+                torch.OutOfMemoryError(text) if said_no_memory(text) else LoadError(f"{text}. {REBUILD}", "not-rebuilt")
+            )
+        if (file := self._folder / UNREAD).exists():
+            raise NotHandedOver(file.read_text(encoding="utf-8"))
+        if not (self._folder / READY).exists():
+            raise LoadError(
+                f"the model could not be built in a fresh process: {failure}. {REBUILD}", slug="not-rebuilt"
+            )
+        if self._expected is None or not (file := self._folder / SAME).exists():
+            return
+        expected, self._expected = [x.cpu() for x in self._expected], None
+        answer = torch.load(file, weights_only=True, mmap=True)
+        try:
+            difference = output_error(expected, answer)
+        except MeasureError:
+            difference = float("inf")
+        if not difference <= self._limit:
+            raise NotHandedOver(
+                "the model's own code makes another model each time it is called: seed it, or give --weights"
+            )
 
     def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""
@@ -226,25 +264,16 @@ class Verifier:
             return f"the process that ran it gave no answer within {timeout:g} seconds"
         if (code := process.poll()) is None:
             return ""
+        failure = _ending(code, process.messages)
         self._give_up()
-        return _ending(code, self._folder / "stderr")
+        return failure
 
     def _started(self) -> Process:
         self._folder = self._numbered("process")
-        (self._folder / "cwd").mkdir()
         (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
-        if self._entry == WORKER and (kept := spare.taken(self._folder, _environment())) is not None:
-            return kept
-        with (self._folder / "stderr").open("wb") as stderr:
-            return subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.{self._entry}", str(self._folder)],
-                cwd=self._folder / "cwd",
-                env=_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        process = start(self._entry)
+        hand(process, str(self._folder))
+        return process
 
     def _numbered(self, name: str) -> Path:
         """A folder of that name that there is not yet."""
@@ -277,9 +306,10 @@ def _done(process: Process, files: Sequence[Path], timeout: float, waiting: Call
     return False
 
 
-def _ending(code: int, stderr: Path) -> str:
+def _ending(code: int, messages: IO[bytes]) -> str:
     """How a process ended, with the last line it wrote."""
-    text = stderr.read_bytes()[-4096:].decode(errors="replace")
+    messages.seek(0)
+    text = messages.read()[-4096:].decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     last = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in lines[-1].strip()) if lines else ""
     how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code} and no answer"
@@ -291,9 +321,3 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _environment() -> dict[str, str]:
-    here = str(Path(__file__).resolve().parents[2])  # a plain checkout is found without being installed
-    paths = [*(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p), here]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

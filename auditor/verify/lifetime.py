@@ -3,19 +3,81 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import IO, Any
 
-from .spare import Spare
+WORKER = "worker"
+"""The module of this room that runs emitted files."""
 
-Process = subprocess.Popen[bytes] | Spare
+_BOOT = """
+import importlib, json, sys
+entry, sys.path[:] = json.loads(sys.argv.pop())
+importlib.import_module(entry).main()
+"""
+"""`python -m` would look for modules in the working directory first, and run the package as `__main__`."""
+
+_standby: Process | None = None
+
+
+class Process(subprocess.Popen[bytes]):
+    """A process that runs a module of this room. messages: what it wrote on stderr."""
+
+    messages: IO[bytes]
+
+
+def start(entry: str) -> Process:
+    """Run `main()` of a module of this room where this process lives: in its working directory, with its `sys.path`, its
+    environment and the flags of its interpreter. Raises: OSError."""
+    global _standby
+    process, _standby = (_standby, None) if entry == WORKER else (None, _standby)
+    if process is not None and process.poll() is None:
+        return process
+    path = [str(Path(folder).absolute()) for folder in sys.path]
+    here = str(Path(__file__).resolve().parents[2])  # a plain checkout is found without being installed
+    words = json.dumps([f"{__package__}.{entry}", [*path, *([] if here in path else [here])]])
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
+    process = Process(
+        [sys.executable, *flags, "-c", _BOOT, words],
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=messages,
+        start_new_session=True,
+    )
+    process.messages = messages
+    return process
+
+
+@contextlib.contextmanager
+def standby() -> Iterator[None]:
+    """In the body there is a process for the first `start(WORKER)`, which imports what it needs while this one works."""
+    global _standby
+    with contextlib.suppress(OSError):
+        _standby = start(WORKER)
+    try:
+        yield
+    finally:
+        process, _standby = _standby, None
+        if process is not None:
+            end(process)
+
+
+def _environment() -> dict[str, str]:
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    absolute = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
+    return {**os.environ, **({"PYTHONPATH": absolute} if absolute else {})}
 
 
 class _Terminated(BaseException):
@@ -61,10 +123,11 @@ def end(process: Process) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # a line that it did not live to read
             process.stdin.close()
+    process.messages.close()
 
 
 def hand(process: Process, line: str) -> None:
-    """Write a line for `end_with_parent` of a process to give; one that has ended is left in peace."""
+    """Write a line for `tasks` of a process to give; one that has ended is left in peace."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(os.fsencode(line) + b"\n")
@@ -81,11 +144,25 @@ def ended(process: Process, grace: float) -> bool:
     return True
 
 
-def end_with_parent(scratch: Path) -> Iterator[str]:
-    """Have this process end when whoever holds the other end of its standard input is gone, and `scratch` with it.
+def tasks() -> tuple[Path, Mapping[str, Any], Iterator[Path]] | None:
+    """What this process was started for: a folder, the settings in there, and the folder of one job after the other.
 
-    Gives the lines that come from there, up to an empty one. Standard input is empty for everybody else.
+    None where there was nothing to do. This process ends when whoever holds the other end of its standard input is gone,
+    and the folder that the settings call `scratch` with it. Standard input is empty for everybody else.
     """
+    scratch: list[Path] = []
+    lines = _lines(scratch)
+    first = next(lines, None)
+    if first is None:
+        return None
+    folder = Path(first)
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    scratch.append(Path(settings["scratch"]))
+    return folder, settings, map(Path, lines)
+
+
+def _lines(scratch: list[Path]) -> Iterator[str]:
+    """The lines of standard input, up to an empty one."""
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
@@ -97,7 +174,8 @@ def end_with_parent(scratch: Path) -> Iterator[str]:
             *whole, begun = (begun + told).split(b"\n")
             for line in whole:
                 lines.put(os.fsdecode(line))
-        shutil.rmtree(scratch, ignore_errors=True)
+        for folder in scratch:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

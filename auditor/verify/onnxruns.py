@@ -1,8 +1,8 @@
-"""Entry point of the process that runs ONNX models: `python -m auditor.verify.onnxruns FOLDER`."""
+"""What the process runs that verifies ONNX models."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ AS_IT_IS = ".rounded"
 _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Run what `torch.onnx.export` wrote."""
-    serve(folder, run_model, SUFFIX)
+    serve(run_model, SUFFIX)
 
 
-def run_model(file: Path, batches: list[Any], settings: dict[str, Any]) -> Answers | str:
+def run_model(file: Path, batches: list[Any], settings: Mapping[str, Any]) -> Answers | str:
     """What onnxruntime answers on its CPU provider, floating outputs raised to FP32; or why it does not."""
     try:
         import onnxruntime
@@ -67,7 +67,3 @@ def _taken(value: Any) -> torch.Tensor:
     if value.data_type() == "tensor(bfloat16)":
         return from_dlpack(value).clone()
     return torch.from_numpy(value.numpy())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Entry point of the process that runs exported programs: `python -m auditor.verify.programs FOLDER`.
+"""What the process runs that verifies exported programs.
 
 A job's file is a folder, a plan's program the file of its name in there.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,37 +18,32 @@ from torch.utils import _pytree as pytree
 from ..recursion import deep
 from ..score import Given
 from ..state.ieee import ieee
-from .artefact import READY, UNREAD
-from .lifetime import end_with_parent
+from .artefact import READY
+from .lifetime import tasks
 from .running import Answers, answers_of, failure_of
 from .scorer import score_model
 from .standing import Standing
-from .worker import write
+from .worker import read_batches, write
 
 SUFFIX = ".pt2"
 """What names of the files end with."""
 
-Run = Callable[[Path, list[Any], dict[str, Any]], Answers | str]
-Score = Callable[[Path, dict[str, Any], dict[str, Any]], Given | str]
+Run = Callable[[Path, list[Any], Mapping[str, Any]], Answers | str]
+Score = Callable[[Path, Mapping[str, Any], Mapping[str, Any]], Given | str]
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Run what `torch.export.save` wrote."""
-    serve(folder, run_program, SUFFIX, score_program)
+    serve(run_program, SUFFIX, score_program)
 
 
-def serve(folder: Path, run: Run, suffix: str, score: Score | None = None) -> None:
+def serve(run: Run, suffix: str, score: Score | None = None) -> None:
     """For one job after the other, write what each program answers, or gives to the user's function, as soon as it has."""
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    jobs = map(Path, end_with_parent(Path(settings["scratch"])))
     warnings.simplefilter("ignore")
-    first = next(jobs, None)
-    if first is None:
+    if (given := tasks()) is None:
         return
-    try:
-        batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
-    except Exception:
-        (folder / UNREAD).touch()
+    folder, settings, jobs = given
+    if (first := next(jobs, None)) is None or (batches := read_batches(folder, settings)) is None:
         return
     batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(settings["device"]), batches)
     (folder / READY).touch()
@@ -63,7 +57,7 @@ def serve(folder: Path, run: Run, suffix: str, score: Score | None = None) -> No
                 write(job, index, run(file, batches, settings))
 
 
-def run_program(file: Path, batches: list[Any], settings: dict[str, Any]) -> Answers | str:
+def run_program(file: Path, batches: list[Any], settings: Mapping[str, Any]) -> Answers | str:
     """What a saved program answers, or why it does not."""
     with deep(), ieee():
         try:
@@ -82,7 +76,3 @@ def score_program(file: Path, asked: Mapping[str, Any], settings: Mapping[str, A
         return Standing(torch.export.load(file).module().to(settings["device"]))
 
     return score_model(loaded, file.stem, asked, settings)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -48,7 +48,7 @@ def score_model(
     """What the function gives of the model that `made()` gives, or why it gives nothing."""
     seed = settings["seed"]
     around = nullcontext if plan == FP32 else partial(as_on, settings["device"])
-    with deep(), chdir(asked["cwd"]):
+    with deep():
         try:
             model = made()
             scoring = named(asked["function"], seed=seed)

@@ -1,4 +1,4 @@
-"""Entry point of the verification process: `python -m auditor.verify.worker FOLDER`."""
+"""What the verification process runs: see lifetime.py for how it is started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +21,21 @@ from torch.utils import _pytree as pytree
 from .. import mapped
 from ..devices import is_native, is_spread
 from ..loading.placement import sent
+from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
 from ..mapped.freeing import keep_freed
 from ..ops.remembered import Products
+from ..raised import out_of_memory
 from ..records import Batch, Timed
 from ..recursion import deep
+from ..runs.answer import answer
 from ..score import Given
 from ..state.draws import reseed
 from ..state.flags import under
 from ..state.ieee import ieee
 from ..state.restored import restored
-from .artefact import READY, UNREAD
-from .lifetime import end_with_parent
+from .artefact import FAILED, READY, SAME, UNREAD
+from .lifetime import tasks
 from .offloading import answers_under
 from .running import Answers, answers_of, failure_of
 from .scorer import score_plan
@@ -39,13 +43,14 @@ from .scores import FP32
 from .timing import TODAY, timed
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Build the model once, and for one job after the other write what each plan answers as soon as it has."""
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    jobs = map(Path, end_with_parent(Path(settings["scratch"])))
+    sys.dont_write_bytecode = True  # nothing of an audit stays in the user's folders
     warnings.simplefilter("ignore")
-    first = next(jobs, None)
-    if first is not None:
+    if (given := tasks()) is None:
+        return
+    folder, settings, jobs = given
+    if (first := next(jobs, None)) is not None:
         with mapped.limited(settings.get("memory")):
             if mapped.now() is None:
                 keep_freed()
@@ -79,31 +84,59 @@ def _do(job: Path, model: nn.Module, batches: list[Batch], settings: Mapping[str
 
 
 def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Module, list[Batch]] | None:
-    """The model and the batches; None where they are not to be had, which is written down."""
+    """The model and the batches, once it has run on the first one in FP32; None where that cannot be, which is written down."""
     asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
     sys.argv = [asked["file"]]  # a source that looks at its arguments finds none
+    what = "building the model"
     try:
-        model = built(import_file(asked["file"]), settings)
-    except Exception as error:
-        for index in range(len(asked["plans"])):
-            write(job, index, failure_of(error))
+        patched = import_file(asked["file"])
+        model = built(patched, settings)
+        if (batches := read_batches(folder, settings)) is None:
+            return None
+        materialise(model, batches[0], settings["seed"])
+        what = "running the model in FP32"
+        with deep(), ieee():
+            found = answers_under(model, partial(_in_fp32, patched), partial(_once, batches[0], settings["seed"]))
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        torch.save(found.outputs[0], folder / SAME)
+    except (Exception, SystemExit) as error:
+        said = failure_of(error) if out_of_memory(error) else blame(error)
+        text = f"{what} in a fresh process raised {said}"
+        (folder / FAILED).write_text(text, encoding="utf-8")
         return None
-    try:
-        batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
-    except Exception:
-        (folder / UNREAD).touch()
-        return None
-    places = iter(settings["places"])
-    batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
-    materialise(model, batches[0], settings["seed"])
     return model, batches
+
+
+def read_batches(folder: Path, settings: Mapping[str, Any]) -> list[Batch] | None:
+    """The inputs, on the devices that they came from; None where they cannot be read here, which is written down."""
+    reason = settings.get("unread")
+    if reason is None:
+        try:
+            batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
+            places = iter(settings["places"])
+            return pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)  # type: ignore[no-any-return]
+        except Exception as error:
+            reason = f"the inputs cannot be read in another process ({failure_of(error)})"
+    (folder / UNREAD).write_text(reason, encoding="utf-8")
+    return None
+
+
+def _in_fp32(patched: ModuleType, model: nn.Module) -> None:
+    """Raise what the model stores low, as the audited one was."""
+    if FP32 in patched.PLANS:
+        patched.apply(model, FP32)
+
+
+def _once(batch: Batch, seed: int, model: nn.Module) -> Answers:
+    return Answers([[x.cpu() for x in answer(model, batch, seed=seed)]])
 
 
 def built(patched: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     """The model as its source makes it, with the random numbers that it was audited with."""
     reseed(settings["seed"])
-    patched.source_module(patched.SOURCE, patched.__file__)
-    reseed(settings["seed"])
+    with patched.imported(patched.SOURCE, patched.__file__):
+        reseed(settings["seed"])
     with mapped.in_this_thread():
         model: nn.Module = patched.original()
     switch(model, training=False)
@@ -172,7 +205,3 @@ def import_file(path: str) -> ModuleType:
     sys.modules["patched_model"] = module
     spec.loader.exec_module(module)
     return module
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

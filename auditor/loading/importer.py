@@ -1,0 +1,118 @@
+"""How a user's module is imported: by the audit, by the process that verifies and, copied there, by `patched_model.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+_digests: dict[str, str] = {}
+"""Digests of the files that were imported here, by the names of their modules."""
+
+
+@contextlib.contextmanager
+def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
+    """Runs the body with `sys.argv` and `sys.path` as the user's own script has them.
+
+    folders: the first one comes before all others, as that of a script does; the rest, where nothing else is found.
+    After the body all of them stay at the end of `sys.path`, for what a forward imports.
+    """
+    arguments, sys.argv = sys.argv, [script]
+    sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        if folders and folders[0] in sys.path:
+            sys.path.remove(folders[0])
+        sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
+def import_source(name: str, path: Path | None) -> ModuleType:
+    """The user's module, imported once: its classes are those that the rest of their program has.
+
+    name: as `import` takes it. path: its file; None for a module that is found by its name alone. A file outside of any
+    package goes by another name where `name` is that of another module: nothing is pushed out of `sys.modules`.
+    Raises: ImportError where a package of this name was imported from elsewhere, and what the module itself raises.
+    """
+    if path is None:
+        return importlib.import_module(name)
+    digest = digest_of(path)
+    known = _module_of(path)
+    if known is not None and _digests.get(known.__name__, digest) == digest:
+        return known
+    if "." in name or path.name == "__init__.py":
+        module = importlib.import_module(name)
+        if not _is_of(module, path):
+            where = getattr(module, "__file__", None) or "elsewhere"
+            raise ImportError(f"{name} was imported from {where}, not from {path}: use a fresh Python process")
+        return module
+    if known is not None:
+        name = known.__name__  # its file has changed since
+    elif name in sys.modules or name in sys.stdlib_module_names:
+        name = f"{name}_{digest[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that its classes can be pickled
+    _digests[name] = digest
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name], _digests[name]
+        raise
+    return module
+
+
+def root_of(name: str, path: Path) -> str:
+    """The folder that holds the outermost package of a module, or the module itself."""
+    return str(path.parents[name.count(".") + (path.name == "__init__.py")])
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def locate(where: str, file: str, digest: str | None = None) -> Path:
+    """A file or a folder of the user's, from where `file` lies.
+
+    If that has moved: the nearest to it, or to the working directory or a folder above, that ends as the path does.
+    digest: that of the file that was audited, which is preferred; another one is taken with a warning that names it.
+    """
+    here = Path(file).resolve().parent
+    names = [name for name in Path(where).parts if name != ".."]
+    folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
+    places = dict.fromkeys((here / where, *(folder.joinpath(*names) for folder in folders)))
+    found = [path.resolve() for path in places if path.exists()]
+    for path in found:
+        if digest is None or (path.is_file() and digest_of(path) == digest):
+            return path
+    if found:
+        warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
+        return found[0]
+    raise FileNotFoundError(
+        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: "
+        "audit the model again, or edit SOURCE there"
+    )
+
+
+def _module_of(path: Path) -> ModuleType | None:
+    """The module that was imported from this file."""
+    modules: Iterable[tuple[str, ModuleType]] = list(sys.modules.items())
+    return next((module for name, module in modules if name != "__main__" and _is_of(module, path)), None)
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(path.name):
+        return False
+    with contextlib.suppress(OSError):
+        return path.samefile(file)
+    return False
