@@ -55,7 +55,7 @@ def selection(start: Path) -> Selection:
 def read(start: Path, known: Collection[str]) -> dict[str, Any]:
     """The table's entries by option name (`max-error` is `max_error`); {} if no pyproject.toml at or above has one.
 
-    A path under `out`, `rules`, `baseline` or `cache` counts from the file it is written in; a list becomes `a,b`, as on the command line, of criteria `a;b`.
+    A path counts from the folder of the file it is written in, under `inputs`, `evaluate` and `loss` too; a list becomes `a,b`, as on the command line, of criteria `a;b`.
     Raises: AuditorError(slug="bad-config"), naming the file and the key.
     """
     file, table = _nearest(start)
@@ -95,7 +95,15 @@ def _value(name: str, value: Any, file: Path) -> Any:
         return (";" if name == "criterion" else ",").join(map(str, value))
     if isinstance(value, dict):
         raise AuditorError(f"{file}: [tool.auditor] {name} must be a plain value, not a table", slug="bad-config")
-    return str(file.parent / value) if name in ("out", "rules", "baseline", "cache") else str(value)
+    return _from_its_folder(name, str(value), file.parent)
+
+
+def _from_its_folder(name: str, value: str, folder: Path) -> str:
+    """An option's value, its path counted from the folder: all of it, or what stands before `:name`, if that is a file."""
+    if name in ("out", "rules", "baseline", "cache", "weights"):
+        return str(folder / value)
+    path = folder / value.partition(":")[0]
+    return str(folder / value) if name in ("inputs", "evaluate", "loss") and path.is_file() else value
 
 
 def _codes(table: dict[str, Any], name: str, file: Path) -> tuple[str, ...]:

@@ -220,7 +220,7 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
     from ..loading import cautions
 
     subject = _subject(args)
-    directory = args.out or publish.default_directory(subject.name)
+    directory = args.out or publish.default_directory(subject.name, subject.origin.path if subject.origin else None)
     if ranks.leads():
         publish.check(directory, args.model_explorer)
         guard.writes_into(directory)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
+from ..document.places import shown
 from ..document.replaced import programs_in
 from ..records.audit import FILES
 
@@ -16,10 +18,27 @@ if TYPE_CHECKING:
 NOTHING: Mapping[str, str] = {}
 
 
-def default_directory(name: str) -> Path:
-    """Where the files about the model `name` go unless the user says otherwise."""
-    made = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
-    return Path("audits") / (made or "model")
+def default_directory(name: str, file: str | None = None) -> Path:
+    """Where the files about the model `name` go unless the user says otherwise.
+
+    file: where it is from. If the audit of another file is there, the names of the folders above it are put in front.
+    """
+    folders = list(Path(file).parts[-2:0:-1]) if file else []
+    while True:
+        made = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
+        directory = Path("audits") / (made or "model")
+        if not folders or not _is_of_another(directory / "plan.json", file):
+            return directory
+        name = f"{folders.pop(0)}-{name}"
+
+
+def _is_of_another(plan: Path, file: str | None) -> bool:
+    """Whether a plan.json is of a model from another file."""
+    try:
+        known = json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return known is not None and file is not None and known != shown(file)
 
 
 def check(directory: Path, explorer: bool = False) -> None:

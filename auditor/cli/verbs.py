@@ -180,7 +180,7 @@ def apply(args: argparse.Namespace) -> int:
         if not args.debug:
             warnings.simplefilter("ignore")
         subject = load(args.target, inputs=args.inputs, weights=args.weights, seed=args.seed)
-        directory = args.out or publish.default_directory(subject.name)
+        directory = args.out or publish.default_directory(subject.name, subject.origin.path if subject.origin else None)
         folder.check_directory(directory, (PATCHED,))
         guard.writes_into(directory)
         guard.at("apply")

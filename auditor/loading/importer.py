@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-_digests: dict[str, str] = {}
-"""Digests of the files that were imported here, by the names of their modules."""
+_digests: dict[str, str] = {}  # of the files that were imported here, by the names of their modules
 
 
 @contextlib.contextmanager

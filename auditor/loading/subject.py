@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,8 +113,9 @@ def _holds_arrays(tree: Any) -> bool:
 def check(subject: Subject) -> Subject:
     """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
 
-    Raises: LoadError(slug="nan-weights" | "forward-raises" | "tensor-class" | "nan-output" | "no-floating-point").
+    Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output" | "no-floating-point").
     """
+    _reject_surroundings()
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         subject, answers = _run(subject)
@@ -135,6 +137,22 @@ def check(subject: Subject) -> Subject:
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
+
+
+def _reject_surroundings() -> None:
+    """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    if autocast:
+        raise LoadError(
+            f"the audit is called inside torch.autocast({autocast[0]!r}), where FP32 is not FP32: call it outside",
+            slug="bad-surroundings",
+        )
+    if torch.get_default_device().type == "meta":
+        raise LoadError(
+            "the audit is called where torch's default device is meta, on which tensors have no values: call it outside "
+            "of torch.device('meta')",
+            slug="bad-surroundings",
+        )
 
 
 def _run(subject: Subject) -> tuple[Subject, list[Answer]]:

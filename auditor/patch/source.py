@@ -57,7 +57,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 @contextmanager
 def imported(source: dict[str, Any], file: str) -> Iterator[Any]:
     """The user's module, in the body with the `sys.path` and `sys.argv` that the audit had."""
-    name, path = source["module"], None
+    name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
     if source["path"]:
         path = locate(source["path"], file, source["digest"])

@@ -8,9 +8,11 @@ from dataclasses import astuple, replace
 from functools import partial
 
 from ..criteria.noise import FLOOR
+from ..errors import PlanError
 from ..formats.table import label, runs
 from ..records import CriterionValue, Plan, Times
 from ..strategies import strategy_of
+from ..verify import says_nothing
 from .clauses import GAINS, count
 
 NOISE = 0.03
@@ -89,11 +91,25 @@ def recommend(
     """
     chosen = best_for(plans, use, stepped)
     if chosen is None:
+        _require_runs(plans)
         return None, _none(plans, max_error, use) + _else(plans, use, stepped)
     return chosen.name, (
         f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: {_within(chosen, max_error)}, "
         f"{_share(chosen)}, {staying(chosen)}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
     )
+
+
+def _require_runs(plans: Mapping[str, Plan]) -> None:
+    """Raises: PlanError(slug="no-verdict") where a plan has no run for a reason that is no error of precision."""
+    for plan in plans.values():
+        failure = plan.verification.failure if plan.verification else None
+        failure = failure or (plan.score.failure if plan.score else None)
+        if says_nothing(failure):
+            raise PlanError(
+                f"{_called(plan)} could not be run ({failure}), and no other plan is worth more than FP32: there is no "
+                "verdict without that run; fix its cause and audit again",
+                slug="no-verdict",
+            )
 
 
 def kept_apart(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
 from .offloading import OFFLOADED, answers_under
-from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory
+from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory, says_nothing
 from .scores import FP32, score_here
 from .standing import Standing
 from .timing import TODAY, timed
@@ -24,6 +24,7 @@ __all__ = [
     "failure_of",
     "run_patched",
     "said_no_memory",
+    "says_nothing",
     "score_here",
     "timed",
     "unwound",

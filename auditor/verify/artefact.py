@@ -25,7 +25,7 @@ from ..records import Batch, Timed
 from ..score import Given, Scoring
 from ..state.flags import Flags
 from .lifetime import WORKER, Process, end, ended, hand, start, unwound
-from .running import Answers, said_no_memory
+from .running import NOT_RUN, Answers, said_no_memory
 from .scores import COUNTED, Told
 from .timing import timed_of
 
@@ -46,10 +46,7 @@ SAME = "fp32.pt"
 ALIKE = 1e-3
 """Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
 
-NOT_RUN = "not run, "
-"""How the reason begins why a plan has no answer that is none of precision: time, memory, the end of its process."""
-
-REBUILD = "patched_model.py calls the same code once more, in the same working directory: make that possible. There is no verdict"
+REBUILD = "patched_model.py calls that code once more, in the same working directory: make that possible. No verdict"
 """What to say where the user's code fails before any plan is applied."""
 
 LATER = 20.0
@@ -245,9 +242,7 @@ class Verifier:
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
-            raise NotHandedOver(
-                "the model's own code makes another model each time it is called: seed it, or give --weights"
-            )
+            raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
 
     def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""

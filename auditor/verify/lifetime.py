@@ -111,7 +111,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def end(process: Process) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a group, and that group, unless it has ended by itself."""
     if process.poll() is None:
         if hasattr(os, "killpg"):
@@ -123,10 +123,9 @@ def end(process: Process) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # a line that it did not live to read
             process.stdin.close()
-    process.messages.close()
 
 
-def hand(process: Process, line: str) -> None:
+def hand(process: subprocess.Popen[bytes], line: str) -> None:
     """Write a line for `tasks` of a process to give; one that has ended is left in peace."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
@@ -134,7 +133,7 @@ def hand(process: Process, line: str) -> None:
         process.stdin.flush()
 
 
-def ended(process: Process, grace: float) -> bool:
+def ended(process: subprocess.Popen[bytes], grace: float) -> bool:
     """Tell a process that nothing more comes, and give it so many seconds to end by itself; whether it did."""
     hand(process, "")
     try:

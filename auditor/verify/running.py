@@ -21,6 +21,9 @@ from ..runs.answer import answer, as_on
 
 NO_MEMORY = "out of memory"
 
+NOT_RUN = "not run, "
+"""How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
+
 Outputs = list[list[torch.Tensor]]
 
 WITH_GRADIENTS = "with gradients enabled"
@@ -103,7 +106,14 @@ def failure_of(error: BaseException) -> str:
     """What a run raised, in one line."""
     name, text = type(error).__name__, first_line(error)
     said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
-    return f"{NO_MEMORY}, {said}" if out_of_memory(error) else said
+    if out_of_memory(error):
+        return f"{NO_MEMORY}, {said}"
+    return NOT_RUN + said if isinstance(error, OSError | ImportError) else said
+
+
+def says_nothing(failure: str | None) -> bool:
+    """Whether the reason why a plan was not run has nothing to do with precision."""
+    return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
 def said_no_memory(failure: str) -> bool:

@@ -118,7 +118,7 @@ def test_module_target(write, monkeypatch, tmp_path):
     (tmp_path / "parcel" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     subject = load("parcel.nets:get_model")
-    assert (subject.origin.path, subject.origin.module) == (None, "parcel.nets")
+    assert (subject.origin.path, subject.origin.module) == (str(tmp_path / "parcel" / "nets.py"), "parcel.nets")
 
 
 def test_file_inside_a_package_may_import_relatively(write, tmp_path):

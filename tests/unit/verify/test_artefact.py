@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.errors import LoadError
 from auditor.patch.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verify import Answers, NotHandedOver, Verifier, artefact
+from auditor.verify import Answers, NotHandedOver, Verifier, artefact, lifetime
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -75,22 +77,19 @@ def in_bf16(act: str) -> str:
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Every process that is started."""
-    started: list[list[str]] = []
-    popen = subprocess.Popen
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What every process that is started runs."""
+    entries: list[str] = []
 
-    def counted(command: Any, **options: Any) -> Any:
-        started.append(command)
-        return popen(command, **options)
+    def counted(entry: str) -> Any:
+        entries.append(entry)
+        return lifetime.start(entry)
 
-    monkeypatch.setattr(artefact.subprocess, "Popen", counted)
-    return started
+    monkeypatch.setattr(artefact, "start", counted)
+    return entries
 
 
-def test_one_process_for_all_plans_and_every_plan_from_the_same_weights(
-    tmp_path: Path, processes: list[list[str]]
-) -> None:
+def test_one_process_for_all_plans_and_every_plan_from_the_same_weights(tmp_path: Path, processes: list[str]) -> None:
     found = run(tmp_path, QUIET)
     assert len(processes) == 1
     again = {name: run(tmp_path / name, QUIET, (name,))[name] for name in PLANS}
@@ -113,7 +112,7 @@ def test_one_process_for_all_plans_and_every_plan_from_the_same_weights(
     ids=["signal", "exit", "sys.exit", "bytes"],
 )
 def test_a_process_that_dies_costs_the_plan_it_was_at(
-    act: str, said: str, tmp_path: Path, processes: list[list[str]]
+    act: str, said: str, tmp_path: Path, processes: list[str]
 ) -> None:
     found = run(tmp_path, in_bf16(act))
     for name in ("autocast_bf16", "cast_bf16"):
@@ -123,8 +122,8 @@ def test_a_process_that_dies_costs_the_plan_it_was_at(
     assert len(processes) == 2  # the second goes on after the first plan in BF16, and dies of the last
 
 
-def test_files_that_come_later_are_run_in_the_process_that_is_there(tmp_path: Path, processes: list[list[str]]) -> None:
-    (tmp_path / "net.py").write_text(HEAD + QUIET + "with open('../../../built', 'a') as f: f.write('x')\n")
+def test_files_that_come_later_are_run_in_the_process_that_is_there(tmp_path: Path, processes: list[str]) -> None:
+    (tmp_path / "net.py").write_text(HEAD + QUIET + f"with open({str(tmp_path / 'built')!r}, 'a') as f: f.write('x')\n")
     with Verifier([((torch.ones(2, 4),), {})], scratch_in(tmp_path)) as verifier:
         first = verifier.answers(emitted(tmp_path, ("cast_bf16",)), ["cast_bf16"])
         later = verifier.answers(emitted(tmp_path, PLANS), PLANS)
@@ -135,7 +134,7 @@ def test_files_that_come_later_are_run_in_the_process_that_is_there(tmp_path: Pa
         assert torch.equal(later[name].outputs[0][0], other[name].outputs[0][0])
 
 
-def test_a_process_that_ended_between_two_files_costs_no_plan(tmp_path: Path, processes: list[list[str]]) -> None:
+def test_a_process_that_ended_between_two_files_costs_no_plan(tmp_path: Path, processes: list[str]) -> None:
     (tmp_path / "net.py").write_text(HEAD + QUIET)
     with Verifier([((torch.ones(2, 4),), {})], scratch_in(tmp_path)) as verifier:
         file = emitted(tmp_path, PLANS)
@@ -179,15 +178,39 @@ def test_a_thread_left_running_keeps_nobody_waiting(tmp_path: Path) -> None:
     [
         ("raise OSError('gone')", "OSError: gone"),
         ("os._exit(5)", "exit code 5"),
-        ("sys.exit('no')", "exit code 1 and no answer: no"),
+        ("sys.exit('no')", "SystemExit: no"),
     ],
 )
-def test_a_source_that_cannot_be_imported_costs_all_plans_in_one_process(
-    source: str, said: str, tmp_path: Path, processes: list[list[str]]
+def test_a_source_that_cannot_be_imported_is_an_error(
+    source: str, said: str, tmp_path: Path, processes: list[str]
 ) -> None:
-    found = run(tmp_path, source)
-    assert all(said in found[name] for name in PLANS)
+    with pytest.raises(LoadError, match=re.escape(said)) as caught:
+        run(tmp_path, source)
+    assert caught.value.slug == "not-rebuilt"
     assert len(processes) == 1
+
+
+BUILT = [
+    ("def act(y): raise OSError('no data')", r"running the model in FP32 .* OSError: no data \(net\.py:20\)"),
+    (
+        "def act(y): pass\ndef get_model(): return open('nothing')",
+        r"building the model .* FileNotFoundError.*net\.py:21",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "said"), BUILT)
+def test_a_model_that_does_not_run_in_fp32_is_an_error(source: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=said):
+        run(tmp_path, source)
+
+
+def test_another_model_is_no_answer_of_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(NotHandedOver, match="the factory makes another model each time"):
+        run(tmp_path, QUIET, expected=[torch.ones(2, 4)])
+    right = run(tmp_path / "again", QUIET, ("cast_bf16",), gradients=False)["cast_bf16"].outputs[0]
+    found = run(tmp_path / "right", QUIET, ("cast_fp16",), expected=[x.float() for x in right], noise=0.01)
+    assert isinstance(found["cast_fp16"], Answers)
 
 
 def test_a_source_that_looks_at_its_arguments_finds_none(tmp_path: Path) -> None:

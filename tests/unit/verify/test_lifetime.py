@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -32,11 +33,10 @@ finally:
 
 FOLLOWING = """
 import sys, time
-from pathlib import Path
-from auditor.verify.lifetime import end_with_parent
-lines = end_with_parent(Path(sys.argv[1]))
+from auditor.verify.lifetime import tasks
+folder, settings, jobs = tasks()
 print(repr(sys.stdin.read()), flush=True)
-print(list(lines), flush=True)
+print([str(job) for job in jobs], flush=True)
 time.sleep(60)
 """
 
@@ -111,8 +111,9 @@ def test_a_group_is_killed_with_its_leader(tmp_path: Path, root: Path) -> None:
 def test_a_child_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    (scratch / "file").touch()
-    process = started(root, FOLLOWING, str(scratch))
+    (scratch / "settings.json").write_text(json.dumps({"scratch": str(scratch)}))
+    process = started(root, FOLLOWING)
+    hand(process, str(scratch))
     assert process.stdout is not None
     assert process.stdout.readline() == b"''\n"  # its own standard input is empty
     assert scratch.exists()

@@ -117,10 +117,13 @@ def test_plans_of_one_job_share_what_they_compute_alike(
 
 
 SOURCE = """
-import torch
+import contextlib, torch
 SOURCE = "model.py"
 calls = []
-def source_module(source, file): calls.append((source, torch.rand(1).item()))
+@contextlib.contextmanager
+def imported(source, file):
+    calls.append((source, torch.rand(1).item()))
+    yield
 def original():
     calls.append(("original", torch.rand(1).item()))
     return torch.nn.Dropout()
