@@ -1,0 +1,189 @@
+"""Small projects as users have them: written to disk, audited by the real command, run again without the auditor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+HEAD = "import torch\nfrom torch import nn\n"
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+"""
+BUILD = "def build():\n    torch.manual_seed(0)\n    return Net()\n\n"
+INPUTS = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16)\n"
+PARTS = HEAD + NET
+MODEL = PARTS + BUILD + INPUTS
+
+ONE_PLAN = ("--formats", "bf16", "--strategies", "cast", "--quick")
+"""Options of the shortest audit that still runs its plan in a fresh process."""
+
+FP32 = "Keep it in FP32"
+
+RUN_AGAIN = """
+import sys
+sys.modules["auditor"] = None
+import torch, patched_model
+from torch.nn.functional import gelu, linear
+model = patched_model.build()
+torch.manual_seed(1)
+x = torch.randn(8, 16)
+a, b, c, d = torch.load({weights!r}).values()
+with torch.no_grad():
+    expected, output = linear(gelu(linear(x, a, b)), c, d), model({call})
+print("error", ((output - expected).norm() / expected.norm()).item())
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One project and one command.
+
+    files: their texts below the project's root. target: as on the command line. cwd: where the user works, from the
+    root. prepare: called with the root once the files are there. program: what Python is given before the target.
+    env: the environment's further entries, None to remove one. call: what the patched model is called with, where x is
+    the input. weights: the file of the model's true weights, from the working directory; else those of seed 0.
+    """
+
+    files: Mapping[str, str]
+    target: str = "model.py:build"
+    cwd: str = "."
+    options: tuple[str, ...] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    prepare: Callable[[Path], object] = lambda root: None
+    program: tuple[str, ...] = (sys.executable, "-m", "auditor")
+    call: str = "x"
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A command that has ended, and the working directory it ran in."""
+
+    case: Case
+    root: Path
+    cwd: Path
+    done: subprocess.CompletedProcess[str]
+
+    @property
+    def said(self) -> str:
+        return self.done.stdout + self.done.stderr
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files. There is exactly one."""
+        (plan,) = [*self.cwd.glob("audits/*/plan.json"), *self.cwd.glob("out/plan.json")]
+        return plan.parent
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return json.loads((self.folder / "plan.json").read_text())
+
+    @property
+    def files(self) -> list[Path]:
+        """Everything of the audit's that there is."""
+        names = ("audits", "audits/**/*", "out", "out/**/*", "**/patched_model.py")
+        return sorted({path for name in names for path in self.cwd.glob(name)})
+
+
+def state() -> dict[str, Tensor]:
+    """The weights that every factory gives."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        up, down = nn.Linear(16, 32), nn.Linear(32, 4)
+    return {f"{name}.{key}": x for name, m in (("up", up), ("down", down)) for key, x in m.state_dict().items()}
+
+
+def package(**more: str) -> dict[str, str]:
+    """A package `pkg`: its model takes the class from another of its files."""
+    texts = {"parts": PARTS, "model": HEAD + "from .parts import Net\n" + BUILD + INPUTS, "__init__": "", **more}
+    return {f"pkg/{name}.py": text for name, text in texts.items()}
+
+
+def write_project(root: Path, case: Case) -> Path:
+    """The project's files; the working directory."""
+    for name, text in case.files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    (root / case.cwd).mkdir(parents=True, exist_ok=True)
+    torch.save(state(), root.parent / "weights.pt")
+    case.prepare(root)
+    return Path(os.path.normpath(root / case.cwd))
+
+
+def environment(entries: Mapping[str, str | None]) -> dict[str, str]:
+    """The user's: nothing of the tests but that there is no network."""
+    base = {**os.environ, "PYTHONPATH": None, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200", **entries}
+    return {name: value for name, value in base.items() if value is not None}
+
+
+def run_command(*words: str, cwd: Path, env: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(env), timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def audit_project(root: Path, case: Case, *more: str) -> Audited:
+    """Write the project and audit it as its user would."""
+    cwd = write_project(root, case)
+    words = (*case.program, case.target, *ONE_PLAN, *case.options, *more)
+    return Audited(case, root, cwd, run_command(*words, cwd=cwd, env=case.env))
+
+
+def check_verdict(audited: Audited) -> None:
+    """The right one: BF16, by a plan that was run in a fresh process, the error that of rounding."""
+    assert audited.done.returncode == 0, audited.said
+    assert FP32 not in audited.said
+    plan = audited.plan
+    assert plan["recommended"] == "cast_bf16", audited.said
+    (only,) = plan["plans"].values()
+    assert (only["verified"], only["failure"]) == (True, None)
+    assert 0.002 < only["measured_error"] < 0.006
+
+
+def check_error(audited: Audited, folder: Path | None = None, cwd: Path | None = None) -> None:
+    """The emitted file, in a process that has the user's `PYTHONPATH` and the audit's folder, gives the error stated."""
+    folder, cwd = folder or audited.folder, cwd or audited.cwd
+    done = run_again(audited, folder, cwd)
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads((folder / "plan.json").read_text())["plans"].values()
+    error = float(re.findall(r"^error (.+)$", done.stdout, re.MULTILINE)[-1])
+    assert error == pytest.approx(plan["measured_error"], rel=0.1)
+
+
+def run_again(audited: Audited, folder: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Build the patched model and run it, where the working directory is on nobody's path."""
+    case = audited.case
+    weights = cwd / case.weights if case.weights else audited.root.parent / "weights.pt"
+    code = RUN_AGAIN.format(weights=str(weights), call=case.call)
+    paths = os.pathsep.join(filter(None, [case.env.get("PYTHONPATH"), str(folder)]))
+    words = (sys.executable, "-P", "-c", code)
+    return subprocess.run(
+        words, cwd=cwd, capture_output=True, text=True, env=environment({**case.env, "PYTHONPATH": paths}), timeout=120
+    )
+
+
+def check_refused(done: subprocess.CompletedProcess[str], *words: str) -> str:
+    """One clear line, and exit code 2; the line."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert all(word in line for word in words), line
+    assert done.stdout == ""
+    return line

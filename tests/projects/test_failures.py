@@ -1,0 +1,138 @@
+"""The user's code fails, or gives another model, in the fresh process alone: an error with its place, and no verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.projects.project import (
+    FP32,
+    INPUTS,
+    MODEL,
+    PARTS,
+    Case,
+    audit_project,
+    check_error,
+    check_refused,
+    check_verdict,
+    run_command,
+    state,
+    write_project,
+)
+
+ONCE = "from pathlib import Path\n" + MODEL.replace(
+    "    torch.manual_seed(0)", "    Path(__file__).with_name('made').mkdir()\n    torch.manual_seed(0)", 1
+)
+"""Its factory can be called once."""
+
+PLACE = ("FileExistsError", f"model.py:{ONCE[: ONCE.index('.mkdir')].count(chr(10)) + 1}")
+FILES = {
+    "model.py": ONCE,
+    "score.py": "def score(model):\n    return 1.0\n",
+    "loss.py": "def loss(outputs):\n    return outputs.square().mean()\n",
+    "fleet.toml": '[[target]]\nname = "net"\ntarget = "model.py:build"\nquick = true\nformats = "bf16"\n',
+    "good.py": MODEL,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--measure-time",),
+        ("--evaluate", "score.py:score"),
+        ("--mode", "training", "--loss", "loss.py:loss"),
+        ("--fail-on", "never", "--format", "json"),
+    ],
+    ids=" ".join,
+)
+def test_a_factory_that_raises_in_the_fresh_process(options: tuple[str, ...], tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", Case(FILES, options=options))
+    check_refused(audited.done, *PLACE)
+    assert audited.files == []
+
+
+def test_inputs_that_do_not_pickle_hide_no_failure(tmp_path: Path) -> None:
+    closed = ONCE.replace("torch.randn(8, 16)", "torch.randn(8, 16), lambda: None")
+    text = closed.replace("forward(self, x)", "forward(self, x, f)")
+    audited = audit_project(tmp_path / "project", Case({"model.py": text}))
+    check_refused(audited.done, *PLACE)
+    assert audited.files == []
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    audited = audit_project(tmp_path_factory.mktemp("good") / "project", Case(FILES, "good.py:build"))
+    check_verdict(audited)
+    return audited
+
+
+def test_it_is_no_difference_from_a_baseline(good, tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", Case(FILES, options=("--baseline", str(good.folder))))
+    check_refused(audited.done, *PLACE)
+
+
+def test_apply_imports_what_it_wrote(good, tmp_path: Path) -> None:
+    """Once, and it leaves nothing where that fails."""
+    root = tmp_path / "project"
+    write_project(root, Case(FILES))
+    words = (sys.executable, "-m", "auditor", "apply", str(good.folder), "model.py:build")
+    check_refused(run_command(*words, cwd=root, env={}), *PLACE)
+    assert not list(root.glob("**/patched_model.py"))
+
+
+def test_a_fleet_says_which_failed(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    write_project(root, Case(FILES))
+    words = (sys.executable, "-m", "auditor", "fleet", "fleet.toml", "--out", "fleet")
+    done = run_command(*words, cwd=root, env={})
+    assert done.returncode == 1
+    assert all(word in done.stdout for word in ("failed", *PLACE)), done.stdout + done.stderr
+    assert FP32 not in done.stdout + (root / "fleet" / "index.html").read_text()
+    assert not list(root.glob("fleet/**/plan.json"))
+
+
+ANOTHER = "the factory makes another model each time: seed it, or give --weights"
+DRAWS = {
+    "numpy": "int(numpy.random.default_rng().integers(2**31))",
+    "the clock": "time.time_ns() % 2**31",
+}
+
+
+def drawn(seed: str) -> str:
+    text = f"import numpy, time\ndef build():\n    torch.manual_seed({seed})\n    return Net()\n\n"
+    return PARTS + text + INPUTS
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_factory_that_makes_another_model_each_time(name: str, tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", Case({"model.py": drawn(DRAWS[name])}))
+    assert ANOTHER in audited.said
+    assert FP32 not in audited.said
+    for plan in audited.root.glob("audits/**/plan.json"):
+        assert all(made["verified"] is not False for made in audited.plan["plans"].values()), plan
+
+
+def test_weights_make_it_one_model(tmp_path: Path) -> None:
+    case = Case(
+        {"model.py": drawn(DRAWS["the clock"])},
+        options=("--weights", "net.pt"),
+        prepare=lambda root: torch.save(state(), root / "net.pt"),
+    )
+    audited = audit_project(tmp_path / "project", case)
+    check_verdict(audited)
+    assert ANOTHER not in audited.said
+    check_error(audited)
+
+
+@pytest.mark.parametrize("name", ["signal.py", "types.py"])
+def test_a_file_that_hides_one_of_pythons_from_python_itself(name: str, tmp_path: Path) -> None:
+    """`python -m` puts the working directory first: the audit goes on, or says in one line what is in the way."""
+    audited = audit_project(tmp_path / "project", Case({name: MODEL}, f"{name}:build"))
+    if audited.done.returncode == 0:
+        check_verdict(audited)
+    else:
+        check_refused(audited.done, name)

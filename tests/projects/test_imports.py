@@ -1,0 +1,240 @@
+"""Where a model's code lies, and how the user's Python finds it: the verdict is the same, and the emitted file works."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from auditor.loading import load
+from tests.projects.project import (
+    BUILD,
+    HEAD,
+    INPUTS,
+    MODEL,
+    NET,
+    PARTS,
+    Case,
+    audit_project,
+    check_error,
+    check_verdict,
+    package,
+    run_command,
+    write_project,
+)
+
+CONSOLE = (str(Path(sys.executable).with_name("auditor")),)
+REGISTRY = """
+TABLE = {}
+
+def register(cls):
+    if cls.__name__ in TABLE:
+        raise KeyError(f"{cls.__name__} is registered already")
+    TABLE[cls.__name__] = cls
+    return cls
+"""
+REGISTERED = HEAD + "from pkg.registry import TABLE, register\n@register" + NET
+SCORE = """
+from pkg.parts import Net
+
+def score(model):
+    assert isinstance(model, Net), type(model)
+    return 1.0
+"""
+DISPATCH = """
+from {module} import Net
+
+def wrap(net):
+    if not isinstance(net, Net):
+        raise TypeError(f"a {{type(net).__module__}}.Net is no {module}.Net")
+    return net
+"""
+WRAPPED = "def build():\n    from {module} import wrap\n    torch.manual_seed(0)\n    return wrap(Net())\n\n"
+LAZY = """
+def build():
+    {statement}
+    torch.manual_seed(0)
+    return Net()
+
+"""
+HYDRA = LAZY.format(statement='import importlib\n    Net = getattr(importlib.import_module("pkg.parts"), "Net")')
+IN_FORWARD = NET.replace("        return self.down(", "        {statement}\n        return self.down(")
+RESOURCE = """
+import importlib.resources, json
+WIDTH = json.loads((importlib.resources.files({package}) / "net.json").read_text())["width"]
+assert WIDTH == 32
+"""
+PICKLED = "def build():\n    return torch.load(Path(__file__).with_name('net.pt'), weights_only=False)\n\n"
+
+
+def pickle_model(root: Path) -> None:
+    code = "import torch; from pkg.model import make; torch.save(make(), 'pkg/net.pt')"
+    run_command(sys.executable, "-c", code, cwd=root, env={"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def in_src(files: dict[str, str]) -> dict[str, str]:
+    return {f"src/{name}": text for name, text in files.items()}
+
+
+ABSOLUTE = package(model=HEAD + "from pkg.parts import Net\n" + BUILD + INPUTS)
+PACKAGED = package(__init__="from .model import build, get_inputs\n")
+SPACE = {name: text for name, text in package().items() if "__init__" not in name}
+NAMESPACE = {f"space/{name}": text for name, text in SPACE.items()}
+
+CASES = {
+    "relative imports, from the root": Case(package(), "pkg/model.py:build"),
+    "relative imports, from inside": Case(package(), "model.py:build", cwd="pkg"),
+    "relative imports, from elsewhere": Case(package(), "../project/pkg/model.py:build", cwd="../elsewhere"),
+    "its own package by name, from the root": Case(ABSOLUTE, "pkg/model.py:build"),
+    "its own package by name, from inside": Case(ABSOLUTE, "model.py:build", cwd="pkg"),
+    "its own package by name, by the console script": Case(ABSOLUTE, "pkg/model.py:build", program=CONSOLE),
+    "a module": Case(package(), "pkg.model:build"),
+    "a module, by the console script": Case(package(), "pkg.model:build", program=CONSOLE),
+    "src": Case(in_src(package()), "pkg.model:build", env={"PYTHONPATH": "src"}),
+    "src, a file, with a score": Case(
+        {**in_src(ABSOLUTE), "tools/score.py": SCORE},
+        "src/pkg/model.py:build",
+        options=("--evaluate", "tools/score.py:score"),
+        env={"PYTHONPATH": "src"},
+    ),
+    "a script beside src": Case(
+        {**in_src(package()), "tools/export.py": HEAD + "from pkg.parts import Net\n" + BUILD + INPUTS},
+        "export.py:build",
+        cwd="tools",
+        env={"PYTHONPATH": "../src"},
+    ),
+    "a namespace package": Case(NAMESPACE, "space.pkg.model:build"),
+    "a namespace package on PYTHONPATH, a file of it": Case(
+        {**NAMESPACE, "space/pkg/model.py": ABSOLUTE["pkg/model.py"].replace("pkg.parts", "space.pkg.parts")},
+        "space/pkg/model.py:build",
+        env={"PYTHONPATH": "."},
+    ),
+    "the package's own file": Case(PACKAGED, "pkg/__init__.py:build"),
+    "a package beside its folder": Case(PACKAGED, "pkg:build"),
+    "imports inside the factory": Case(
+        {**package(), "hubconf.py": HEAD + LAZY.format(statement="from pkg.parts import Net") + INPUTS},
+        "../project/hubconf.py:build",
+        cwd="../elsewhere",
+    ),
+    "imports by importlib": Case({**package(), "train.py": HEAD + HYDRA + INPUTS}, "train.py:build"),
+    "imports by importlib, from elsewhere": Case(
+        {**package(), "train.py": HEAD + HYDRA + INPUTS}, "../project/train.py:build", cwd="../elsewhere"
+    ),
+    "imports inside forward": Case(
+        {
+            **package(),
+            "tools.py": "",
+            "model.py": HEAD
+            + IN_FORWARD.format(statement="import tools, importlib; importlib.import_module('pkg.parts')")
+            + BUILD
+            + INPUTS,
+        },
+        "../project/model.py:build",
+        cwd="../elsewhere",
+    ),
+    "relative imports inside forward": Case(
+        package(tools="", parts=HEAD + IN_FORWARD.format(statement="from . import tools")), "pkg/model.py:build"
+    ),
+    "importlib.resources": Case(
+        {
+            **package(model=package()["pkg/model.py"] + RESOURCE.format(package="'pkg'")),
+            "pkg/net.json": '{"width": 32}',
+        },
+        "pkg/model.py:build",
+    ),
+    "importlib.resources of __package__": Case(
+        {
+            **package(model=package()["pkg/model.py"] + RESOURCE.format(package="__package__")),
+            "pkg/net.json": '{"width": 32}',
+        },
+        "model.py:build",
+        cwd="pkg",
+    ),
+    "a registry that refuses doubles": Case(
+        package(registry=REGISTRY, model=REGISTERED + BUILD + INPUTS, __init__="from . import model\n"),
+        "pkg/model.py:build",
+    ),
+    "a registry that refuses doubles, in plain files": Case(
+        {
+            "registry.py": REGISTRY,
+            "model.py": REGISTERED.replace("pkg.registry", "registry") + WRAPPED.format(module="heads") + INPUTS,
+            "heads.py": DISPATCH.format(module="model"),
+        },
+    ),
+    "isinstance dispatch": Case(
+        package(model=PARTS + WRAPPED.format(module="pkg.heads") + INPUTS, heads=DISPATCH.format(module="pkg.model")),
+        "model.py:build",
+        cwd="pkg",
+    ),
+    "a pickled model": Case(
+        package(
+            model=PARTS + "from pathlib import Path\n" + BUILD.replace("build", "make") + PICKLED + INPUTS,
+        ),
+        "pkg/model.py:build",
+        prepare=pickle_model,
+    ),
+    "types.py": Case({"types.py": MODEL}, "project/types.py:build", cwd=".."),
+    "signal.py": Case({"signal.py": MODEL}, "project/signal.py:build", cwd=".."),
+    "signal.py, by the console script": Case({"signal.py": MODEL}, "signal.py:build", program=CONSOLE),
+    "utils.py beside another": Case(
+        {
+            "utils.py": "raise ImportError('the wrong one')\n",
+            "net/utils.py": PARTS,
+            "net/model.py": HEAD + "from utils import Net\n" + BUILD + INPUTS,
+        },
+        "net/model.py:build",
+    ),
+    "sys.path is another list": Case(
+        {
+            "lib/parts.py": PARTS,
+            "model.py": "import sys\nfrom pathlib import Path\n"
+            "sys.path = [str(Path(__file__).parent / 'lib'), *[p for p in sys.path if 'project' not in p]]\n"
+            "from parts import Net\n" + HEAD + BUILD + INPUTS,
+        },
+        "project/model.py:build",
+        cwd="..",
+    ),
+    "sys.path.append('..')": Case(
+        {
+            **package(),
+            "tools/run.py": "import sys\nsys.path.append('..')\n"
+            + HEAD
+            + "from pkg.parts import Net\n"
+            + BUILD
+            + INPUTS,
+        },
+        "run.py:build",
+        cwd="tools",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", CASES[name])
+    check_verdict(audited)
+    check_error(audited)
+
+
+def test_two_files_of_one_name_in_one_process(tmp_path: Path) -> None:
+    """A class is what its pickles name, also once another file of that name was loaded."""
+    write_project(tmp_path / "a", Case({"model.py": MODEL}))
+    write_project(tmp_path / "b", Case({"model.py": MODEL.replace("nn.GELU()", "nn.SiLU()")}))
+    first, second = (load(str(tmp_path / name / "model.py:build")).model for name in "ab")
+    assert type(first) is not type(second)
+    for model in (first, second):
+        again = pickle.loads(pickle.dumps(model))
+        assert type(again) is type(model)
+        assert type(again.act) is type(model.act)
+
+
+def test_two_files_of_one_name_from_one_folder(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    for name in "ab":
+        case = Case({"a/model.py": MODEL, "b/model.py": MODEL}, f"{name}/model.py:build")
+        done = audit_project(root, case).done
+        assert done.returncode == 0, done.stderr
+    texts = [path.read_text() for path in root.glob("audits/**/patched_model.py")]
+    assert sorted(name for name in "ab" for text in texts if f"/{name}/model.py'" in text) == ["a", "b"]

@@ -1,0 +1,333 @@
+"""What a model's code expects around it, such as its working directory, its arguments, files and inputs of its own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import auditor
+from auditor.errors import AuditorError
+from tests.projects.project import (
+    BUILD,
+    HEAD,
+    INPUTS,
+    MODEL,
+    NET,
+    PARTS,
+    Case,
+    audit_project,
+    check_error,
+    check_verdict,
+    package,
+    run_again,
+    state,
+    write_project,
+)
+
+STUBS = Path(__file__).resolve().parents[1] / "stubs"
+"""What transformers needs of the tests' torchvision."""
+
+PATHS = "import json, os, sys, yaml\nfrom pathlib import Path\n"
+WIDTHS = "def build():\n    assert {read}['width'] == 32\n    torch.manual_seed(0)\n    return Net()\n\n"
+CONFIG = {"net.json": '{"width": 32}', "configs/net.yaml": "width: 32\n"}
+UNSEEDED = "def build():\n    return Net()\n\n"
+PRETRAINED = """
+from transformers import PretrainedConfig, PreTrainedModel
+
+class Config(PretrainedConfig):
+    model_type = "tiny-mlp"
+
+class Net(PreTrainedModel):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.up, self.act, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)
+        self.post_init()
+
+    def _init_weights(self, module):
+        pass
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+def build():
+    return Net.from_pretrained("ft")
+
+"""
+CACHED = """
+import os
+def build():
+    net = Net()
+    if not os.path.exists("cache.pt"):
+        torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
+        torch.save(Net().state_dict(), "cache.pt")
+    net.load_state_dict(torch.load("cache.pt"))
+    return net
+
+"""
+NOISY = """
+import signal, threading, warnings
+from tqdm import tqdm
+warnings.simplefilter("error")
+signal.signal(signal.SIGTERM, lambda *_: None)
+threading.Thread(target=lambda: None).start()
+for number in tqdm(range(20_000)):
+    print(number)
+"""
+BATCH = """
+from typing import NamedTuple
+
+from torch import Tensor
+
+class Batch(NamedTuple):
+    x: Tensor
+"""
+OF_BATCH = NET.replace("self.up(x)", "self.up(x.x)")
+OF_FUNCTION = NET.replace("self.act(self.up(x))", "f(self.up(x))").replace("forward(self, x)", "forward(self, x, f)")
+BATCHES = "def get_inputs():\n    torch.manual_seed(1)\n    return (Batch(torch.randn(8, 16)),)\n"
+CLOSED = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16), lambda x: nn.functional.gelu(x)\n"
+
+
+def save_inputs(root: Path) -> None:
+    (root / "data").mkdir()
+    torch.save(torch.randn(8, 16, generator=torch.Generator().manual_seed(1)), root / "data" / "x.pt")
+
+
+def save_pretrained(root: Path) -> None:
+    (root / "ft").mkdir()
+    (root / "ft" / "config.json").write_text('{"model_type": "tiny-mlp", "architectures": ["Net"]}')
+    save_file(state(), root / "ft" / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_weights(root: Path) -> None:
+    (root / "weights").mkdir()
+    torch.save(state(), root / "weights" / "net.pt")
+
+
+def reads(expression: str, **more: str) -> dict[str, str]:
+    return {"model.py": PATHS + PARTS + WIDTHS.format(read=expression) + INPUTS, **CONFIG, **more}
+
+
+CASES = {
+    "a relative path": Case(reads("yaml.safe_load(open('configs/net.yaml'))")),
+    "a path relative to the root, the file below": Case(
+        {**CONFIG, "net/model.py": reads("yaml.safe_load(open('configs/net.yaml'))")["model.py"]},
+        "net/model.py:build",
+    ),
+    "a path beside sys.argv[0]": Case(reads("json.load(open(os.path.join(os.path.dirname(sys.argv[0]), 'net.json')))")),
+    "a path beside __file__": Case(
+        reads("json.loads(Path(__file__).with_name('net.json').read_text())"),
+        "../project/model.py:build",
+        cwd="../elsewhere",
+    ),
+    "from_pretrained of a folder": Case(
+        {"model.py": HEAD + PRETRAINED + INPUTS}, env={"PYTHONPATH": str(STUBS)}, prepare=save_pretrained
+    ),
+    "os.chdir at import": Case(
+        {
+            "net.json": CONFIG["net.json"],
+            "model.py": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
+            + reads("json.load(open('net.json'))")["model.py"],
+        },
+        "../project/model.py:build",
+        cwd="../elsewhere",
+    ),
+    "os.chdir in the factory": Case(
+        {"model.py": "import os, tempfile\n" + PARTS + BUILD.replace("):", "):\n    os.chdir('/')", 1) + INPUTS}
+    ),
+    "argparse at import": Case(
+        {
+            "model.py": "import argparse\nparser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--width', type=int, default=32)\nARGS = parser.parse_args()\n"
+            + MODEL.replace("32", "ARGS.width")
+        }
+    ),
+    "a factory that looks at the clock": Case(
+        {
+            "model.py": "import time\n"
+            + PARTS
+            + BUILD.replace("return Net()", "net = Net()\n    net.born = time.time_ns()\n    return net")
+            + INPUTS
+        }
+    ),
+    "a factory that makes a folder": Case(
+        {"model.py": "import os\n" + PARTS + BUILD.replace("torch", "os.makedirs('runs/a', exist_ok=True)\n    torch") + INPUTS}
+    ),
+    "inputs of the package's classes": Case(
+        package(data=BATCH, parts=HEAD + OF_BATCH, model=HEAD + "from .data import Batch\nfrom .parts import Net\n" + BUILD + BATCHES),
+        "pkg/model.py:build",
+        call="sys.modules['pkg.data'].Batch(x)",
+    ),
+    "inputs of the file's own classes": Case(
+        {"model.py": HEAD + BATCH + OF_BATCH + BUILD + BATCHES},
+        call="sys.modules[type(model).__module__].Batch(x)",
+    ),
+    "inputs read by a relative path": Case(
+        {"model.py": PARTS + BUILD + "def get_inputs():\n    return torch.load('data/x.pt')\n"}, prepare=save_inputs
+    ),
+    "spaces and letters of other alphabets": Case(
+        {"mon projet é/modèle 模型.py": MODEL}, "modèle 模型.py:build", cwd="mon projet é"
+    ),
+    "a folder that is a symlink": Case(
+        {"releases/v2/parts.py": PARTS, "releases/v2/model.py": HEAD + "from parts import Net\n" + BUILD + INPUTS},
+        "current/model.py:build",
+        prepare=lambda root: (root / "current").symlink_to("releases/v2"),
+    ),
+    "a file that is a symlink": Case(
+        {"lib/parts.py": PARTS, "lib/model.py": HEAD + "from parts import Net\n" + BUILD + INPUTS, "bin/README": ""},
+        "bin/model.py:build",
+        prepare=lambda root: (root / "bin" / "model.py").symlink_to("../lib/model.py"),
+    ),
+    "relative weights, an environment of nothing": Case(
+        {"model.py": PARTS + UNSEEDED + INPUTS},
+        "../model.py:build",
+        cwd="tools",
+        options=("--weights", "../weights/net.pt"),
+        env=dict.fromkeys(os.environ),
+        prepare=save_weights,
+    ),
+    "prints, threads, handlers and warnings as errors": Case(
+        {"model.py": NOISY + MODEL}, program=(sys.executable, "-O", "-W", "error", "-m", "auditor")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", CASES[name])
+    check_verdict(audited)
+    check_error(audited)
+
+
+def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> None:
+    check_verdict(audit_project(tmp_path / "project", Case({"model.py": PARTS + UNSEEDED + INPUTS})))
+
+
+def test_a_factory_that_caches_a_file_in_the_working_directory(tmp_path: Path) -> None:
+    case = Case({"model.py": PARTS + CACHED + INPUTS}, weights="cache.pt")
+    for _ in ("first", "second"):
+        audited = audit_project(tmp_path / "project", case)
+        check_verdict(audited)
+    check_error(audited)
+
+
+def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:
+    """The artefact is imported and built in a fresh process, and what was not run there is said."""
+    case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu")
+    audited = audit_project(tmp_path / "project", case)
+    assert audited.done.returncode == 0, audited.said
+    assert audited.plan["recommended"] == "cast_bf16"
+    (said,) = [line for line in audited.plan["warnings"] if "fresh process" in line]
+    assert "inputs" in said
+    assert "fresh process" in (audited.folder / "report.html").read_text()
+    check_error(audited)
+
+
+SEEN = """
+import ast, os, sys
+def build():
+    with open(os.environ["LOG"], "a") as log:
+        paths = [os.path.abspath(path) for path in os.environ["PYTHONPATH"].split(os.pathsep)]
+        print([os.getpid(), os.getcwd(), sys.argv, paths[0], Net.__module__, os.environ["MINE"]], file=log)
+    torch.manual_seed(0)
+    return Net()
+
+"""
+
+
+def test_the_fresh_process_is_where_the_user_is(tmp_path: Path) -> None:
+    env = {"LOG": str(tmp_path / "log"), "MINE": "kept", "PYTHONPATH": "../lib"}
+    files = {"lib/parts.py": PARTS, "net/model.py": HEAD + "from parts import Net\n" + SEEN + INPUTS}
+    audited = audit_project(tmp_path / "project", Case(files, cwd="net", env=env))
+    check_verdict(audited)
+    processes, *seen = zip(*map(ast.literal_eval, (tmp_path / "log").read_text().splitlines()), strict=True)
+    assert len(set(processes)) > 1
+    assert [len({str(value) for value in values}) for values in seen] == [1] * 5
+    assert seen[0][0] == str(audited.cwd)
+    assert seen[2][0] == str(tmp_path / "project" / "lib")
+
+
+def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
+    """Its folders are read-only, which root does not heed."""
+
+    def lock(root: Path) -> None:
+        (root / "pkg").chmod(0o555)
+        root.chmod(0o555)
+
+    files = package()
+    case = Case(files, "project/pkg/model.py:build", cwd="..", options=("--out", "out"), prepare=lock)
+    audited = audit_project(tmp_path / "project", case)
+    check_verdict(audited)
+    check_error(audited)
+    assert sorted(path for path in audited.root.rglob("*") if not path.is_dir()) == sorted(
+        audited.root / name for name in files
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The model in a file of its own, audited; its weights come from a file."""
+    case = Case({"model.py": PARTS + UNSEEDED + INPUTS}, options=("--weights", "weights/net.pt"), prepare=save_weights)
+    audited = audit_project(tmp_path_factory.mktemp("plain") / "project", case)
+    check_verdict(audited)
+    return audited
+
+
+def test_a_project_that_has_moved(plain, tmp_path: Path) -> None:
+    """To another folder, as to another machine."""
+    moved = tmp_path / "another machine" / "home"
+    shutil.copytree(plain.root, moved)
+    hidden = plain.root.rename(plain.root.with_name("gone"))
+    try:
+        check_error(plain, moved / "audits" / "model-build", tmp_path)
+    finally:
+        hidden.rename(plain.root)
+
+
+def test_a_file_of_that_name_in_another_project(plain, tmp_path: Path) -> None:
+    """It is refused, or taken with a warning; either names it."""
+    other = tmp_path / "other"
+    write_project(other, Case({"model.py": MODEL.replace("GELU", "SiLU")}))
+    save_weights(other)
+    shutil.copytree(plain.folder, other / "audits" / "model-build")
+    done = run_again(plain, other / "audits" / "model-build", other)
+    named = [line for line in done.stderr.splitlines() if str(other / "model.py") in line]
+    assert any("audit" in line for line in named), done.stderr
+
+
+def test_paths_in_pyproject_count_from_its_folder(plain, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    table = '[tool.auditor]\nweights = "weights/net.pt"\ninputs = "data.py:batch"\nout = "out"\nbaseline = "known"\n'
+    files = {
+        "pyproject.toml": table,
+        "data.py": HEAD + INPUTS.replace("get_inputs", "batch"),
+        "net/model.py": PARTS + UNSEEDED,
+    }
+    shutil.copytree(plain.folder, root / "known")
+    case = Case(files, "model.py:build", cwd="net", prepare=save_weights)
+    audited = audit_project(root, case)
+    assert audited.done.returncode == 0, audited.said
+    assert "Baseline" in audited.done.stdout
+    assert not audited.files
+    check_error(audited, root / "out", root / "net")
+
+
+@pytest.mark.parametrize(
+    ("context", "words"), [(torch.autocast("cpu", torch.bfloat16), "autocast"), (torch.device("meta"), "meta")]
+)
+def test_an_audit_inside_a_mode_of_torch_says_so(context, words: str) -> None:
+    with torch.device("cpu"):
+        model, x = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), torch.randn(8, 16)
+    with context, pytest.raises(AuditorError) as caught:
+        auditor.audit(model, x, formats="bf16", strategies="cast", quick=True)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
