@@ -114,9 +114,8 @@ def _where(parser: argparse.ArgumentParser) -> None:
         help="auto, cpu, cuda or cuda:N; default: %(default)s",
     )
     add(
-        "--target",
-        dest="gpu",
-        metavar="GPU",
+        "--gpu",
+        metavar="NAME",
         choices=list(table("plan/devices")),
         help="times are predicted for it: %(choices)s; default: the GPU that the audit runs on, else A100",
     )

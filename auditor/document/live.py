@@ -26,6 +26,8 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change weight dtypes.
     Raises: PlanError where the plan does not fit the model.
     """
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     chosen = select(plan, name)
     _check_parameters(model, chosen)
     try:
@@ -89,7 +91,7 @@ def _of_document(document: Any, where: str, name: str | None) -> dict[str, Any]:
 
 
 def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    if name is None or name not in plans:
+    if not isinstance(name, str) or name not in plans:
         raise _not_there(plans, name)
     found = plans[name]
     if isinstance(found, Plan):

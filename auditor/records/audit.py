@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..folder import check_directory, write
+from ..folder import check_directory, path_of, write
 from .dtypes import Dtypes
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
@@ -304,8 +304,9 @@ class Audit:
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         from ..document.replaced import programs_in
 
-        check_directory(Path(directory), texts := self.texts(directory))
-        return write(Path(directory), texts, programs_in(Path(directory)))
+        folder = path_of(directory, "the directory to save into")
+        check_directory(folder, texts := self.texts(folder))
+        return write(folder, texts, programs_in(folder))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
