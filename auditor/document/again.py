@@ -143,6 +143,7 @@ def _audit(found: Mapping[str, Any], where: str, alone: bool) -> Audit:
         "subject": _subject(given),
         "parameters": given.get("parameters") or 0,
         "inputs": tuple(given.get("inputs") or ()),
+        "structure": given.get("structure") or "",
         "tied_parameters": tuple(map(tuple, given.get("tied_parameters") or ())),
         "shared_modules": tuple(map(tuple, given.get("shared_modules") or ())),
         "formats": tuple(found.get("formats") or _formats(found)),

@@ -125,12 +125,13 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    structure: see `runs.wrapped.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
     output in a run of the graph under the recommended plan.
     """
 
     subject: Subject
     parameters: int
+    structure: str = ""
     inputs: tuple[str, ...]
     tied_parameters: Groups = ()
     shared_modules: Groups = ()
@@ -285,7 +286,7 @@ class Audit:
         found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
         if self.subject.present:
             found["patched_model.py"] = emit(
-                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
+                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
             )
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
