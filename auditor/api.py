@@ -11,14 +11,16 @@ from typing import Any
 from torch import nn
 
 from .criteria import criteria_of
-from .errors import AuditorError
+from .errors import AuditorError, CallbackError
 from .flow import run
 from .formats.table import DEFAULT
 from .loading import from_object
+from .loading.sandbox import blame
 from .mapped import limited
-from .options import Options, named
+from .options import Options, check_types, named
 from .progress.cell import Cell, in_notebook
 from .progress.shown import reporter
+from .raised import let_through
 from .records import Distance, Progress, Subject
 from .records.audit import Audit
 from .resources import resource_dir
@@ -46,7 +48,7 @@ def audit(
     rules: str | Path | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
-    target: str | None = None,
+    gpu: str | None = None,
     evaluate: Callable[[nn.Module], Any] | None = None,
     max_drop: float | None = None,
     better: str | None = None,
@@ -55,16 +57,16 @@ def audit(
     measure_time: bool | None = None,
     memory: int | str | None = None,
 ) -> Audit:
-    """Audit a model on example inputs; the model comes back bit for bit as it was.
+    """Audit a model on example inputs; the model comes back bit for bit as it was. Raises: AuditorError.
 
     example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of each. max_error: budget for the relative L2 error of the
     outputs, or for `metric(reference, candidate)` of two lists. criteria: what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function,
-    limit), or a list}. target: the GPU that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time", "memory" or "flops".
+    limit), or a list}. gpu: the one that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time", "memory" or "flops".
     use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache: a directory that keeps measurements. measure_time: whether forwards are
     timed, on a GPU unless False. memory: what this process may hold, as "4GB". mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of
-    every batch, or those called like its parameters; without it, the model's own. evaluate: evaluate(model) -> your own score, or an iterable of scores, one a sample. max_drop:
-    how much worse a plan's may be. progress: hears of stages; True shows a line.
+    every batch, or those called like its parameters. evaluate(model) -> your own score, or scores; max_drop: how much worse a plan's may be. progress: hears of stages, or True.
     """
+    check_types(locals())
     with _shown(progress, mode == "training") as told:
         options = Options(
             rules=_rules(rules),
@@ -75,11 +77,11 @@ def audit(
             metric=metric,
             criteria=criteria_of(criteria),
             device=device,
-            gpu=target,
+            gpu=gpu,
             mode=mode,
             objective=objective,
             wanted_for=use,
-            seed=seed,
+            seed=int(seed),
             scoring=_scoring(evaluate, max_drop, better),
             quick=quick,
             measure_time=measure_time,
@@ -98,12 +100,27 @@ def _within(options: Options, *given: Any) -> Audit:
 def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:
     """What hears of the stages: the caller's own, or a line that is shown for as long as the audit takes."""
     if callable(progress):
-        return nullcontext(progress)
+        return nullcontext(_guarded(progress))
     if progress is None and not in_notebook():
         return nullcontext()
     if progress is False:
         return nullcontext()
     return Cell(training) if in_notebook() else reporter(training=training)
+
+
+def _guarded(progress: Progress) -> Progress:
+    """The caller's own function, whose errors end the audit under its name."""
+
+    def guarded(stage: str, detail: str, done: int, total: int) -> None:
+        try:
+            progress(stage, detail, done, total)
+        except Exception as error:
+            let_through(error)
+            raise CallbackError(
+                f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
+            ) from error
+
+    return guarded
 
 
 def _scoring(evaluate: object, max_drop: float | None, better: str | None) -> Scoring | None:

@@ -31,6 +31,7 @@ from .records import Audit, Capture, Environment, Evaluation, Finding, NodeRepor
 from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
+from .runs.wrapped import structure_of
 from .sparing import now
 from .state.flags import Flags, libraries
 from .state.members import named_modules, size_of
@@ -60,6 +61,7 @@ def assembled(
     return Audit(
         subject=subject.given or subject,  # no copy on a GPU lives on in it
         parameters=size_of(subject.model),
+        structure=structure_of(subject.model),
         inputs=_inputs(subject),
         graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),
         graph_outputs=captured.outputs,

@@ -45,6 +45,10 @@ class RankError(AuditorError):
     """Another of the processes that share an audit is not there any more, or does something else."""
 
 
+class CallbackError(AuditorError):
+    """A function that the caller passed, such as `metric` or `progress`, raised or returned what it must not."""
+
+
 class DiskError(AuditorError):
     """No disk has room for what waits there instead of in memory, which says nothing of what ran just then."""
 

@@ -25,6 +25,13 @@ def own(pid: int | None = None) -> str:
     return DRAFT.format(pid=os.getpid() if pid is None else pid)
 
 
+def path_of(given: object, what: str) -> Path:
+    """What a caller gave as a path. Raises: AuditorError(slug="bad-option") where it is none."""
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
+
+
 def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
     """Raises before any work is done, where `files` cannot be put there: AuditorError(slug="bad-output").
 

@@ -5,8 +5,9 @@ Importing this needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,54 @@ if TYPE_CHECKING:
 DEFAULT_GPU = "A100"
 MODES = ("inference", "training")
 OBJECTIVES = ("time", "memory", "flops")
+SEEDS = 2**32
+"""Every random generator takes a seed below it, from 0 on."""
+
+
+def is_seed(value: Any) -> bool:
+    """Whether every random generator takes it."""
+    return isinstance(value, Integral) and not _is_flag(value) and 0 <= int(value) < SEEDS
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not _is_flag(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, str | PathLike)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_function(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+_NAMES = "a name, or several in a list"
+_DIRECTORY = "the path of a directory"
+TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "kwargs": (lambda value: value is None or isinstance(value, Mapping), "a dict of keyword arguments"),
+    "formats": (_is_names, _NAMES),
+    "strategies": (_is_names, _NAMES),
+    "max_error": (_is_number, "a positive number"),
+    "max_drop": (lambda value: value is None or _is_number(value), "a number from 0 on"),
+    "metric": (_is_function, "a function: metric(reference, candidate) -> a number"),
+    "loss_fn": (_is_function, "a function: loss_fn(outputs, *targets) -> a scalar"),
+    "progress": (lambda value: _is_flag(value) or _is_function(value), "True, False or a function of four arguments"),
+    "gpu": (lambda value: value is None or isinstance(value, str), "the name of a GPU, such as 'A100'"),
+    "rules": (_is_path, _DIRECTORY),
+    "cache": (_is_path, _DIRECTORY),
+    "seed": (is_seed, f"a whole number from 0 to {SEEDS - 1}"),
+    "quick": (_is_flag, "True or False"),
+    "measure_time": (lambda value: value is None or _is_flag(value), "True, False or None"),
+}
+"""{argument of the public call: what is true of its values, what these are in words}. Others are checked where they are read."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +130,7 @@ class Options:
         check_budget(self.max_error)
         if self.gpu is not None and self.gpu not in (figures := table("plan/devices")):
             raise AuditorError(
-                f"there are no figures for {self.gpu!r}: target is one of {', '.join(figures)}", slug="bad-option"
+                f"there are no figures for {self.gpu!r}: gpu is one of {', '.join(figures)}", slug="bad-option"
             )
         chosen(self.device)
         if self.cache is not None:
@@ -143,18 +192,39 @@ class Options:
         return self.mode == "training"
 
 
-def named(given: str | Iterable[str]) -> tuple[str, ...]:
+def named(given: str | Iterable[str]) -> tuple[Any, ...]:
     """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
-    parts = given.split(",") if isinstance(given, str) else given
-    return tuple(dict.fromkeys(part.strip() if isinstance(part, str) else part for part in parts if part != ""))
+    found: list[Any] = []
+    for part in given.split(",") if isinstance(given, str) else given:
+        name = part.strip() if isinstance(part, str) else part
+        if name != "" and name not in found:
+            found.append(name)
+    return tuple(found)
 
 
-def check_names(what: str, given: tuple[str, ...], known: Collection[str]) -> None:
+def check_types(arguments: Mapping[str, Any]) -> None:
+    """Raises: AuditorError(slug="bad-option") for the first argument in TYPES whose value is of another type."""
+    for name, (fits, words) in TYPES.items():
+        if name in arguments and not fits(arguments[name]):
+            raise AuditorError(f"{name} takes {words}, not {_words_of(arguments[name])}", slug="bad-option")
+
+
+def _words_of(value: Any) -> str:
+    """A plain value as it is written, cut short; of anything else, its type."""
+    plain = value is None or isinstance(value, str | bytes | bool | int | float)
+    return repr(value)[:60] if plain else f"a value of type {type(value).__name__}"
+
+
+def check_names(what: str, given: tuple[Any, ...], known: Collection[str]) -> None:
     """Raises: AuditorError(slug="bad-option") where nothing was given, or a name that is not known."""
-    wrong = [name for name in given if name not in known]
+    wrong = [name if isinstance(name, str) else _words_of(name) for name in given if not _is_known(name, known)]
     if wrong or not given:
         listed = " and ".join(filter(None, [", ".join([*known][:-1]), [*known][-1]]))
         raise AuditorError(f"{what} are {listed}, not {', '.join(wrong) or 'none'}", slug="bad-option")
+
+
+def _is_known(name: Any, known: Collection[str]) -> bool:
+    return isinstance(name, str) and name in known
 
 
 def check_budget(max_error: float) -> None:

@@ -205,12 +205,21 @@ def _automatic(args: argparse.Namespace, options: Options) -> int | None:
 
 
 def _strategies(args: argparse.Namespace) -> tuple[str, ...]:
-    """Those asked for; ONNX models are made of programs. Raises: AuditorError(slug="missing-onnx") before any work."""
+    """Those asked for; ONNX models are made of programs.
+
+    Raises: AuditorError(slug="bad-option" or "missing-onnx") before any work, where there would be no ONNX model.
+    """
     if not args.onnx:
         return tuple(args.strategies)
     from ..graphs.onnxfile import require
     from ..strategies import GRAPHS
 
+    if args.quick and args.strategies[0] not in GRAPHS:
+        raise AuditorError(
+            f"--onnx writes plans of strategy {GRAPHS[0]}, and --quick plans {args.strategies[0]} alone: leave --quick out, "
+            f"or add --strategies {GRAPHS[0]}",
+            slug="bad-option",
+        )
     require()
     return tuple(dict.fromkeys((*args.strategies, *GRAPHS)))
 

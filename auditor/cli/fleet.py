@@ -141,13 +141,10 @@ def _stands(ended: Outcome, target: Target, out: Path) -> bool:
     return ended.audited and ended.asked == asked_of(target) and (out / target.name / PLAN).is_file()
 
 
-def _known() -> list[str]:
-    """Names of the options of an audit, as a TOML file has them."""
-    return [
-        action.option_strings[-1].removeprefix("--").replace("-", "_")
-        for action in audit_parser()._actions
-        if action.option_strings
-    ]
+def _known() -> dict[str, tuple[str, ...]]:
+    """Names of the options of an audit, as a TOML file has them: how each is written, and after it how it is switched off."""
+    options = [[word for word in action.option_strings if word.startswith("--")] for action in audit_parser()._actions]
+    return {words[0].removeprefix("--").replace("-", "_"): tuple(words) for words in options if words}
 
 
 def _wrong(words: Sequence[str]) -> str | None:

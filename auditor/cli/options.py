@@ -24,7 +24,8 @@ TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may tak
 or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
 other verbs: explain CODE | explain-layer PLAN NAME | rules | apply PLAN TARGET | snippet PLAN |
   diff A B | fleet TARGETS --out DIR | completion SHELL (each with --help)
-exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-drop, 2 error
+exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-drop, 2 error,
+  130 interrupted
 """
 
 
@@ -114,9 +115,8 @@ def _where(parser: argparse.ArgumentParser) -> None:
         help="auto, cpu, cuda or cuda:N; default: %(default)s",
     )
     add(
-        "--target",
-        dest="gpu",
-        metavar="GPU",
+        "--gpu",
+        metavar="NAME",
         choices=list(table("plan/devices")),
         help="times are predicted for it: %(choices)s; default: the GPU that the audit runs on, else A100",
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib.util
+import re
 import shlex
 import sys
 import traceback
@@ -35,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_parser, run = VERBS[verb]
         parser = make_parser()
         _check_where()
+        if verb == "audit" and rest:
+            _refuse_misspelt(rest[0])
         args = parser.parse_args((options.configured(parser) if verb == "audit" else []) + rest)
         args.command = f"{PROGRAM} {shlex.join(words)}"
         if argv is None and verb in RUN_CODE:
@@ -54,6 +59,18 @@ def _own(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
             "instead",
             slug="process-ended",
         ) from left
+
+
+def _refuse_misspelt(word: str) -> None:
+    """Raises: AuditorError(slug="missing-target") where the first word is nearly a verb, and no file or module has that name."""
+    close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
+    if close and not Path(word).exists() and not Path(f"{word}.py").exists() and not _is_module(word):
+        raise AuditorError(f"no verb, file or module is called {word!r}: did you mean {close[0]}?", "missing-target")
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python finds a module of that name; nothing is imported."""
+    return name.isidentifier() and importlib.util.find_spec(name) is not None
 
 
 def _check_where() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__, folder
 from ..errors import AuditorError
+from ..options import SEEDS, is_seed
 from . import guard, publish, streams
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def parser(verb: str, description: str, epilog: str | None = None) -> argparse.A
 
 def seed(text: str) -> int:
     """What every random generator takes: 0 to 2**32 - 1."""
-    if not text.isascii() or not text.isdecimal() or int(text[:12]) >= 2**32 or len(text) > 12:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 0 to {2**32 - 1}")
+    if not text.isascii() or not text.isdecimal() or len(text) > 12 or not is_seed(int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 0 to {SEEDS - 1}")
     return int(text)
 
 

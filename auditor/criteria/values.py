@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import AuditorError, first_line
+from ..errors import CallbackError, first_line
 from ..formats.entries import dense, extent, is_number
 from ..formats.metrics import paired, relative_l2
 from ..raised import let_through
@@ -20,7 +20,7 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     """What the criterion measures of two tensors; NaN where a finite entry of the reference is not finite in the other.
 
     Entries where the reference is NaN do not count; where it is infinite the other is the same, or the value is NaN.
-    Raises: MeasureError(slug="shape-mismatch"), AuditorError(slug="bad-criterion") for what a function raises.
+    Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") for what a function raises.
     """
     if criterion.function is not None:
         return _called(criterion, reference, candidate)
@@ -54,7 +54,7 @@ def _called(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tens
         return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
     except Exception as error:
         let_through(error)
-        raise AuditorError(
+        raise CallbackError(
             f"{criterion.kind}, the criterion of {criterion.output}, raised {type(error).__name__}: "
             f"{first_line(error)[:200]}",
             slug="bad-criterion",

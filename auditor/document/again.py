@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torch import nn
 
 from ..errors import PlanError
+from ..folder import path_of
 from ..loading.caveats import RANDOM_WEIGHTS, SYNTHETIC_INPUTS
 from ..records import Audit, Origin, Plan, Subject
 from ..records.written import ByFormat, Inlined, Written
@@ -54,7 +55,7 @@ def load(directory: str | PathLike[str]) -> Audit:
     digits of the files. Without measurements.json there are no operations.
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
-    path = Path(directory)
+    path = path_of(directory, "the directory of an audit")
     document = loaded(path)
     read_audit(document, str(path))
     measured = own_measurements(document) or measured_beside(path, document)
@@ -142,6 +143,7 @@ def _audit(found: Mapping[str, Any], where: str, alone: bool) -> Audit:
         "subject": _subject(given),
         "parameters": given.get("parameters") or 0,
         "inputs": tuple(given.get("inputs") or ()),
+        "structure": given.get("structure") or "",
         "tied_parameters": tuple(map(tuple, given.get("tied_parameters") or ())),
         "shared_modules": tuple(map(tuple, given.get("shared_modules") or ())),
         "formats": tuple(found.get("formats") or _formats(found)),

@@ -37,6 +37,9 @@ class AuditedModel:
             "how many numbers the model's parameters hold, shared ones once; `apply` refuses another count", least=0
         ),
     ]
+    structure: Annotated[
+        str, Written("digest of the modules' classes and the parameters' shapes; `apply` refuses another", later=True)
+    ]
     tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter", later=True)]
     shared_modules: Annotated[Groups, Written("groups of paths that are one module", later=True)]
     inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
@@ -62,6 +65,7 @@ class AuditedModel:
             source=portable(subject.target),
             file=shown(subject.origin.path) if subject.origin and subject.origin.path else None,
             parameters=audit.parameters,
+            structure=audit.structure,
             tied_parameters=audit.tied_parameters,
             shared_modules=audit.shared_modules,
             inputs=audit.inputs,
@@ -86,7 +90,9 @@ class FindingKind:
     rule: Annotated[str, Written("the rule's code, see [rules.md](rules.md)", needed="audit")]
     name: Annotated[str, Written("the rule's name", needed="audit")]
     severity: Severity
-    confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
+    confidence: Annotated[
+        str, Written("`high` where measured to be unsafe, else as its rule says", choices=("high", "medium", "low"))
+    ]
     formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
     op: Annotated[str, Written("ATen overload of the node", needed="audit")]

@@ -14,6 +14,7 @@ from ..formats.table import label, runs
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
+from ..runs.wrapped import structure_of, unwrapped
 from ..state.members import size_of
 from ..strategies import GRAPHS
 from .read import loaded, read_document, read_plan
@@ -26,8 +27,10 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change weight dtypes.
     Raises: PlanError where the plan does not fit the model.
     """
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     chosen = select(plan, name)
-    _check_parameters(model, chosen)
+    _check_model(model, chosen)
     try:
         return apply_plan(model, chosen)
     except ValueError as error:
@@ -69,7 +72,7 @@ def _selected(plan: Any, name: str | None) -> dict[str, Any]:
     if isinstance(plan, (str, PathLike)):
         return _of_document(loaded(Path(plan)), str(plan), name)
     if hasattr(plan, "plans"):
-        plan, name = plan.plans, name or plan.recommended
+        return {**_expected(plan), **_pick(plan.plans, name or plan.recommended)}
     if isinstance(plan, Plan):
         return plan_table(plan)
     if isinstance(plan, Mapping) and "plans" in plan:
@@ -84,12 +87,16 @@ def _selected(plan: Any, name: str | None) -> dict[str, Any]:
 
 def _of_document(document: Any, where: str, name: str | None) -> dict[str, Any]:
     subject = read_document(document, where).subject
-    expected = {"parameters": subject.parameters if subject else None}
-    return {**expected, **_pick(document["plans"], name or document.get("recommended"))}
+    return {**_expected(subject), **_pick(document["plans"], name or document.get("recommended"))}
+
+
+def _expected(audited: Any) -> dict[str, Any]:
+    """What an Audit, or the subject of a plan.json, says of the model that its plans are for."""
+    return {key: value for key in ("parameters", "structure") if (value := getattr(audited, key, None))}
 
 
 def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    if name is None or name not in plans:
+    if not isinstance(name, str) or name not in plans:
         raise _not_there(plans, name)
     found = plans[name]
     if isinstance(found, Plan):
@@ -113,14 +120,21 @@ def _not_there(plans: Mapping[str, Any], name: str | None) -> PlanError:
     )
 
 
-def _check_parameters(model: nn.Module, plan: Mapping[str, Any]) -> None:
-    expected = plan.get("parameters")
+def _check_model(model: nn.Module, plan: Mapping[str, Any]) -> None:
+    expected, structure = plan.get("parameters"), plan.get("structure")
     try:
         found = size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
-    if expected is not None and expected != found:
+    if structure == structure_of(model) if structure else expected in (None, found):
+        return
+    if expected not in (None, found):
         raise PlanError(
             f"the plan was made for a model of {expected} parameters, this one has {found}: audit it again.",
             slug="plan-mismatch",
         )
+    raise PlanError(
+        f"the plan was made for another model than this {type(unwrapped(model)).__name__}: modules or parameters have "
+        "other names, classes or shapes. Audit this model.",
+        slug="plan-mismatch",
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import strategies
 from ..errors import PlanError
+from ..folder import path_of
 from ..formats.table import FORMATS, NAME
 from ..records import FORMAT_VERSION, Plan
 from .contents import Document, Measurements, PlanFile, digest
@@ -45,8 +46,9 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
 
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
-    document = loaded(Path(path))
-    read_document(document, str(Path(path)))
+    file = path_of(path, "a plan.json or its directory")
+    document = loaded(file)
+    read_document(document, str(file))
     return dict(document)
 
 

@@ -10,6 +10,7 @@ from ..formats.table import runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..records import Plan, ScopeChoice, Subject
+from ..runs.wrapped import structure_of
 from ..state.members import size_of
 from ..state.restored import restored
 from ..strategies import GRAPHS
@@ -39,12 +40,13 @@ def patched_source(
 
     Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
     """
-    expected = {"parameters": document.get("subject", {}).get("parameters")}
+    given = document.get("subject", {})
+    expected = {key: given[key] for key in ("parameters", "structure") if given.get(key)}
     for plan in plans.values():
         with restored(subject.model):  # what one plan rounds, the next may want in FP32
             apply(subject.model, {**expected, **plan_table(plan)})
     parameters = size_of(subject.model)
-    return emit(subject.origin, parameters, plans, chosen, directory)
+    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
 
 
 def _record(name: str, found: Any) -> Plan:

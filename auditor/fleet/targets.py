@@ -34,11 +34,13 @@ class Target:
     folder: Path
 
 
-def read(file: Path, known: Collection[str], check: Callable[[Sequence[str]], str | None]) -> tuple[Target, ...]:
+def read(
+    file: Path, known: Mapping[str, Sequence[str]], check: Callable[[Sequence[str]], str | None]
+) -> tuple[Target, ...]:
     """The targets of a file, in their order.
 
-    known: names of an audit's options, with underscores. check: what is wrong with the words of a command line, if
-    anything. Raises: AuditorError(slug="bad-fleet"), naming the file and the target.
+    known: an audit's options by name, with underscores: how each is written, and how it is switched off, where that can be
+    said. check: what is wrong with the words of a command line, if anything. Raises: AuditorError(slug="bad-fleet"), naming the file and the target.
     """
     table = _table(file)
     unknown = sorted(table.keys() - {"target", "defaults"})
@@ -49,7 +51,7 @@ def read(file: Path, known: Collection[str], check: Callable[[Sequence[str]], st
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "it names no model: add a [[target]] table with name and target")
-    options = {name for name in known if name not in NOT_HERE}
+    options = {name: words for name, words in known.items() if name not in NOT_HERE}
     shared = _options(file, "[defaults]", table.get("defaults", {}), options)
     targets = [_target(file, number, entry, shared, options, check) for number, entry in enumerate(entries, 1)]
     seen: dict[str, str] = {}
@@ -74,7 +76,7 @@ def _target(
     number: int,
     entry: Mapping[str, Any],
     shared: Mapping[str, Any],
-    options: Collection[str],
+    options: Mapping[str, Sequence[str]],
     check: Callable[[Sequence[str]], str | None],
 ) -> Target:
     name = entry.get("name")
@@ -88,7 +90,7 @@ def _target(
         raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
     given = {key: value for key, value in entry.items() if key not in OWN}
     own = _options(file, f"target {name!r}", given, options)
-    words = (*_words({**shared, **own}), target)
+    words = (*_words({**shared, **own}, options), target)
     if (wrong := check(words)) is not None:
         raise _bad(file, f"target {name!r}: {wrong}")
     return Target(name, words, file.resolve().parent)
@@ -110,12 +112,12 @@ def _options(file: Path, where: str, given: Any, options: Collection[str]) -> di
     return found
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
+def _words(given: Mapping[str, Any], options: Mapping[str, Sequence[str]]) -> list[str]:
+    words: list[str] = []
+    for name, value in given.items():
+        option, *off = options[name]
         if isinstance(value, bool):
-            words += [option] if value else []
+            words += [option] if value else off
         elif isinstance(value, list) and name in REPEATED:
             words += [f"{option}={one}" for one in value]
         else:

@@ -66,6 +66,8 @@ def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
     if not measured or not finding.measurable:
         return finding
     agrees = any(verdict in ("unsafe", "sensitive") for verdict in measured)
+    if "unsafe" in measured:
+        finding = replace(finding, confidence="high")
     if agrees or finding.severity == "info":
         return replace(finding, agrees=agrees)
     return replace(finding, agrees=False, severity="info")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -82,8 +83,12 @@ def _from_symbol(module: ModuleType, target: Target, seed: int) -> Found:
     value: Any = module
     for part in symbol.split("."):
         if not hasattr(value, part):
-            known = ", ".join(_candidates(module)) or "none that builds a model"
-            raise LoadError(f"{target.label} has no {symbol!r}: it defines {known}", slug="no-symbol")
+            models, functions = _candidates(module)
+            close = _close(part, models) or _close(part, functions) or _close(part, dir(value))
+            listed = ", ".join([*models, *functions][:8])
+            hint = f"did you mean {close}?{' It' if listed else ''}" if close else "it"
+            what = f" defines {listed}" if listed else "" if close else " defines none that builds a model"
+            raise LoadError(f"{target.label} has no {symbol!r}: {hint}{what}", slug="no-symbol")
         value = getattr(value, part)
     if isinstance(value, nn.Module):
         return Found(value, _origin(target, module, symbol, "instance"))
@@ -185,11 +190,27 @@ def _is_model_class(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
-def _candidates(module: ModuleType) -> list[str]:
-    def fits(value: Any) -> bool:
-        return isinstance(value, nn.Module) or getattr(value, "__module__", None) == module.__name__
+def _candidates(module: ModuleType) -> tuple[list[str], list[str]]:
+    """Names of models and their classes, wherever they come from but torch; and of the module's own functions, factories first."""
 
-    return [n for n, v in vars(module).items() if not n.startswith("_") and fits(v)][:8]
+    def is_model(value: Any) -> bool:
+        own = _is_model_class(value) and value.__module__.partition(".")[0] != "torch"
+        return own or isinstance(value, nn.Module)
+
+    def is_own_function(value: Any) -> bool:
+        return inspect.isfunction(value) and value.__module__ == module.__name__
+
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    functions = [name for name, value in public.items() if is_own_function(value)]
+    return [name for name, value in public.items() if is_model(value)], sorted(
+        functions, key=lambda n: n not in FACTORIES
+    )
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    """The known name that is nearly this one, whatever its capitals; "" where there is none."""
+    names = {other.lower(): other for other in known if not other.startswith("_")}
+    return next((names[close] for close in difflib.get_close_matches(name.lower(), names, n=1)), "")
 
 
 def _origin(

@@ -23,6 +23,7 @@ from ..records import Answer, Batch, Origin, Subject
 from ..recursion import deep
 from ..runs.answer import answer
 from ..runs.outputs import NamedTensors
+from ..runs.wrapped import is_wrapped
 from ..state.draws import reseed
 from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
@@ -263,6 +264,11 @@ def _reject_unfit(model: nn.Module) -> None:
             f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
             slug="unhashable-module",
         ) from error
+    if (path := next((path for path, module in model.named_modules() if is_wrapped(module)), None)) is not None:
+        raise LoadError(
+            f"a plan has patched this {type(model).__name__} already{f', at {path!r}' if path else ''}: give the original model",
+            slug="patched-model",
+        )
     elsewhere = held_outside(model)
     for name, tensor in model.named_parameters():
         if tensor.is_meta and name not in elsewhere:
@@ -305,7 +311,7 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
-        hint = "check their number, shapes and dtypes"
+        hint = f"check their number, shapes and dtypes{_one_call(subject)}"
         if "get_fastpath_enabled" in str(error):
             hint = (
                 "PyTorch's fused transformer path is off in an audit, and nested tensors need it: pad them, with a mask"
@@ -314,6 +320,16 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
         ) from error
+
+
+def _one_call(subject: Subject) -> str:
+    """What to say where a list of tensors may have been meant as several batches."""
+    args, kwargs = subject.batches[0]
+    if len(subject.batches) > 1 or kwargs or len(args) < 2 or not all(isinstance(x, Tensor) for x in args):
+        return ""
+    batches = ", ".join(f"(t{number},)" for number in range(1, min(len(args), 3) + 1))
+    more = ", ..." if len(args) > 3 else ""
+    return f". They are the {len(args)} arguments of one call; {len(args)} batches are written [{batches}{more}]"
 
 
 def _computes_floats(subject: Subject) -> bool:

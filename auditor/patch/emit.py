@@ -46,6 +46,7 @@ to FP32.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import importlib
@@ -83,6 +84,8 @@ def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
     found = size_of(model)
     if found != PARAMETERS:
         raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit it again")
+    if STRUCTURE and structure_of(model) != STRUCTURE:
+        raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this one")
     return apply_plan(model, PLANS[name])
 
 
@@ -106,11 +109,16 @@ _NONE = "torch has no arithmetic in the audited formats, so none can be run"
 
 
 def emit(
-    origin: Origin | None, parameters: int, plans: Mapping[str, Plan], recommended: str | None, directory: Path
+    origin: Origin | None,
+    parameters: int,
+    plans: Mapping[str, Plan],
+    recommended: str | None,
+    directory: Path,
+    structure: str = "",
 ) -> str:
     """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
 
-    recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
+    structure: of the model, as `structure_of` says it; "" where any model will do. recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
     torch does not compute in are left out, and those that are programs of their own; a comment names them.
     """
     runnable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
@@ -119,6 +127,7 @@ def emit(
         _HEADER,
         f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
         f"PARAMETERS = {parameters}\n\n",
+        f"STRUCTURE = {structure!r}\n\n",
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_tables(runnable)}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runs.wrapped import renamed, unwrapped
+from ..runs.wrapped import is_wrapped, renamed, unwrapped
 from ..state.half import LOW, raise_in_place, stored_low
 from ..state.members import modules_of, named_modules, named_parameters, parameters_of
 from ..strategies import strategy_of
@@ -33,12 +33,6 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     if how["keep"] is not None or how["region"] is not None:
         inner = functools.partial(inside, module, inner, how, (args, kwargs))
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
-
-
-def is_wrapped(module: nn.Module) -> bool:
-    """Whether a scope of an earlier plan wraps the module's forward."""
-    forward = module.__dict__.get("forward")
-    return isinstance(forward, functools.partial) and getattr(forward.func, "__name__", "") == run_scope.__name__
 
 
 def unwrap(module: nn.Module) -> None:

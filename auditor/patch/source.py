@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,10 +49,20 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
         if source["kind"] != "instance":
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
             made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
+        else:
+            made = copied(made)
         model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         load_weights(unwrapped(model), locate(source["weights"], file))
     return model
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model that the source holds, so that it can be built again; what cannot be copied is that model itself."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:
+        return model
 
 
 @contextmanager

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -12,11 +15,14 @@ from ..criteria import Criterion
 from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
+from ..errors import CallbackError
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..loading.sandbox import blame
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
 from ..ops.casting import lowered
+from ..raised import let_through
 from ..records import Capture, Contribution, Distance, Subject
 from ..runs.outputs import on_cpu
 from .workbench import reference
@@ -56,12 +62,33 @@ def yardstick_of(
 
 def _of_the_cpu(metric: Distance) -> Distance:
     """The user's metric, given the outputs where it is given those of the patched models: on the CPU."""
+    name = name_of(metric)
 
     def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-        return metric(on_cpu(reference), on_cpu(candidate))
+        try:
+            found: Any = metric(on_cpu(reference), on_cpu(candidate))
+        except Exception as error:
+            let_through(error)
+            if not math.isfinite(output_error(reference, candidate)):
+                return math.nan  # a metric may refuse outputs that are not finite, which no budget allows
+            raise CallbackError(
+                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
+                slug="bad-callback",
+            ) from error
+        return _number(found, name)
 
-    measured.__name__ = name_of(metric)
+    measured.__name__ = name
     return measured
+
+
+def _number(found: Any, name: str) -> float:
+    """What a metric returned, as a float. Raises: CallbackError(slug="bad-callback") where it is no single number."""
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+        found = found.item()  # of a tensor or an array with one entry
+    if isinstance(found, Real):
+        return float(found)
+    words = "None" if found is None else f"a value of type {type(found).__name__}"
+    raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..folder import check_directory, write
+from ..folder import check_directory, path_of, write
 from .dtypes import Dtypes
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
@@ -125,12 +125,13 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    structure: see `runs.wrapped.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
     output in a run of the graph under the recommended plan.
     """
 
     subject: Subject
     parameters: int
+    structure: str = ""
     inputs: tuple[str, ...]
     tied_parameters: Groups = ()
     shared_modules: Groups = ()
@@ -285,7 +286,7 @@ class Audit:
         found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
         if self.subject.present:
             found["patched_model.py"] = emit(
-                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory)
+                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
             )
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
@@ -304,8 +305,9 @@ class Audit:
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         from ..document.replaced import programs_in
 
-        check_directory(Path(directory), texts := self.texts(directory))
-        return write(Path(directory), texts, programs_in(Path(directory)))
+        folder = path_of(directory, "the directory to save into")
+        check_directory(folder, texts := self.texts(folder))
+        return write(folder, texts, programs_in(folder))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

@@ -263,7 +263,9 @@ class Finding:
     op: Annotated[str, Written("ATen overload of that node", needed="audit")]
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
     severity: Severity
-    confidence: Annotated[str, Written("how sure the rule is", choices=("high", "medium", "low"))]
+    confidence: Annotated[
+        str, Written("`high` where measured to be unsafe, else as its rule says", choices=("high", "medium", "low"))
+    ]
     formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
     message: Annotated[str, Written("what is wrong here, with this model's numbers", needed="audit")]
     why: Annotated[str, Written("why that hurts, as the rule has it")]

@@ -23,26 +23,32 @@ def as_data(rule: Rule) -> dict[str, Any]:
 
 
 def explain(rule: Rule) -> str:
-    """Markdown about one rule: what it looks for, why that hurts, an example, what to do, and its sources."""
+    """Markdown about one rule: why it hurts, an example, what to do, then what is matched, and its sources."""
     condition = describe(rule.when)
     sections = [
         f"# {rule.code}: {rule.name}",
-        f"Severity: {rule.severity}. Confidence: {rule.confidence}. Formats: {', '.join(rule.formats)}. "
+        f"Severity: {rule.severity}. Confidence: {_confidence(rule)}. Formats: {', '.join(rule.formats)}. "
         f"Family: {rule.family}. Since {rule.since} ({rule.status}).",
-        "## What it looks for",
-        "\n".join(f"- {line}" for line in _places(rule.match))
-        + (f"\n\nIt fires where {condition}." if condition else "")
-        + _superseded(rule),
         "## Why",
         rule.why,
         *(_example(rule.example) if rule.example else []),
         "## What to do",
         rule.advice,
         *(_repaired(rule.example) if rule.example and rule.example.fixed else []),
+        "## What it looks for",
+        "\n".join(f"- {line}" for line in _places(rule.match))
+        + (f"\n\nIt fires where {condition}." if condition else "")
+        + _superseded(rule),
         "## References",
         "\n".join(f"- {reference}" for reference in rule.references),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _confidence(rule: Rule) -> str:
+    if rule.confidence == "high" or not rule.measurable:
+        return rule.confidence
+    return f"{rule.confidence}, and high where the operation is measured to be unsafe"
 
 
 def _superseded(rule: Rule) -> str:

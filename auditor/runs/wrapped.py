@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from typing import Any
 
 from torch import nn
+
+from ..state.members import named_modules, named_parameters
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 
@@ -27,6 +31,32 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def without_wrappers(path: str) -> str:
     """A module path without the names that wrappers put into it."""
     return ".".join(name for name in path.split(".") if name not in WRAPPERS.values())
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a scope of a plan wraps the module's forward, see patch/runtime.py."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, functools.partial) and getattr(forward.func, "__name__", "") == "run_scope"
+
+
+def structure_of(model: nn.Module) -> str:
+    """A digest of modules' classes and parameters' shapes, by name: a plan fits models of one structure.
+
+    Wrappers do not count, nor the classes that FSDP makes of a module's own. Raises: what a lazy parameter raises.
+    """
+    inner = unwrapped(model)
+    lines = [
+        f"{without_wrappers(path)} {_class_of(module)}"
+        for path, module in named_modules(inner)
+        if wrapper_of(module) is None
+    ]
+    lines += [f"{without_wrappers(name)} {list(value.shape)}" for name, value in named_parameters(inner)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _class_of(module: nn.Module) -> str:
+    own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.distributed."))
+    return next(own).__name__
 
 
 def renamed(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:

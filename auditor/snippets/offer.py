@@ -82,7 +82,7 @@ class Offer:
         None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
         """
         if name is not None:
-            if name not in self.plans:
+            if not isinstance(name, str) or name not in self.plans:
                 known = ", ".join(sorted(self.running) or sorted(self.plans))
                 raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
             if not runs(self.plans[name].format):

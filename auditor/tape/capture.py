@@ -118,12 +118,7 @@ def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recordin
         ) from error
     found = assembled(tape, subject.model, batch)
     if not any(node.floating for node in found.nodes.values()):
-        raise CaptureError(
-            f"{subject.name} has no floating-point operation, so there is no precision to audit. "
-            "Pass a model that computes on floating-point tensors and returns tensors: a number, an array or a text made "
-            "of one cannot be followed back, nor can entries that choose a shape.",
-            slug="nothing-to-audit",
-        )
+        raise CaptureError(_nothing_floating(subject.name, answer), slug="nothing-to-audit")
     if all(node.dtype in DOUBLE for node in found.nodes.values() if node.floating):
         raise CaptureError(
             f"{subject.name} computes in FP64 alone, which is kept as it is. Pass model.float(), and inputs in FP32, to see "
@@ -135,6 +130,20 @@ def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recordin
     warnings = (*found.warnings, *([history] if history else []))
     found = replace(found, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)
     return Recording(found, subject, _known(answer, subject))
+
+
+def _nothing_floating(name: str, answer: NamedTensors) -> str:
+    """Why the recorded operations that lead to the outputs have no precision."""
+    if not answer:
+        return (
+            f"{name} returns no tensor, so there is no output to compare. Let it return tensors: a number (.item()), an array "
+            "or a text made of one cannot be followed back to the operations that it came from."
+        )
+    return (
+        f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. A number "
+        "(.item()), an array or a text cannot be followed back, nor can entries that choose a shape. Pass a model that "
+        "computes its outputs from floating-point tensors."
+    )
 
 
 def _known(answer: NamedTensors, subject: Subject) -> NamedTensors:

@@ -113,6 +113,6 @@ def test_an_answer_of_zeros_says_that_its_error_says_nothing(alone: bool) -> Non
     "read", [lambda y: y.sum().item(), Tensor.tolist, lambda y: y.detach().numpy(), lambda y: None]
 )
 def test_no_tensor_returned_is_one_line(read: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(CaptureError, match="returns tensors") as raised:
+    with pytest.raises(CaptureError, match="returns no tensor") as raised:
         auditor.audit(model_of(lambda m, x: read(m.first(x))), (normal(4, 8),), device="cpu")
     assert raised.value.slug == "nothing-to-audit"

@@ -195,7 +195,7 @@ def test_an_audit_that_fails_leaves_everything_too() -> None:
         ({"formats": ()}, "bad-option"),
         ({"strategies": ("quantise",)}, "bad-option"),
         ({"max_error": 0.0}, "bad-option"),
-        ({"target": "abacus"}, "bad-option"),
+        ({"gpu": "abacus"}, "bad-option"),
         ({"max_error": float("nan")}, "bad-option"),
         ({"max_error": float("inf")}, "bad-option"),
         ({"mode": "fine-tuning"}, "bad-option"),

@@ -27,7 +27,7 @@ def options(**asked: Any) -> Options:
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"max_error": math.inf}, "positive"),
-        ({"gpu": "abacus"}, "A100"),
+        ({"gpu": "abacus"}, "gpu is one of T4, A100"),
     ],
     ids=str,
 )

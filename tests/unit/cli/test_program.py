@@ -129,7 +129,7 @@ def test_a_cache_reaches_the_stages_and_a_bad_one_is_refused(stages, tmp_path, c
 def test_options_reach_the_stages(stages, tmp_path):
     words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
     words += ["--mode", "training", "--loss", "x.py:loss"]
-    words += ["--seed", "7", "--target", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
+    words += ["--seed", "7", "--gpu", "RTX 4090", "--out", "else where", "--inputs", "x.py:f"]
     (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\ndef loss(y): return y.sum()\n")
     assert cli.main(words) == 0
     (call,) = stages.calls
@@ -284,6 +284,7 @@ def test_cuda_where_there_is_none(stages, capsys, monkeypatch):
         ["model.py", "--max-error", "much"],
         ["model.py", "--device", "tpu"],
         ["model.py", "--unknown"],
+        ["model.py", "--target", "T4"],
     ],
 )
 def test_bad_options_exit_with_2(stages, words):
@@ -295,7 +296,7 @@ def test_bad_options_exit_with_2(stages, words):
 
 def test_configuration_sets_defaults_and_options_win(stages, tmp_path):
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.auditor]\nformats = ["bf16"]\nmax-error = 0.25\ntarget = "T4"\nfail-on = "warning"\nout = "here"\n'
+        '[tool.auditor]\nformats = ["bf16"]\nmax-error = 0.25\ngpu = "T4"\nfail-on = "warning"\nout = "here"\n'
     )
     stages.severities = ("warning",)
     assert cli.main(["model.py", "--max-error", "0.125"]) == 1

@@ -118,6 +118,7 @@ def test_something_else_than_a_plan() -> None:
 def test_an_audit_stands_for_the_plan_that_it_recommends() -> None:
     found = make_audit(8)
     assert found.recommended is not None
-    assert select(found, None) == select(found.plans, found.recommended)
+    of = {"parameters": found.parameters}
+    assert select(found, None) == {**of, **select(found.plans, found.recommended)}
     other = next(name for name in sorted(found.plans) if name != found.recommended)
-    assert select(found, other) == select(found.plans, other) != select(found, None)
+    assert select(found, other) == {**of, **select(found.plans, other)} != select(found, None)

@@ -41,6 +41,29 @@ criterion = ["logits: kl <= 0.01", "boxes: max_abs <= 0.5"]
     assert target.words[-1] == "net.py:Net(width=8)"
 
 
+def test_flags_are_true_or_false_and_the_gpu_is_no_target(tmp_path):
+    text = """
+[defaults]
+measure-time = true
+quick = true
+gpu = "T4"
+
+[[target]]
+name = "a"
+target = "a.py"
+
+[[target]]
+name = "b"
+target = "b.py"
+measure-time = false
+quick = false
+gpu = "H100"
+"""
+    first, second = read(written(tmp_path, text), _known(), _wrong)
+    assert set(first.words) == {"--measure-time", "--quick", "--gpu=T4", "a.py"}
+    assert set(second.words) == {"--no-measure-time", "--gpu=H100", "b.py"}
+
+
 ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
 
 
@@ -62,6 +85,11 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         (ONE + "max-error = -1\n", "target 'a': argument --max-error: "),
         (ONE + "seed = {}\n", "seed must be a plain value"),
         (ONE + "[defaults]\nsed = 1\n", "[defaults] has 'sed'"),
+        (ONE + "[defaults]\ntarget = 'T4'\n", "[defaults] has 'target', which is no option"),
+        (
+            ONE + "no-measure-time = true\n",
+            "'no-measure-time', which is no option of an audit in a fleet: did you mean",
+        ),
     ],
 )
 def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path, text, said):

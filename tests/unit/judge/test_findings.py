@@ -45,6 +45,13 @@ def test_the_measurement_wins() -> None:
     ]
 
 
+def test_what_is_measured_to_be_unsafe_is_certain() -> None:
+    rules = [replace(finding("NRM001", name), confidence="low") for name in ("unsafe", "sensitive", "safe")]
+    sensitive = Verdict("sensitive", "a third of it")
+    found = confronted(rules, {"unsafe": {"fp16": UNSAFE}, "sensitive": {"fp16": sensitive}, "safe": {"fp16": SAFE}})
+    assert [item.confidence for item in found] == ["high", "low", "low"]
+
+
 def test_a_format_the_rule_does_not_speak_of_is_not_asked() -> None:
     (found,) = confronted([finding("NRM001", "n")], {"n": {"fp16": SAFE, "bf16": UNSAFE}})
     assert found.agrees is False

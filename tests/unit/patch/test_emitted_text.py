@@ -64,7 +64,7 @@ def test_hostile_names_are_data(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert len(expressions) == 1  # the docstring: nothing is called at import
 
 
-DATA = ("SOURCE", "PARAMETERS", "RECOMMENDED", "PLANS")
+DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "PLANS")
 NAMES = st.one_of(
     st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)
 )
