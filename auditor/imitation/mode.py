@@ -69,8 +69,8 @@ class Imitation:
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)
-        except UnsupportedInFormat:
-            if not self.lenient or mutates(op):
+        except UnsupportedInFormat as error:
+            if not self.lenient or (mutates(op) and not error.literal):
                 raise
             return in_float32(op, args, kwargs)
 

@@ -125,6 +125,8 @@ def _unsafe_reason(
     effect = effect_of(contribution, max_error)
     if math.isfinite(contribution.isolated) and not contribution.criterion:
         effect = f"{effect}, over the budget of {max_error:.2g}"
+    if error.cause == "underflow":
+        return f"underflow: {_vanishes(error, fmt)}; {effect}"
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest
         magnitude = (
@@ -134,6 +136,15 @@ def _unsafe_reason(
     if error.disagreement:
         return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
     return f"{error.cause}: {effect}" if error.cause else effect
+
+
+def _vanishes(error: NodeError, fmt: str) -> str:
+    """What is too small for the format, in one clause."""
+    if error.overflow or error.nan:
+        return f"an input that is not zero in FP32 is zero in {label(fmt)}"
+    if error.underflow:
+        return f"{error.underflow:.0%} of its non-zero entries are zero in {label(fmt)}"
+    return f"{label(fmt)} keeps fewer bits of numbers below {FORMATS[fmt].smallest_normal:.2g}"
 
 
 def _safe_reason(error: NodeError, contribution: Contribution) -> str:

@@ -19,6 +19,7 @@ from ..sparing import now
 from ..tape.capture import Recording
 from ..tape.paths import usable_batches
 from .attribute import attribute
+from .causes import explained
 from .confirm import confirmed
 from .known import Known
 from .measure import Measurement, measure
@@ -79,7 +80,8 @@ def calibrate(
             else:
                 measured, contributions = _measured(capture, subject, batch, together, seed, tick, known, heard)
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
-            part = Calibration(measured.errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
+            errors = explained(measured.errors, contributions)
+            part = Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
             del measured, recalled
             give_back()
             found = part if found is None else _beside(found, part)

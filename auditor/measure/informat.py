@@ -16,8 +16,9 @@ from ..formats.profile import Deviation, Profile
 from ..ops.nodes import op_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Capture, NodeError
-from .causes import cause_of
+from .causes import Quotient, cause_of
 from .lowrun import LowRun, same_shapes
+from .singular import divisors
 from .testrun import Again, Alone, Leaves, Trace, run_alone, trace_of, turned
 
 _LARGE = 1e15
@@ -135,6 +136,8 @@ class InFormat:
         found, gap, later = self._compared(n, tensors_of(alone.low)[0], propagated[0])
         self._hear(n, later)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
+        divisor = next((self._profiles.get(source) for source in divisors(n)), None)
+        quotient = Quotient(divisor, any(n in divisors(user) for user in n.users))
         return NodeError(
             local_error=found.error,
             propagated_error=later,
@@ -144,7 +147,7 @@ class InFormat:
             subnormal=found.damage.subnormal,
             max_ulp=found.max_ulp,
             sqnr_db=sqnr_db(found.error),
-            cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs),
+            cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs, quotient),
         ), gap
 
     def _hear(self, n: fx.Node, later: float) -> None:

@@ -137,7 +137,7 @@ class _Measuring(Reference):
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
-        self._deciding, self._cheap = _chosen_by(capture), set[str]()
+        self._stays, self._cheap = _chosen_by(capture), set[str]()
         near, guards = deciding(capture), guarding(capture)
         self.low = {
             name: InFormat(
@@ -180,6 +180,9 @@ class _Measuring(Reference):
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.live[n.name] = tensors_of(reference)
+        around = [n.name, *(source.name for source in n.all_input_nodes)]
+        if not all(is_plain(leaf) for name in around for leaf in self.live[name]):
+            self._stays.update(around)  # a sparse tensor's entries are another tensor, not a copy of it
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         put(self.values, n.name, detached, stays=n.op != "call_function")
         if self.slots is not None:
@@ -207,7 +210,7 @@ class _Measuring(Reference):
             low.forget(used_up)
         if self.slots is None and not now().host:
             return
-        done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._deciding]
+        done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._stays]
         own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
         for leaf in filter(_is_usual, [*own, *(leaf for name in done for leaf in self.live[name])]):
             hollow(leaf)

@@ -20,8 +20,8 @@ _LITTLE = 0.1
 
 def guarding(capture: Capture) -> set[str]:
     """Names of values at most three operations before an operation that is singular at zero."""
-    divisors = {value for node in capture.graph_module.graph.nodes for value in _divisors(node)}
-    return {node.name for node in upstream(divisors)}
+    values = {value for node in capture.graph_module.graph.nodes for value in divisors(node)}
+    return {node.name for node in upstream(values)}
 
 
 def upstream(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -50,7 +50,7 @@ def _guarded(start: fx.Node) -> list[fx.Node]:
     """What is divided by at most two operations after a node, itself included."""
     frontier, found = [start], dict[fx.Node, None]()
     for _ in range(_STEPS):
-        found |= {node: None for node in frontier if any(node in _divisors(user) for user in node.users)}
+        found |= {node: None for node in frontier if any(node in divisors(user) for user in node.users)}
         frontier = [user for node in frontier for user in node.users if user.op == "call_function"]
     return list(found)
 
@@ -69,7 +69,8 @@ def _alike(now: Any, before: Any) -> bool:
     return all(bool(((x - y).abs() <= _LITTLE * y.abs()).all()) for x, y in pairs)
 
 
-def _divisors(node: fx.Node) -> list[fx.Node]:
+def divisors(node: fx.Node) -> list[fx.Node]:
+    """What the node divides by, or takes a logarithm or an inverse root of; nothing for others."""
     if node.op != "call_function":
         return []
     row = row_of(node)

@@ -33,12 +33,13 @@ _TOO_WIDE = "without overflow"
 class UnsupportedInFormat(MeasureError, RuntimeError):
     """The operation refuses the format; the message is the reason, in one clause. A RuntimeError, as CUDA's refusal is.
 
-    owner: path of the module that it is in, where that is known.
+    owner: path of the module that it is in, where that is known. literal: whether a number that the author wrote is what
+    does not fit.
     """
 
-    def __init__(self, reason: str, owner: str | None = None) -> None:
+    def __init__(self, reason: str, owner: str | None = None, *, literal: bool = False) -> None:
         super().__init__(reason, slug="unsupported-op")
-        self.owner = owner
+        self.owner, self.literal = owner, literal
 
 
 def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,7 +62,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     row, on_cpu = _low_format(tensors, known)
     compute = target if kwargs else quickest_pooling(target, args)
     if row is None:
-        return settled(target, compute(*args, **kwargs))
+        return settled(target, _made(compute, known.name, args, kwargs))
     name = known.name
     if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
@@ -87,7 +88,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         lacking = not known.half_on_cpu and _NO_KERNEL.search(why)
         if on_cpu and (lacking or (known.wide_literals and _TOO_WIDE in why)):
             return in_float32(target, args, kwargs, row)
-        raise UnsupportedInFormat(_reason(name, row, error)) from error
+        raise UnsupportedInFormat(_reason(name, row, error), literal=_TOO_WIDE in why) from error
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
@@ -97,6 +98,19 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
         if is_low(dtype):
             return format_of(dtype), x.device.type == "cpu"
     return None, False
+
+
+def _made(compute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operation on what is not low; one that is told to give a low dtype may have a literal that does not fit it."""
+    try:
+        return compute(*args, **kwargs)
+    except RuntimeError as error:
+        asked = kwargs.get("dtype")
+        if not isinstance(asked, torch.dtype) or not is_low(asked) or _TOO_WIDE not in first_line(error):
+            raise
+        row = format_of(asked)
+        assert row is not None
+        raise UnsupportedInFormat(_reason(name, row, error), literal=True) from error
 
 
 def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:

@@ -365,6 +365,7 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
         return ""
     rival = rivals[0]
     failings: tuple[tuple[Callable[[Plan], bool], str], ...] = (
+        (lambda plan: plan.verification is None or plan.verification.failure is None, "fails to run"),
         (lambda plan: plan.verified, "does not hold the budget"),
         (lambda plan: plan.holds, "does not keep the score"),
         (gains, "has nothing low that gains anything within the budget"),

@@ -55,7 +55,8 @@ def energy_of(problem: Problem) -> Energy:
         if name in nodes and (nodes[name].owner in held or decides[name] in held):
             continue  # the pairs have it
         casting = resolution.lowered.get(name) or reading.get(name) or users.get(name, [])
-        readers = {decides[user] for user in casting}
+        maker = decides.get(name, "")  # the graph's output is in no scope: the one that hands the value on casts it
+        readers = {decides.get(user, maker) for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
             charge("", 0.0, 0.0, problem.cast_square(resolution, name))
             for owner in readers - {""}:

@@ -42,6 +42,7 @@ class Tally:
     by_literal: int = 0
     without_kernel: int = 0
     refused: int = 0
+    by_underflow: int = 0
 
     @property
     def unsafe(self) -> int:
@@ -50,9 +51,11 @@ class Tally:
 
     @property
     def limit(self) -> str:
-        """What limits any operation, `range and precision`; nothing where none is limited."""
+        """What limits any operation, `overflow and precision`; nothing where none is limited."""
+        wider = FORMATS[self.format].smallest_normal > FORMATS["bf16"].smallest_normal
         found = (
-            ("range", self.by_range),
+            ("overflow", self.by_range - self.by_underflow),
+            ("underflow (BF16 has FP32's range)" if wider else "underflow", self.by_underflow),
             ("precision", self.by_precision),
             (f"literals that {self.label} cannot hold", self.by_literal),
             ("missing kernels", self.without_kernel),
@@ -153,11 +156,12 @@ def _tally(audit: Audit, fmt: str) -> Tally:
     verdicts = [node.verdicts[fmt] for node in audit.nodes if fmt in node.verdicts]
     counts = Counter(v.verdict for v in verdicts)
     refused = Counter(_refusal(node, fmt) for node in audit.nodes)
-    limited = Counter(
-        node.verdicts[fmt].limited_by
+    flagged = [
+        node
         for node in audit.nodes
         if fmt in node.verdicts and node.verdicts[fmt].verdict in ("sensitive", "unsafe") and not _refusal(node, fmt)
-    )
+    ]
+    limited = Counter(node.verdicts[fmt].limited_by for node in flagged)
     return Tally(
         fmt,
         label(fmt),
@@ -169,6 +173,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         refused["literal"],
         refused["kernel"],
         refused["other"],
+        sum(fmt in node.errors and node.errors[fmt].cause == "underflow" for node in flagged),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import fx, nn
@@ -14,7 +13,7 @@ from ..records import AutocastRegion, Node
 from ..state.members import modules_of
 from .builder import Mark, Tape
 from .calls import first_paths
-from .source import Place, code_at
+from .source import code_at, line_of
 
 
 def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
@@ -41,7 +40,7 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str], functions: Mappi
         op=node.meta["op"],
         owner=owner,
         owner_type=types.get(owner, ""),
-        source=_line(written.place) if written else None,
+        source=line_of(written.place) if written else None,
         source_path=written.place[0] if written else None,
         code=code_at(written.place) if written else None,
         inputs=tuple(source.name for source in node.all_input_nodes),
@@ -52,13 +51,9 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str], functions: Mappi
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         in_place=_stands_for_one(node, mark),
         function=mark.function and replace(mark.function, of=functions[owner, mark.function.path]),
-        called_from=f"{_line(caller)} in {written.function}" if written and caller else None,
+        called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
         caller_path=caller[0] if caller else None,
     )
-
-
-def _line(place: Place) -> str:
-    return f"{Path(place[0]).name}:{place[1]}"
 
 
 def _stands_for_one(node: fx.Node, mark: Mark) -> bool:

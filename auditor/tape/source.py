@@ -63,6 +63,23 @@ def written_at(outermost: CodeType) -> Written | None:
     return Written(place, _place(beside), _function(beside.f_code))
 
 
+def line_of(place: Place) -> str:
+    """A place as reports write it: the file's name and the line."""
+    return f"{Path(place[0]).name}:{place[1]}"
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line that is not torch's, where a call of a module raised; "" for other errors."""
+    step, inside, place = error.__traceback__, False, ""
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        inside = inside or filename == _MODULE
+        if inside and _kind(filename) in ("own", "library"):
+            place = line_of((filename, step.tb_lineno))
+        step = step.tb_next
+    return place
+
+
 def code_at(place: Place) -> str | None:
     """The text of a line, None where its file cannot be read."""
     return linecache.getline(*place).strip() or None

@@ -103,9 +103,13 @@ def _once(known: list[torch.Tensor], other: list[torch.Tensor]) -> list[torch.Te
 
 
 def failure_of(error: BaseException) -> str:
-    """What a run raised, in one line."""
+    """What a run raised, in one line, and at which line of the model."""
+    from ..tape.source import raised_at  # processes that verify need none of that room otherwise
+
     name, text = type(error).__name__, first_line(error)
     said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
+    place = raised_at(error)
+    said += f" ({place})" if place else ""
     if out_of_memory(error):
         return f"{NO_MEMORY}, {said}"
     return NOT_RUN + said if isinstance(error, OSError | ImportError) else said

@@ -9,18 +9,24 @@ from torch import Tensor
 from auditor.formats.metrics import Damage
 from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
-from auditor.measure.causes import breaks, cause_of
+from auditor.measure.causes import Quotient, breaks, cause_of, explained
 from auditor.records import Contribution, NodeError
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
 UNHURT = Damage(0, 0, 0.0, 0.0)
 ONES = torch.ones(4)
+NONE = Quotient()
 
 
 def cause(
-    op: str, error: float, hurt: Damage = UNHURT, result: Tensor = ONES, inputs: tuple[Tensor, ...] = (ONES,)
+    op: str,
+    error: float,
+    hurt: Damage = UNHURT,
+    result: Tensor = ONES,
+    inputs: tuple[Tensor, ...] = (ONES,),
+    quotient: Quotient = NONE,
 ) -> str | None:
-    return cause_of(op, hurt, error, FP16, Profile(result), [Profile(x) for x in inputs])
+    return cause_of(op, hurt, error, FP16, Profile(result), [Profile(x) for x in inputs], quotient)
 
 
 def test_non_finite_results_come_first() -> None:
@@ -38,6 +44,37 @@ def test_underflow_needs_a_share_of_the_entries_and_an_error_beyond_rounding() -
     assert cause("mul", 0.1, flushed, tiny) == "underflow"
     assert cause("mul", 0.1, Damage(0, 0, 0.0099, 0.0), tiny) == "rounding"
     assert cause("mul", 2.0**-10, flushed, tiny) == "rounding"  # epsilon of fp16: the flushed entries weigh nothing
+
+
+@pytest.mark.parametrize("hurt", [Damage(1, 0, 0.0, 0.0), Damage(0, 1, 0.0, 0.0)])
+def test_a_divisor_that_vanishes_is_no_overflow(hurt: Damage) -> None:
+    vanished, held = (Quotient(Profile(ONES * size)) for size in (2e-8, 6e-8))  # FP16's smallest number is 6e-8
+    assert cause("log", float("inf"), hurt, quotient=vanished) == "underflow"
+    assert cause("log", float("inf"), hurt, quotient=held) == ("overflow" if hurt.overflow else "nan")
+    beyond = ONES * 1e5  # FP16 ends at 65504: what does not fit would not fit whatever it is divided by
+    assert cause("div", float("inf"), hurt, beyond, quotient=vanished) == ("overflow" if hurt.overflow else "nan")
+
+
+def test_few_bits_of_what_something_divides_by_are_underflow() -> None:
+    subnormal = Quotient(Profile(ONES * 3e-7))
+    assert cause("log", 0.002, quotient=subnormal) == "underflow"  # above 2^-10, which rounding does not reach
+    assert cause("log", 2.0**-11, quotient=subnormal) == "rounding"
+    assert cause("add", 1e-6, Damage(0, 0, 0.001, 0.0), quotient=Quotient(divides=True)) == "underflow"
+    assert cause("add", 1e-6, Damage(0, 0, 0.0, 0.01), quotient=Quotient(divides=True)) == "underflow"
+    assert cause("add", 1e-6, Damage(0, 0, 0.0, 0.01)) == "rounding"
+
+
+def test_what_vanishes_and_turns_the_outputs_non_finite_later_is_underflow() -> None:
+    ends, stays = (Contribution(size, 0.1, 0.0) for size in (float("inf"), 0.5))
+
+    def after(error: NodeError, effect: Contribution) -> str | None:
+        return explained({"x": {"fp16": error}}, {"x": {"fp16": effect}})["x"]["fp16"].cause
+
+    assert after(NodeError(underflow=0.001, cause="rounding"), ends) == "underflow"
+    assert after(NodeError(underflow=0.001, cause="rounding"), stays) == "rounding"
+    assert after(NodeError(cause="rounding"), ends) == "rounding"
+    assert after(NodeError(underflow=0.001, overflow=3, cause="overflow"), ends) == "overflow"
+    assert after(NodeError(underflow=0.001, cause="cancellation"), ends) == "cancellation"
 
 
 @pytest.mark.parametrize("op", ["sub", "rsub", "add", "sum", "mean", "var"])

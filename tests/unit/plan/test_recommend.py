@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.plan.recommend import best_for, lowers_nothing, recommend, saves_nothing
-from auditor.records import Memory, Plan, Reason, ScopeChoice, Timed, Times
+from auditor.records import Memory, Plan, Reason, ScopeChoice, Timed, Times, Verification
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
@@ -202,6 +202,14 @@ def test_a_format_is_said_to_have_nothing_only_under_the_strategy_that_has_nothi
     broken = replace(idle, verified=False)
     assert "; FP16 with cast weights does not hold the budget." in recommend(plans(chosen, broken, other), 0.01)[1]
     assert "; FP16 does not hold the budget." in recommend(plans(chosen, broken), 0.01)[1]
+
+
+def test_a_plan_that_raised_is_not_said_to_miss_the_budget() -> None:
+    chosen, ran = named("cast_bf16", predicted_speedup=3.0), Verification(None, False, None, "audited", "emulated")
+    refused = replace(named("cast_fp16"), verified=False, verification=replace(ran, failure="full has a literal"))
+    assert "; FP16 fails to run." in recommend(plans(chosen, refused), 0.01)[1]
+    endless = replace(refused, verification=ran)
+    assert "; FP16 does not hold the budget." in recommend(plans(chosen, endless), 0.01)[1]
 
 
 def test_the_sentence_holds_the_evidence() -> None:

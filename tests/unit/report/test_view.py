@@ -62,7 +62,7 @@ def test_plan_verdicts(change, verdict):
 
 def test_tallies_say_what_limits_each_format():
     fp16, bf16 = view(make_audit()).tallies
-    assert fp16.limit == "range and precision"  # one overflow, and the argmax that flips
+    assert fp16.limit == "overflow and precision"  # one overflow, and the argmax that flips
     assert bf16.limit == "precision"
     assert dict(fp16.counts)["untested"] == 1
     assert fp16.total == sum(n for _, n in fp16.counts) == 120

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from auditor.records import Node
-from auditor.tape.source import code_at, written_at
+from auditor.tape.source import code_at, raised_at, written_at
 from tests.replaying import Model, linear, replayed
 from tests.subjects import normal, only
 
@@ -284,3 +285,18 @@ def test_the_forward_of_an_autograd_function_is_a_helper() -> None:
     assert written(found, "sinh") == (f"{HERE}:{line_of(Hyperbolic.forward) + 2}", beside)
     assert written(found, "cosh") == (f"{HERE}:{line_of(Net.shift.fget) + 2}", beside)
     assert written(found, "add") == (beside.partition(" in ")[0], None)
+
+
+def test_where_a_call_of_a_module_raised() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.ones(4, 4).half()
+
+    def blamed(action: Any) -> str:
+        with pytest.raises(RuntimeError) as refused:
+            action()
+        return raised_at(refused.value)
+
+    assert blamed(lambda: Mixed()(X)) == f"{HERE}:{line_of(Mixed.forward) + 1}"
+    assert blamed(lambda: nn.Linear(3, 3)(X)) == ""  # all lines of it are torch's
+    assert blamed(lambda: helper(X.reshape(3))) == ""  # no module was called

@@ -250,7 +250,7 @@ def test_inputs_that_no_other_process_can_read(tmp_path: Path) -> None:
 def test_a_model_that_cannot_run_with_gradients_is_not_asked_to(tmp_path: Path) -> None:
     source = "def act(y):\n    if torch.is_grad_enabled(): raise RuntimeError('no gradients here')\n"
     found = run(tmp_path, source, ("cast_bf16",))
-    assert found["cast_bf16"] == "with gradients enabled, RuntimeError: no gradients here"
+    assert found["cast_bf16"] == "with gradients enabled, RuntimeError: no gradients here (net.py:21)"
     found = run(tmp_path / "again", source, ("cast_bf16",), gradients=False)
     assert found["cast_bf16"].graded is None
 

@@ -134,7 +134,7 @@ def test_the_first_batch_is_run_with_gradients_too() -> None:
 def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
     model = seeded(lambda: Moody(raises=True))  # type: ignore[arg-type]
     batches: Any = [((normal(3, 4),), {})]
-    assert answers_of(model, batches, "cpu") == "with gradients enabled, KeyError: 'gradients'"
+    assert answers_of(model, batches, "cpu") == "with gradients enabled, KeyError: 'gradients' (test_running.py:121)"
     assert isinstance(answers_of(model, batches, "cpu", gradients=False), Answers)
 
 

@@ -70,7 +70,8 @@ def test_what_does_not_run_has_a_reason_for_every_number() -> None:
             raise RuntimeError("no kernel for Half")
 
     found = timed(Refusing(), ((X,), {}), "cpu")
-    assert found == Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), "RuntimeError: no kernel for Half"))
+    said = "RuntimeError: no kernel for Half (test_timing.py:70)"
+    assert found == Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), said))
 
 
 def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:

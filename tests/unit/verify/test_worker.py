@@ -64,7 +64,7 @@ def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
             raise RuntimeError("not today")
 
     assert run_plan(SimpleNamespace(apply=lambda model, plan: None), Refusing(), "plan", [BATCH], SETTINGS) == (  # type: ignore[arg-type]
-        "RuntimeError: not today"
+        "RuntimeError: not today (test_worker.py:64)"
     )
 
 

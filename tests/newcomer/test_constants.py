@@ -1,0 +1,120 @@
+"""A constant that FP16 cannot hold: it is named, what follows is measured as low, and no plan writes it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.ops.kernels import UnsupportedInFormat, run_op
+from auditor.records.audit import Audit
+from auditor.report.questions import questions
+
+HIDDEN = torch.ones(8, 8).triu(1).bool()
+Mask = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Attention(nn.Module):
+    """Masked attention, and behind it a root mean square by hand that overflows in FP16."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.q, self.n, self.mask = nn.Linear(16, 16), nn.Linear(16, 16), mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.mask(self.q(x) @ x.transpose(-1, -2))
+        y = 400 * self.n(scores.softmax(-1) @ x)
+        return y / y.pow(2).mean(-1, keepdim=True).sqrt()
+
+
+def full(fill: float) -> Mask:
+    return lambda scores: scores + torch.full((8, 8), fill, dtype=scores.dtype).triu(1)  # written here
+
+
+def in_place(scores: torch.Tensor) -> torch.Tensor:
+    return scores.masked_fill_(HIDDEN, -1e9)
+
+
+def made_low(scores: torch.Tensor) -> torch.Tensor:
+    return scores + scores.new_full((8, 8), -1e9).triu(1)
+
+
+def filled(scores: torch.Tensor) -> torch.Tensor:
+    return scores + torch.zeros(8, 8, dtype=scores.dtype).fill_(-1e9).triu(1)
+
+
+def audited(mask: Mask, formats: str = "fp16") -> Audit:
+    torch.manual_seed(0)
+    return auditor.audit(Attention(mask), (torch.randn(2, 8, 16),), formats=formats, progress=False)
+
+
+def unsafe(found: Audit) -> list[str]:
+    return [r.node.op for r in found.nodes if r.verdicts["fp16"].verdict == "unsafe"]
+
+
+@pytest.fixture(scope="module")
+def held() -> Audit:
+    """The same model with a constant that every format holds."""
+    return audited(full(-math.inf))
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    return audited(full(-1e9), "fp16,bf16")
+
+
+@pytest.mark.parametrize(
+    ("mask", "op"),
+    [
+        (in_place, "aten.masked_fill.Scalar"),
+        (made_low, "aten.new_full.default"),
+        (filled, "aten.fill.Scalar"),
+    ],
+)
+def test_however_it_is_written_it_hides_nothing(mask: Mask, op: str, held: Audit) -> None:
+    other = audited(mask)
+    assert unsafe(held) == ["aten.pow.Tensor_Scalar", "aten.mean.dim", "aten.sqrt.default"]
+    assert unsafe(other) == [op, *unsafe(held)]
+    assert [f.op for f in other.findings if f.rule == "CON001"] == [op]
+
+
+def test_it_hides_nothing_where_it_is_made_in_the_dtype_of_another(found: Audit, held: Audit) -> None:
+    assert unsafe(found) == ["aten.full.default", *unsafe(held)]
+    assert not any("keeps it in FP32" in report.verdicts["fp16"].reason for report in found.nodes)
+
+
+def test_it_is_named_with_its_line(found: Audit) -> None:
+    (named,) = [finding for finding in found.findings if finding.rule == "CON001"]
+    line = full.__code__.co_firstlineno + 1
+    assert named.source == f"test_constants.py:{line}"
+    assert "-1e+09" in named.message
+    assert named.severity == "warning"
+    for baseline in (found.baselines["cast_fp16"], found.baselines["autocast_fp16"]):
+        assert baseline.failure == f"full has a literal that does not fit float16 (test_constants.py:{line})"
+
+
+def test_every_plan_that_is_predicted_runs(found: Audit) -> None:
+    for plan in found.plans.values():
+        assert plan.verification is not None
+        assert plan.verification.failure is None
+        assert plan.verified
+
+
+def test_the_page_says_that_it_overflows(found: Audit) -> None:
+    answer = next(one for one in questions(found) if one.question == "Does a mask constant overflow?")
+    assert answer.answer.startswith("1 finding, the first in")
+
+
+def test_a_number_that_does_not_fit_a_dtype_that_is_asked_for_is_refused() -> None:
+    make = torch.ops.aten.full.default
+    with pytest.raises(UnsupportedInFormat, match="full has a literal that does not fit float16") as refused:
+        run_op(make, ([2], -1e9), {"dtype": torch.float16})
+    assert refused.value.literal
+    assert run_op(make, ([1], -1e9), {"dtype": torch.bfloat16}).item() == pytest.approx(-1e9, rel=2**-8)
+    with pytest.raises(RuntimeError, match="without overflow") as wide:
+        run_op(make, ([2], 1e39), {"dtype": torch.float32})
+    assert not isinstance(wide.value, UnsupportedInFormat)

@@ -1,0 +1,109 @@
+"""Models that return what they compute in FP32 inside a module that is low, and models whose sizes depend on values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import auditor
+from auditor.records.audit import Audit
+
+
+class CachedAttention(nn.Module):
+    """Returns its rotated key beside the answer, as decoders do that keep a cache; the angles are FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        position = torch.arange(x.shape[1]).float()[:, None]
+        k = self.k(x) * position.cos()
+        y = (self.q(x) @ k.transpose(-1, -2)).softmax(-1).to(x.dtype) @ self.v(x)
+        return self.o(y), k
+
+
+class Registration(nn.Module):
+    """Returns an image warped by a displacement field, and the field, which lies on a grid in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.theta = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4, 6)
+
+    def forward(self, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        theta = 0.1 * self.theta(self.features(pair).relu().mean((2, 3))).unflatten(1, (2, 3))
+        ticks = torch.linspace(-1, 1, 8)
+        y, x = torch.meshgrid(ticks, ticks, indexing="ij")
+        grid = torch.stack([x, y, torch.ones(8, 8)], -1).view(1, 64, 3)
+        field = (grid @ theta.transpose(1, 2)).view(-1, 8, 8, 2)
+        return F.grid_sample(pair[:, :1].float(), field, align_corners=True), field
+
+
+class Inner(nn.Module):
+    """Something around the model that is audited, so that its scope is not the root's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Inner(CachedAttention()), (2, 4, 8)), (Inner(Registration()), (2, 2, 8, 8))]
+)
+def test_what_a_low_module_returns_in_fp32_is_planned(model: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.3)
+    found = auditor.audit(model, (torch.randn(shape),), formats="fp16", progress=False)
+    for plan in found.plans.values():
+        assert plan.verified, plan.verification
+        assert plan.measured_error is not None
+        assert 0.3 * plan.measured_error < plan.predicted_error < 3 * plan.measured_error
+
+
+class PooledGraph(nn.Module):
+    """Convolves a graph, squares its adjacency as a sparse matrix, and keeps the nodes with the highest scores.
+
+    What the sparse matrix is made from nobody else reads: it is the matrix's memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.score, self.last = nn.Linear(6, 8), nn.Linear(8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        nodes = x.shape[0]
+        weights = torch.zeros(edges.shape[1]).index_add(0, torch.arange(edges.shape[1]), x.new_ones(edges.shape[1]))
+        starts = torch._convert_indices_from_coo_to_csr(edges[0], nodes)
+        adjacency = torch.sparse_csr_tensor(starts, edges[1], weights.float(), (nodes, nodes))
+        squared = (adjacency @ adjacency).to_sparse_coo()
+        x = x.new_zeros(nodes, 8).index_add(0, edges[0], self.first(x)[edges[1]])
+        score = self.score(x.relu()).tanh().squeeze(1)
+        kept = score.topk(nodes // 2).indices
+        place = kept.new_full((nodes,), -1)
+        place[kept] = torch.arange(nodes // 2)
+        row, column = place[squared.indices()[0]], place[squared.indices()[1]]
+        both = (row >= 0) & (column >= 0)
+        messages = (x[kept] * score[kept, None])[column[both]] * squared.values()[both, None]
+        pooled = messages.new_zeros(nodes // 2, 8).index_add(0, row[both], messages)
+        return self.last(pooled.relu())
+
+
+@pytest.fixture(scope="module")
+def pooled() -> Audit:
+    torch.manual_seed(0)
+    model, ring = PooledGraph(), sum(torch.eye(20).roll(shift, 1) for shift in (1, 2, 3))
+    inputs = torch.randn(20, 6), ring.nonzero().T.contiguous()
+    return auditor.audit(model, inputs, progress=False)
+
+
+def test_the_memory_of_a_sparse_matrix_stays_while_it_is_measured(pooled: Audit) -> None:
+    values = next(report for report in pooled.nodes if report.node.op == "aten.values.default")
+    assert values.range is not None
+    assert values.range.max_abs == 3  # from i to i + 4 in two steps: 1 + 3, 2 + 2, 3 + 1
+    assert all(plan.verified for plan in pooled.plans.values())

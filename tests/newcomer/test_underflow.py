@@ -1,0 +1,97 @@
+"""What vanishes in FP16 is called underflow, and its reader is sent to BF16, which has the range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.records.audit import Audit
+from auditor.report.view import view
+
+
+class Sparse(nn.Module):
+    """A hidden layer one row of which is zero, so that only an eps keeps what follows finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = (torch.arange(x.shape[0]) > 0).to(x.dtype)[:, None]
+        return self.last(self.ended(self.first(x).relu() * kept))
+
+    def ended(self, y: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Log(Sparse):
+    def ended(self, y: torch.Tensor) -> torch.Tensor:
+        return (y + 1e-8).log()
+
+
+class Quotient(Sparse):
+    def ended(self, y: torch.Tensor) -> torch.Tensor:
+        return y / (y.norm(dim=-1, keepdim=True) + 1e-8)  # 0 / 0 is NaN
+
+
+class Normalised(Sparse):
+    def ended(self, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(y, dim=-1)  # its eps is expanded before anything is divided by it
+
+
+class Overflowing(Sparse):
+    def ended(self, y: torch.Tensor) -> torch.Tensor:
+        return (500 * y).pow(2).mean(-1, keepdim=True).sqrt() * torch.ones(8)
+
+
+def audited(kind: type[Sparse], formats: str = "fp16") -> Audit:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(6, 8)
+    return auditor.audit(model, (x,), formats=formats, progress=False)
+
+
+def flagged(found: Audit, fmt: str = "fp16") -> dict[str, tuple[str | None, str | None]]:
+    """{operation: (its cause, what limits it)}, of those that are not safe."""
+    return {
+        r.node.op.split(".")[1]: (r.errors[fmt].cause, r.verdicts[fmt].limited_by)
+        for r in found.nodes
+        if r.verdicts[fmt].verdict != "safe"
+    }
+
+
+@pytest.fixture(scope="module")
+def logarithm() -> Audit:
+    return audited(Log, "fp16,bf16")
+
+
+def test_an_eps_that_vanishes_under_a_logarithm(logarithm: Audit) -> None:
+    assert flagged(logarithm) == {"add": ("underflow", "range"), "log": ("underflow", "range")}
+    reasons = {r.node.op.split(".")[1]: r.verdicts["fp16"].reason for r in logarithm.nodes}
+    assert reasons["log"] == "underflow: an input that is not zero in FP32 is zero in FP16; the outputs turn non-finite"
+    assert reasons["add"].startswith("underflow: ")
+
+
+def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
+    fp16, bf16 = view(logarithm).contrast
+    assert fp16.endswith("limited by underflow (BF16 has FP32's range).")
+    assert "underflow" not in bf16
+    assert "overflow" not in " ".join((fp16, bf16))
+    (eps,) = [finding for finding in logarithm.findings if finding.rule == "CON002"]
+    assert eps.advice.startswith("Run it in BF16")
+    assert not any("overflow" in r.verdicts["fp16"].reason for r in logarithm.nodes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operations"),
+    [(Quotient, {"add", "div"}), (Normalised, {"clamp_min", "expand_as", "div"})],
+)
+def test_an_eps_that_vanishes_under_a_quotient(kind: type[Sparse], operations: set[str]) -> None:
+    assert flagged(audited(kind)) == dict.fromkeys(operations, ("underflow", "range"))
+
+
+def test_what_overflows_is_called_so() -> None:
+    found = audited(Overflowing)
+    assert flagged(found) == dict.fromkeys(("pow", "mean", "sqrt"), ("overflow", "range"))
+    assert view(found).contrast[0].endswith("limited by overflow.")
