@@ -20,6 +20,7 @@ from ..strategies import known
 from .criteria import SHARES, criteria_lines, missed, proposal_words
 from .kept import Island, islands
 from .noise import noise_lines
+from .nonfinite import nonfinite_runs
 from .programs import program_line
 from .prose import sentence
 from .score import ScoreView, advice, score_view
@@ -30,7 +31,10 @@ from .words import VERDICTS, count, label, plan_title, ratio, scope
 
 @dataclass(frozen=True)
 class Tally:
-    """How many operations of each verdict one format has, and what limits those that are not safe."""
+    """How many operations of each verdict one format has, and what limits those that are not safe.
+
+    together: whether a run of the whole model in the format turns non-finite.
+    """
 
     format: str
     label: str
@@ -42,6 +46,7 @@ class Tally:
     by_literal: int = 0
     without_kernel: int = 0
     refused: int = 0
+    together: bool = False
 
     @property
     def unsafe(self) -> int:
@@ -95,11 +100,12 @@ class PlanView:
 
 @dataclass(frozen=True)
 class View:
-    """What every reporter opens with. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
+    """What every reporter opens with. broken: what turns Inf or NaN, and why. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
 
     headline: str
     proof: str
     contrast: tuple[str, ...]
+    broken: tuple[str, ...]
     tallies: tuple[Tally, ...]
     plans: tuple[PlanView, ...]
     chosen: PlanView | None
@@ -127,6 +133,7 @@ def view(audit: Audit) -> View:
         _headlines(audit, chosen),
         _proof(audit, chosen),
         tuple(_contrast(t) for t in tallies),
+        tuple(" ".join(run.sentences) for run in nonfinite_runs(audit)),
         tallies,
         plans,
         chosen,
@@ -169,6 +176,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         refused["literal"],
         refused["kernel"],
         refused["other"],
+        any(run.format == fmt for run in nonfinite_runs(audit)),
     )
 
 
@@ -209,10 +217,10 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     ran = plan.verification
     if ran is not None and ran.failure:
         return "failed" if runs(plan.format) else "not run", ran.failure
+    if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
+        return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
-    if not math.isfinite(plan.measured_error) or (ran is not None and not ran.finite):
-        return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if ran is not None and (broken := missed(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
@@ -314,7 +322,8 @@ def _contrast(tally: Tally) -> str:
         return f"{tally.label} was not tested on any operation."
     if not counts["unsafe"] and not counts["sensitive"]:
         tested = f"{count(tally.total - counts['untested'], 'operation')}{' tested' if counts['untested'] else ''}"
-        return f"{tally.label}: none of the {tested} is unsafe or sensitive{_untested(counts['untested'])}."
+        alone = " alone" if tally.together else ""
+        return f"{tally.label}: none of the {tested} is unsafe or sensitive{alone}{_untested(counts['untested'])}."
     cause = f", limited by {tally.limit}" if tally.limit else ""
     some = "" if tally.cast_only == counts["unsafe"] else f"{tally.cast_only:,} "
     where = f" ({some}only with cast weights)"

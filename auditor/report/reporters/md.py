@@ -25,7 +25,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     seen = view(audit)
     yield f"## Precision audit of {code(audit.subject.name)}\n"
     yield f"**{escape(seen.headline)}**\n"
-    yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
+    yield f"{escape(' '.join((seen.proof, *seen.broken, *seen.contrast)))}\n"
     yield from _plans(seen)
     yield from _times(seen)
     yield from (f"Program {escape(p.program)}\n" for p in seen.plans if p.program)

@@ -57,7 +57,7 @@ def _title(page: Page, audit: Audit) -> None:
 def _verdict(page: Page, seen: View) -> None:
     page.labelled("Verdict", seen.headline, "good" if seen.chosen else "error")
     page.labelled("", seen.proof)
-    for clause in seen.contrast:
+    for clause in (*seen.broken, *seen.contrast):
         page.labelled("", clause)
     page.line()
 
