@@ -32,6 +32,7 @@ from .plan.costs import costs_of, heavy
 from .plan.everything import everything_low
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import as_run, plans_of
+from .plan.reach import with_reach
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.timing import timed_plans
@@ -134,7 +135,8 @@ def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 |
         baselines = located(bench, baselines_of(bench, options.scoped, options.formats, plain))
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
-        plans = located_plans(bench, plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain))
+        plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
+        plans = with_reach(bench, located_plans(bench, plans), baselines)
     with stages("scores", _scored_by(options), wanted=score is not None):
         plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):

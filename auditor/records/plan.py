@@ -344,6 +344,12 @@ class Plan:
             later=True,
         ),
     ] = field(default_factory=dict)
+    reach: Annotated[
+        float | None,
+        Written(
+            "where nothing is low: the smallest error that a run with anything low has", before="pareto", sparse=True
+        ),
+    ] = None
     target: Annotated[
         str | None,
         Written("the GPU that `predicted_speedup` is for; `null` where it is not known", before="pareto"),

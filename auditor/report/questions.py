@@ -16,8 +16,8 @@ from .origins import origins
 from .prose import sentence
 from .ran import raised_by_autocast
 from .training import training_answers
-from .view import View, nothing, place, view
-from .words import compact, count, label, magnitude, memory, op, percent
+from .view import View, nothing, view
+from .words import compact, count, label, magnitude, memory, op, percent, place
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowe
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import known
-from .criteria import SHARES, criteria_lines, missed, proposal_words
+from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
 from .kept import Island, islands
 from .noise import noise_lines
 from .nonfinite import nonfinite_runs
@@ -26,7 +26,7 @@ from .prose import sentence
 from .score import ScoreView, advice, score_view
 from .timing import TimingView, timing_view, today_error, today_title
 from .training import training_headline
-from .words import VERDICTS, count, label, plan_title, ratio, scope
+from .words import VERDICTS, count, label, plan_title, ratio
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,21 @@ class PlanView:
     def lowers(self) -> bool:
         """Whether any scope runs low."""
         return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is low."""
+        return not self.lowers and self.plan.program is None
+
+    @property
+    def figures(self) -> tuple[str, str, str]:
+        """Predicted error, measured error and speed-up for a table; of a plan with nothing low there is none to tell."""
+        measured = (
+            self.verdict if self.verdict in ("failed", "non-finite", "not run") else ratio(self.plan.measured_error)
+        )
+        if self.idle:
+            return "", measured if self.plan.measured_error is None else "all FP32", ""
+        return ratio(self.plan.predicted_error), measured, f"{self.plan.predicted_speedup:.2f}x"
 
     @property
     def program(self) -> str:
@@ -302,8 +317,7 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation
     if chosen is None:
-        loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
-        return f"{loose}, or start with the findings below."
+        return no_plan(audit)
     plan, budget = chosen.plan, f"{audit.max_error:g}"
     if plan.measured_error is None:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
@@ -381,8 +395,3 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
     return (*limits, *map(sentence, (*subject.warnings, *audit.warnings)))
-
-
-def place(owner: str, source: str | None) -> str:
-    """Where an operation stands: its module, and its line where that is known."""
-    return f"{scope(owner)} at {source}" if source else scope(owner)
