@@ -24,7 +24,7 @@ def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Ba
     found = dict(baselines)
     for name, base in baselines.items():
         if not base.finite and not base.failure:
-            strategy, fmt = name.rsplit("_", 1)
+            strategy, _, fmt = name.partition("_")
             strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
             found[name] = replace(base, nonfinite=_first(bench, strategy, plain(fmt), fmt))
     return found
@@ -62,7 +62,7 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
     Judgement where there are none."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for name, base in baselines.items():
-        first, fmt = base.nonfinite, name.rsplit("_", 1)[1]
+        first, fmt = base.nonfinite, name.partition("_")[2]
         if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
             verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit)
@@ -71,6 +71,6 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
 
 
 def _reason(first: NonFinite, name: str) -> str:
-    strategy, fmt = name.rsplit("_", 1)
+    strategy, _, fmt = name.partition("_")
     where = "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
     return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}"

@@ -53,7 +53,7 @@ def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
     """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
     for name, first in _baselines(audit):
-        strategy, fmt = name.rsplit("_", 1)
+        strategy, _, fmt = name.partition("_")
         groups.setdefault((fmt, first), []).append(strategy_of(strategy).title)
     found = [
         Run(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
