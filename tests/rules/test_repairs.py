@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -130,6 +131,28 @@ def test_the_repair_runs_in_a_larger_model_under_either_strategy(rule: Rule) -> 
     model = fixed if rule.code in LAST else Followed(fixed, outputs(fixed, inputs))
     found = {(fmt, use): low(model, inputs, fmt, use) for fmt in formats(rule) for use in USES}
     assert {case: said for case, said in found.items() if isinstance(said, str)} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in RULES if formats(rule)], ids=lambda rule: rule.code)
+def test_an_audit_of_the_repair_has_less_to_say(rule: Rule) -> None:
+    def audit(model: nn.Module) -> auditor.Audit:
+        model = model if rule.code in LAST else Followed(model, outputs(model, inputs))
+        return auditor.audit(model, inputs, formats=tuple(formats(rule)), quick=True)
+
+    def said(found: auditor.Audit) -> tuple[int, ...]:
+        severities = Counter(finding.severity for finding in found.findings)
+        return tuple(severities[severity] for severity in ("error", "warning", "info"))
+
+    def kept(found: auditor.Audit) -> int:
+        reasons = [reason for plan in found.plans.values() for reason in plan.reasons]
+        return sum(len(reason.modules) for reason in reasons if reason.kind in ("unsafe", "conflict", "budget"))
+
+    broken, fixed, inputs = built(rule)
+    before, after = audit(broken), audit(fixed)
+    assert said(after) < said(before)
+    assert kept(after) <= kept(before)
+    assert {name: base.failure for name, base in after.baselines.items() if base.failure} == {}
 
 
 def code_of(advice: str) -> list[str]:
