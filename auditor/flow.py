@@ -17,7 +17,7 @@ from .judge.causes import Graph, with_causes
 from .judge.classify import classify
 from .judge.findings import concerning, confronted, silenced
 from .judge.severities import about
-from .judge.verdicts import judge
+from .judge.verdicts import Judgement, judge
 from .ladder import climbed
 from .loading import in_eval
 from .loading.placement import devices_of, placed
@@ -30,7 +30,9 @@ from .options import Options
 from .plan.baselines import baselines_of, today_of
 from .plan.costs import costs_of, heavy
 from .plan.everything import everything_low
+from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import as_run, plans_of
+from .plan.reach import with_reach
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.timing import timed_plans
@@ -98,11 +100,11 @@ def _once(subject: Subject, options: Options) -> Audit:
         bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise, kept)
         with bench.held, kept.written():
             planned = _planned(bench, options, stages, score)
-        plans = planned.plans
-        training, recommended, reason = _concluded(step, plans, yardstick.budget, options, stages)
+        judged, graph, findings = _after_runs(bench, judged, graph, findings, planned, options)
+        training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
-            findings = about(findings, plans, recommended, captured, graph)
-            followed = under_plan(captured, *first, plans.get(recommended or ""), relative.low)
+            findings = about(findings, planned.plans, recommended, captured, graph)
+            followed = under_plan(captured, *first, planned.plans.get(recommended or ""), relative.low)
     return assembled(
         options,
         bench,
@@ -130,14 +132,16 @@ def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 |
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         plain = everything_low(bench, options.scoped, options.formats, stages.tick)
-        baselines = baselines_of(bench, options.scoped, options.formats, plain)
+        baselines = located(bench, baselines_of(bench, options.scoped, options.formats, plain))
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
         plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
+        plans = with_reach(bench, located_plans(bench, plans), baselines)
     with stages("scores", _scored_by(options), wanted=score is not None):
         plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
         graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
+        graphs = replace(graphs, baselines=located(bench, graphs.baselines))
     planned = replace(graphs.beside(as_run(baselines, plans), plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:
@@ -145,6 +149,22 @@ def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 |
         bench.held.close()  # the process that verified plans, which holds the model
         timed, timing = timed_plans(bench, planned.plans, stages.tick)
         return replace(planned, plans=timed, timing=timing)
+
+
+def _after_runs(
+    bench: Workbench,
+    judged: Judgement,
+    graph: Graph,
+    findings: tuple[Finding, ...],
+    planned: Planned,
+    options: Options,
+) -> tuple[Judgement, Graph, tuple[Finding, ...]]:
+    """What was judged and what the rules find, once it is known which operations turn runs of the whole model non-finite."""
+    whole = unsafe_in_runs(judged, planned.baselines)
+    if whole is judged:
+        return judged, graph, findings
+    graph = replace(graph, verdicts=whole.verdicts)
+    return whole, graph, _findings(bench.subject, bench.capture, graph, whole.exposed, options)
 
 
 def _concluded(

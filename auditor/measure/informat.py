@@ -87,7 +87,7 @@ class InFormat:
         self.low.advance(n)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
         error, gap = self._error(n, alone)
-        if alone.unsupported or error.disagreement or turned(error):
+        if alone.unsupported or error.disagreement or turned(error) or self._turns(n):
             error = replace(error, born=not inherited)
         self.errors[n.name] = error
         self.traces[n.name] = self._trace(n, alone, error, gap)
@@ -153,6 +153,13 @@ class InFormat:
     def _hear(self, n: fx.Node, later: float) -> None:
         if not later < float("inf"):
             self._spoilt.add(n)
+
+    def _turns(self, n: fx.Node) -> bool:
+        """Whether the run that is low from the start is Inf or NaN here where FP32 is finite: it need not be alone."""
+        pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.low.env[n]), strict=False)
+        return n in self._spoilt and any(
+            is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
+        )
 
     def _compared(
         self, n: fx.Node, low: torch.Tensor, propagated: torch.Tensor

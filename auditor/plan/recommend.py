@@ -141,7 +141,7 @@ def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
 def lowers_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
     """Whether no plan for this use runs or casts anything low, though its scopes may be."""
     held = _held(plans, use)
-    return bool(held) and not any(map(gains, held)) and all(_has_low(plan) and not _runs_low(plan) for plan in held)
+    return bool(held) and not any(map(gains, held)) and all(has_low(plan) and not _runs_low(plan) for plan in held)
 
 
 def asked_for(plans: Mapping[str, Plan], use: str) -> bool:
@@ -155,7 +155,8 @@ def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
     return [plan for plan in held if use != "training" or strategy_of(plan.strategy).trains]
 
 
-def _has_low(plan: Plan) -> bool:
+def has_low(plan: Plan) -> bool:
+    """Whether any scope of it is low."""
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
@@ -166,12 +167,12 @@ def _runs_low(plan: Plan) -> bool:
 
 def _tried_low(plan: Plan) -> bool:
     """Whether a run with something low held the budget: that of the plan, or one that its reasons are from."""
-    return (_has_low(plan) and _runs_low(plan)) or _whole(plan) or _part(plan)
+    return (has_low(plan) and _runs_low(plan)) or _whole(plan) or _part(plan)
 
 
 def _whole(plan: Plan) -> bool:
     """Whether all low holds the budget: the plan is that, or it was run for its reasons."""
-    return (_has_low(plan) and not has_fp32(plan) and _runs_low(plan)) or (bool(plan.kept) and plan.least == ())
+    return (has_low(plan) and not has_fp32(plan) and _runs_low(plan)) or (bool(plan.kept) and plan.least == ())
 
 
 def _part(plan: Plan) -> bool:
@@ -187,7 +188,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-    measured = [plan for plan in plans.values() if plan.measured_error is not None and _has_low(plan)]
+    measured = [plan for plan in plans.values() if plan.measured_error is not None and has_low(plan)]
     best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
     if not asked_for(plans, use):
         return "No plan for training was asked for: those of strategy autocast are for it."
@@ -200,7 +201,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         return f"Run it in FP32: low precision holds {budget}, but there is no {what} to gain by it."
     if lowers_nothing(plans, use):
         return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
-    reached = f"; the best that was reached is {_reached(best)}, by {_called(best)}" if best else ""
+    reached = f"; the best that was reached is {_reached(best)}, by {_called(best)}" if best else _nearest(plans)
     return f"Run it in FP32: no plan holds {budget} with anything low{reached}."
 
 
@@ -233,6 +234,15 @@ def _measures(plan: Plan) -> str:
 def _reached(plan: Plan) -> str:
     """The same, as what could be reached."""
     return f"{plan.measured_error:.2g}" + (" of what a criterion allows" if _criteria(plan) else "")
+
+
+def _nearest(plans: Mapping[str, Plan]) -> str:
+    """The smallest error within reach of a plan that runs nothing low, where that is known."""
+    found = [plan for plan in plans.values() if plan.reach is not None]
+    best = min(found, key=lambda plan: plan.reach or 0.0, default=None)
+    if best is None or best.reach is None:
+        return ""
+    return f"; the smallest error within reach is {best.reach:.2g}, by {_called(best)}"
 
 
 def _under(plans: Mapping[str, Plan], use: str) -> str:

@@ -34,7 +34,7 @@ from .measure import (
 from .plan import CriterionValue, Memory, Plan, Reason, ScopeChoice, Verification
 from .program import Kept, Onnx, Program
 from .proposal import Proposal
-from .run import Timed, Times, Timing, Today
+from .run import NonFinite, Timed, Times, Timing, Today
 from .score import Evaluation, Score
 from .without import Baseline, RulesOnly
 
@@ -65,6 +65,7 @@ __all__ = [
     "NodeError",
     "NodeReport",
     "Noise",
+    "NonFinite",
     "Objective",
     "Onnx",
     "Origin",

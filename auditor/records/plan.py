@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from .program import Program
-from .run import Timed
+from .run import NonFinite, Timed
 from .score import Score
 from .written import Inlined, Written
 
@@ -232,6 +232,14 @@ class Verification:
             sparse=True,
         ),
     ] = 0.0
+    nonfinite: Annotated[
+        NonFinite | None,
+        Written(
+            "where the run is not finite: its first operation that is not, as for `baselines`",
+            key="first_non_finite",
+            sparse=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -336,6 +344,12 @@ class Plan:
             later=True,
         ),
     ] = field(default_factory=dict)
+    reach: Annotated[
+        float | None,
+        Written(
+            "where nothing is low: the smallest error that a run with anything low has", before="pareto", sparse=True
+        ),
+    ] = None
     target: Annotated[
         str | None,
         Written("the GPU that `predicted_speedup` is for; `null` where it is not known", before="pareto"),

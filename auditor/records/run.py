@@ -29,6 +29,30 @@ class Today:
 
 
 @dataclass(frozen=True)
+class NonFinite:
+    """The first operation of a low run that makes Inf or NaN of what is finite in FP32, and where the cause begins."""
+
+    node: Annotated[str, Written("the operation, by its name in the captured graph")]
+    owner: Annotated[str, Written("module of that operation")]
+    op: Annotated[str, Written("ATen overload of that operation")]
+    source: Annotated[str | None, Written("line that wrote it, as for operations")]
+    value: Annotated[str, Written("what it makes", choices=("NaN", "Inf"))]
+    cause: Annotated[
+        str,
+        Written(
+            "why: `overflow` and `rounding` of the operation itself or of what it reads; `underflow`: a value that it reads "
+            "went to zero; `cancellation`: a difference that it reads lost its digits, and with them its sign",
+            choices=("overflow", "underflow", "cancellation", "rounding"),
+        ),
+    ]
+    begins: Annotated[str, Written("the operation at which that happens: the same one, or one upstream")]
+    begins_owner: Annotated[str, Written("module of that operation")]
+    begins_op: Annotated[str, Written("ATen overload of that operation")]
+    begins_source: Annotated[str | None, Written("line that wrote it")]
+    rules: Annotated[tuple[str, ...], Written("codes of the rules that fired on either of the two")] = ()
+
+
+@dataclass(frozen=True)
 class Times:
     """How long one forward took, over repeats."""
 

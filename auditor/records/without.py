@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from .plan import CriterionValue
+from .run import NonFinite
 from .written import Written
 
 
@@ -48,3 +49,12 @@ class Baseline(Outcome):
     criteria: Annotated[
         tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
     ] = ()
+    nonfinite: Annotated[
+        NonFinite | None,
+        Written(
+            "where the run is not finite: its first operation that is not; not there where the recorded graph, run so, "
+            "stays finite",
+            key="first_non_finite",
+            sparse=True,
+        ),
+    ] = None

@@ -50,7 +50,7 @@ def under_plan(
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
     if plan.format in low and _all_low(capture, how, plan.format):
         return low[plan.format]
-    beside = _Beside(capture, how)
+    beside = Beside(capture, how)
     try:
         with torch.no_grad():
             beside.run(*capture.bind(model, batch))
@@ -77,7 +77,7 @@ def _all_low(capture: Capture, how: Running, format: str) -> bool:
     return True
 
 
-class _Beside(PolicyInterpreter):
+class Beside(PolicyInterpreter):
     """A run under a policy with the FP32 run beside it, compared at every node."""
 
     def __init__(self, capture: Capture, how: Running) -> None:
@@ -93,8 +93,8 @@ class _Beside(PolicyInterpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         expected = self.reference.env[n] = self._expected(n, result)
-        if n.op == "call_function" and _comparable(expected, result):
-            self._compare(n.name, expected, result)
+        if n.op == "call_function":
+            self.held_against(n, expected, result)
         for used_up in self.user_to_last_uses.get(n, ()):
             del self.reference.env[used_up]
         return result
@@ -114,9 +114,12 @@ class _Beside(PolicyInterpreter):
         if (found := dtypes_of(arrived, handed, result)) is not None:
             self.dtypes[n.name] = found
 
-    def _compare(self, name: str, expected: torch.Tensor, result: torch.Tensor) -> None:
+    def held_against(self, n: fx.Node, expected: Any, result: Any) -> None:
+        """Compare what a node gives in FP32 with what it gives under the policy; what it reads is there in both runs."""
+        if not _comparable(expected, result):
+            return
         try:
-            self.errors[name] = near_relative_l2(expected, result)
+            self.errors[n.name] = near_relative_l2(expected, result)
         except MeasureError:  # another shape: there is no error to speak of
             return
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..records import Baseline, CriterionValue, Plan, Proposal
 from ..records.audit import Audit
+from .words import plan_title, ratio
 
 SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
 """What numbers of plans mean where criteria were set."""
@@ -75,3 +76,15 @@ def proposal_words(found: Proposal) -> str:
             "share X of them."
         )
     return f"{found.output}: {found.because}. A limit of its own: --criterion '{found.criterion}'"
+
+
+def no_plan(audit: Audit) -> str:
+    """What to do where no plan holds with anything low, and the smallest error within reach, where that is known."""
+    loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
+    said = f"{loose}, or start with the findings below."
+    found = [plan for plan in audit.plans.values() if plan.reach is not None]
+    best = min(found, key=lambda plan: plan.reach or 0.0, default=None)
+    if best is None:
+        return said
+    what = "share of a criterion" if audit.criteria else "error"
+    return f"{said} The smallest {what} within reach with anything low is {ratio(best.reach)}, in {plan_title(best)}."

@@ -183,7 +183,7 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         _around(worst, members),
         _bearing(audit, members),
         tally(reports[name] for name in dict.fromkeys(f.node for f in members) if name in reports) or None,
-        keep_by_hand(worst.owner),
+        keep_by_hand(audit, worst.owner),
         _cost(audit, members),
     )
 

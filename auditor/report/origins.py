@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..records import FlaggedRegion, NodeError, NodeReport
+from ..records import FlaggedRegion, NodeError, NodeReport, NonFinite
 from ..records.audit import Audit
+from .nonfinite import cause, nonfinite_runs
 from .view import pattern
 from .words import count, label
 
@@ -18,7 +19,7 @@ SHOWN = 8
 class Birth:
     """A node where a non-finite value first appears, and the nodes after it that only pass it on.
 
-    times: identical blocks in which the same happens, this one, the first, among them.
+    why: of a node that is finite alone, why it is not in a run of all. times: identical blocks in which the same happens, this one, the first, among them.
     """
 
     report: NodeReport
@@ -26,6 +27,7 @@ class Birth:
     heirs: int
     last_heir: NodeReport | None
     times: int = 1
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Heir:
 class Origins:
     """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out.
 
-    linearity: whether predictions hold, in words; "" where none comes near the budget.
+    linearity: whether predictions hold, in words; "" where none comes near the budget. broken: whether a run of the whole
+    model is not finite.
     """
 
     format: str
@@ -66,13 +69,16 @@ class Origins:
     heirs: tuple[Heir, ...]
     regions: tuple[FlaggedRegion, ...]
     linearity: str
+    broken: bool
 
 
 def origins(audit: Audit, fmt: str) -> Origins:
     """Cause apart from consequence, for one format."""
     kinds: dict[tuple[str, str, str | None], list[NodeReport]] = {}
+    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
+    named = {run.first.node: run.first for run in runs if run.first is not None}
     for report in audit.nodes:
-        if fmt in report.errors and report.errors[fmt].born:
+        if fmt in report.errors and (report.errors[fmt].born or report.node.name in named):
             kind = (pattern(report.node.owner), report.node.op, report.errors[fmt].cause)
             kinds.setdefault(kind, []).append(report)
     born = list(kinds.values())
@@ -80,12 +86,13 @@ def origins(audit: Audit, fmt: str) -> Origins:
     return Origins(
         fmt,
         label(fmt),
-        tuple(replace(_birth(same[0], fmt, readers), times=len(same)) for same in born[:SHOWN]),
+        tuple(replace(_birth(same[0], fmt, readers, named), times=len(same)) for same in born[:SHOWN]),
         max(len(born) - SHOWN, 0),
         _sources(audit, fmt),
         _heirs(audit, fmt),
         _regions(audit, fmt),
         _linearity(audit, fmt),
+        bool(runs),
     )
 
 
@@ -97,7 +104,9 @@ def _readers(audit: Audit) -> Mapping[str, list[NodeReport]]:
     return readers
 
 
-def _birth(report: NodeReport, fmt: str, readers: Mapping[str, list[NodeReport]]) -> Birth:
+def _birth(
+    report: NodeReport, fmt: str, readers: Mapping[str, list[NodeReport]], named: Mapping[str, NonFinite]
+) -> Birth:
     heirs: dict[str, NodeReport] = {}
     frontier = [report]
     while frontier:
@@ -108,7 +117,12 @@ def _birth(report: NodeReport, fmt: str, readers: Mapping[str, list[NodeReport]]
             heirs[reader.node.name] = reader
             frontier.append(reader)
     last = next(reversed(heirs.values()), None)
-    return Birth(report, report.errors[fmt].cause or "not known", len(heirs), last)
+    error, first = report.errors[fmt], named.get(report.node.name)
+    if error.unsupported or error.disagreement or error.overflow or error.nan:
+        return Birth(report, "NaN" if error.cause == "nan" else error.cause or "not known", len(heirs), last)
+    if first is None:
+        return Birth(report, "Inf or NaN", len(heirs), last, why="The operation alone stays finite.")
+    return Birth(report, first.value, len(heirs), last, why=cause(first))
 
 
 def _broken(error: NodeError) -> bool:

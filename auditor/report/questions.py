@@ -11,12 +11,13 @@ from ..records import NodeReport
 from ..records.audit import Audit
 from .exponents import narrowest
 from .kept import listed
+from .nonfinite import nonfinite_runs
 from .origins import origins
 from .prose import sentence
 from .ran import raised_by_autocast
 from .training import training_answers
-from .view import View, nothing, place, view
-from .words import compact, count, label, magnitude, memory, op, percent
+from .view import View, nothing, view
+from .words import compact, count, label, magnitude, memory, op, percent, place
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,13 @@ def _birth(audit: Audit) -> Answer:
     for fmt in audit.formats:
         found = [birth for birth in origins(audit, fmt).births if birth.cause != "unsupported"]
         if found:
-            node = next((birth for birth in found if not birth.report.written), found[0]).report.node
-            return Answer(question, f"In {label(fmt)}, {op(node.op)} in {place(node.owner, node.source)}.", "origins")
+            first = next((birth for birth in found if birth.why), None)
+            first = first or next((birth for birth in found if not birth.report.written), found[0])
+            node, why = first.report.node, f" {first.why}" if first.why else ""
+            where = f"{op(node.op)} in {place(node.owner, node.source)}"
+            return Answer(question, f"In {label(fmt)}, {where}.{why}", "origins")
+    if broken := nonfinite_runs(audit):
+        return Answer(question, " ".join(broken[0].sentences), "origins")
     return Answer(question, "None: no value that is finite in FP32 became Inf or NaN.", "origins", applies=False)
 
 
@@ -149,8 +155,11 @@ def _trained_in_bf16(audit: Audit) -> Answer:
     if not both:
         return Answer(question, "FP16 and BF16 were not both tested.", "layers", applies=False)
     only = [r for r in both if r.verdicts["fp16"].verdict == "unsafe" and r.verdicts["fp16"].limited_by == "range"]
+    broken = [run for run in nonfinite_runs(audit) if run.format == "fp16"]
     literal = [r for r in only if "fp16" in r.errors and r.errors["fp16"].unsupported]
     left = len(only) - len(literal)
+    if broken and not left:
+        return Answer(question, f"Not as it is. {' '.join(broken[0].sentences)}", "layers")
     if not only:
         return Answer(question, "Yes: no operation is unsafe in FP16 for its range on these inputs.", "layers")
     said = [count(left, "operation is unsafe", "operations are unsafe") + " in FP16 for its range"] if left else []
@@ -221,6 +230,9 @@ def _dtypes(audit: Audit) -> Answer:
     failed = {name: base.failure for name, base in audit.baselines.items() if base.failure}
     if not audit.baselines:
         return Answer(question, "Not tried.", "plans", applies=False)
+    broken = [sentence for run in nonfinite_runs(audit) for sentence in run.sentences]
+    if not failed and broken:
+        return Answer(question, f"It runs, but not all outputs are finite. {' '.join(broken[:2])}", "plans")
     if not failed:
         return Answer(question, "Yes, in every format and strategy tried.", "plans")
     name, reason = next(iter(failed.items()))

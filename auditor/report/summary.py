@@ -15,6 +15,7 @@ def summary(audit: Audit) -> str:
         f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}",
         seen.headline,
         seen.proof,
+        *seen.broken,
         causes(audit).headline,
         "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest",
     )

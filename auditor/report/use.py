@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..records.audit import Audit
+from ..formats.table import dtype_of
+from ..paths import within
+from ..records.audit import Audit, Groups
+from ..strategies import strategy_of
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,63 @@ def _other(audit: Audit) -> str | None:
     return next(others, audit.recommended)
 
 
-def keep_by_hand(owner: str) -> str | None:
-    """Code that keeps one module in FP32 under autocast; None for the root, which has no scope of its own to raise."""
-    if not owner:
+AUTOCAST = """
+def up(x):
+    return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
+
+
+def raised(module, args, kwargs):
+    return tree_map(up, args), tree_map(up, kwargs)
+
+
+scope = model.get_submodule({owner!r})
+scope.register_forward_pre_hook(raised, with_kwargs=True)
+scope.forward = torch.autocast("cuda", enabled=False)(scope.forward)
+"""
+
+CAST = """
+def to(dtype):
+    return lambda x: x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
+
+
+def raised(module, args, kwargs):
+    return tree_map(to(torch.float32), args), tree_map(to(torch.float32), kwargs)
+
+
+def lowered(module, args, outputs):
+    return tree_map(to({dtype}), outputs)
+
+
+scope = model.get_submodule({owner!r})
+exact = [x.detach().clone() for x in (*scope.parameters(), *scope.buffers())]
+model.to({dtype})
+for x, kept in zip((*scope.parameters(), *scope.buffers()), exact):
+    x.data = to(torch.float32)(kept)
+scope.register_forward_pre_hook(raised, with_kwargs=True)
+scope.register_forward_hook(lowered)
+"""
+
+
+def keep_by_hand(audit: Audit, owner: str) -> str | None:
+    """Code that keeps one module in FP32 under the recommended plan's strategy.
+
+    None where there is none to give: no plan is recommended, or it is a program; the root has no scope of its own to raise; with
+    cast weights, a module outside reads one of its weights.
+    """
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None or plan.program is not None or not owner:
         return None
-    return (
-        "import torch\n\n"
-        "def raised(module, args, kwargs):\n"
-        "    up = lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x\n"
-        "    return tuple(map(up, args)), {name: up(x) for name, x in kwargs.items()}\n\n"
-        f"scope = model.get_submodule({owner!r})\n"
-        "scope.register_forward_pre_hook(raised, with_kwargs=True)\n"
-        'scope.forward = torch.autocast("cuda", enabled=False)(scope.forward)\n'
-    )
+    if not strategy_of(plan.strategy).stores:
+        code = AUTOCAST
+    elif _shares(audit.tied_parameters, owner):
+        return None
+    else:
+        code = CAST
+    dtype = dtype_of(plan.format)
+    return "import torch\nfrom torch.utils._pytree import tree_map\n\n" + code.format(owner=owner, dtype=dtype)
+
+
+def _shares(tied: Groups, owner: str) -> bool:
+    """Whether a weight of the module is one of a module outside too."""
+    inside = [[within(name, owner) for name in group] for group in tied]
+    return any(any(group) and not all(group) for group in inside)

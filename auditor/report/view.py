@@ -17,20 +17,24 @@ from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowe
 from ..records import Baseline, NodeReport, Plan
 from ..records.audit import Audit
 from ..strategies import known
-from .criteria import SHARES, criteria_lines, missed, proposal_words
+from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
 from .kept import Island, islands
 from .noise import noise_lines
+from .nonfinite import nonfinite_runs
 from .programs import program_line
 from .prose import sentence
 from .score import ScoreView, advice, score_view
 from .timing import TimingView, timing_view, today_error, today_title
 from .training import training_headline
-from .words import VERDICTS, count, label, plan_title, ratio, scope
+from .words import VERDICTS, count, label, plan_title, ratio
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many operations of each verdict one format has, and what limits those that are not safe."""
+    """How many operations of each verdict one format has, and what limits those that are not safe.
+
+    together: whether a run of the whole model in the format turns non-finite.
+    """
 
     format: str
     label: str
@@ -43,6 +47,7 @@ class Tally:
     without_kernel: int = 0
     refused: int = 0
     by_underflow: int = 0
+    together: bool = False
 
     @property
     def unsafe(self) -> int:
@@ -86,6 +91,21 @@ class PlanView:
         return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing of it is low."""
+        return not self.lowers and self.plan.program is None
+
+    @property
+    def figures(self) -> tuple[str, str, str]:
+        """Predicted error, measured error and speed-up for a table; of a plan with nothing low there is none to tell."""
+        measured = (
+            self.verdict if self.verdict in ("failed", "non-finite", "not run") else ratio(self.plan.measured_error)
+        )
+        if self.idle:
+            return "", measured if self.plan.measured_error is None else "all FP32", ""
+        return ratio(self.plan.predicted_error), measured, f"{self.plan.predicted_speedup:.2f}x"
+
+    @property
     def program(self) -> str:
         """What there is to say of a plan that is a program of its own; "" of others."""
         return program_line(self.plan)
@@ -98,11 +118,12 @@ class PlanView:
 
 @dataclass(frozen=True)
 class View:
-    """What every reporter opens with. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
+    """What every reporter opens with. broken: what turns Inf or NaN, and why. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
 
     headline: str
     proof: str
     contrast: tuple[str, ...]
+    broken: tuple[str, ...]
     tallies: tuple[Tally, ...]
     plans: tuple[PlanView, ...]
     chosen: PlanView | None
@@ -130,6 +151,7 @@ def view(audit: Audit) -> View:
         _headlines(audit, chosen),
         _proof(audit, chosen),
         tuple(_contrast(t) for t in tallies),
+        tuple(" ".join(run.sentences) for run in nonfinite_runs(audit)),
         tallies,
         plans,
         chosen,
@@ -174,6 +196,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         refused["kernel"],
         refused["other"],
         sum(fmt in node.errors and node.errors[fmt].cause == "underflow" for node in flagged),
+        any(run.format == fmt for run in nonfinite_runs(audit)),
     )
 
 
@@ -214,10 +237,10 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     ran = plan.verification
     if ran is not None and ran.failure:
         return "failed" if runs(plan.format) else "not run", ran.failure
+    if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
+        return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
-    if not math.isfinite(plan.measured_error) or (ran is not None and not ran.finite):
-        return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if ran is not None and (broken := missed(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
@@ -299,8 +322,7 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation
     if chosen is None:
-        loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
-        return f"{loose}, or start with the findings below."
+        return no_plan(audit)
     plan, budget = chosen.plan, f"{audit.max_error:g}"
     if plan.measured_error is None:
         return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
@@ -319,7 +341,8 @@ def _contrast(tally: Tally) -> str:
         return f"{tally.label} was not tested on any operation."
     if not counts["unsafe"] and not counts["sensitive"]:
         tested = f"{count(tally.total - counts['untested'], 'operation')}{' tested' if counts['untested'] else ''}"
-        return f"{tally.label}: none of the {tested} is unsafe or sensitive{_untested(counts['untested'])}."
+        alone = " alone" if tally.together else ""
+        return f"{tally.label}: none of the {tested} is unsafe or sensitive{alone}{_untested(counts['untested'])}."
     cause = f", limited by {tally.limit}" if tally.limit else ""
     some = "" if tally.cast_only == counts["unsafe"] else f"{tally.cast_only:,} "
     where = f" ({some}only with cast weights)"
@@ -377,8 +400,3 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
     return (*limits, *map(sentence, (*subject.warnings, *audit.warnings)))
-
-
-def place(owner: str, source: str | None) -> str:
-    """Where an operation stands: its module, and its line where that is known."""
-    return f"{scope(owner)} at {source}" if source else scope(owner)

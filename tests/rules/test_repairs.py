@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ BUDGET = 0.01
 USES = ("cast", "autocast")
 
 BUDGETS = {
-    "SFT006": 1e-4,  # bits of small probabilities go one after the other
+    "SFT006": 1e-3,  # bits of small probabilities go one after the other
 }
 """Where less than the budget of an audit is at stake in the example: what is."""
 
@@ -100,6 +102,80 @@ def test_in_fp32_the_repair_is_the_same_function_or_says_what_it_changes(rule: R
     assert (found > 1e-3) == bool(rule.example.changes), found
 
 
+LAST = {
+    "BND002": "the head's result is the model's",
+    "LOS002": "a loss",
+    "LOS003": "a loss",
+}
+"""Rules whose advice is to return FP32: nothing low reads it."""
+
+
+class Followed(nn.Module):
+    """A model with a layer behind it: in a model that is cast, that layer's weight is low, and takes nothing else."""
+
+    def __init__(self, model: nn.Module, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        sizes = [x.shape[-1] for x in outputs if x.is_floating_point() and x.dim()]
+        self.readers = nn.ModuleList(nn.Linear(size, 2, bias=False) for size in sizes)
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        leaves = [leaf for leaf in pytree.tree_leaves(self.model(*inputs)) if isinstance(leaf, Tensor)]
+        readers = iter(self.readers)
+        return [next(readers)(x) if x.is_floating_point() and x.dim() else x for x in leaves]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if formats(rule)], ids=lambda rule: rule.code)
+def test_the_repair_runs_in_a_larger_model_under_either_strategy(rule: Rule) -> None:
+    _, fixed, inputs = built(rule)
+    model = fixed if rule.code in LAST else Followed(fixed, outputs(fixed, inputs))
+    found = {(fmt, use): low(model, inputs, fmt, use) for fmt in formats(rule) for use in USES}
+    assert {case: said for case, said in found.items() if isinstance(said, str)} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in RULES if formats(rule)], ids=lambda rule: rule.code)
+def test_an_audit_of_the_repair_has_less_to_say(rule: Rule) -> None:
+    def audit(model: nn.Module) -> auditor.Audit:
+        model = model if rule.code in LAST else Followed(model, outputs(model, inputs))
+        return auditor.audit(model, inputs, formats=tuple(formats(rule)), quick=True)
+
+    def said(found: auditor.Audit) -> tuple[int, ...]:
+        severities = Counter(finding.severity for finding in found.findings)
+        return tuple(severities[severity] for severity in ("error", "warning", "info"))
+
+    def kept(found: auditor.Audit) -> int:
+        reasons = [reason for plan in found.plans.values() for reason in plan.reasons]
+        return sum(len(reason.modules) for reason in reasons if reason.kind in ("unsafe", "conflict", "budget"))
+
+    broken, fixed, inputs = built(rule)
+    before, after = audit(broken), audit(fixed)
+    assert said(after) < said(before)
+    assert kept(after) <= kept(before)
+    assert {name: base.failure for name, base in after.baselines.items() if base.failure} == {}
+
+
+def code_of(advice: str) -> list[str]:
+    """The lines of code in an advice, which is one block, without what is said beside them."""
+    blocks = re.findall(r"(?m)(?:^    .*\n?)+", advice + "\n")
+    assert len(blocks) <= 1, blocks
+    lines = textwrap.dedent("".join(blocks)).splitlines()
+    return [line.partition("  #")[0].rstrip() for line in lines]
+
+
+OUTSIDE = {"NRM005": "its advice is a cast of the whole model, which a test below runs"}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if code_of(rule.advice)], ids=lambda rule: rule.code)
+def test_the_repaired_example_is_the_advice_applied(rule: Rule) -> None:
+    assert rule.example is not None
+    code, lines = code_of(rule.advice), rule.example.fixed.splitlines()
+    indents = {len(line) - len(line.lstrip()) for line in lines}
+    applied = [[" " * by + line for line in code] for by in indents]
+    there = any(lines[i : i + len(code)] == block for block in applied for i in range(len(lines)))
+    assert there != (rule.code in OUTSIDE)
+
+
 def test_a_sum_over_many_ranks_fails_low_and_holds_raised() -> None:
     """COL001: a ring adds a rank after the other in the format that is sent; 300 ranks with a share of 1 each."""
     shares = [torch.ones(4, dtype=torch.bfloat16) for _ in range(300)]
@@ -130,3 +206,34 @@ def test_the_snippet_that_keeps_an_embedding_runs_in_a_model_cast_to_half() -> N
         assert model(tokens).dtype is torch.float16
     assert model.embed.weight.dtype is torch.float32
     assert torch.equal(model.embed.weight, table)
+
+
+def test_the_cast_that_spares_batch_norms_keeps_their_statistics() -> None:
+    (rule,) = (rule for rule in RULES if rule.code == "NRM005")
+    norm, inputs = example(rule)
+    model = nn.Sequential(norm, nn.Linear(8, 8)).eval()
+    truth = outputs(model, inputs)
+    exec("\n".join(code_of(rule.advice)), {"model": model, "torch": torch})
+    assert error(truth, low_as_it_is(model, inputs)) <= BUDGET
+    assert (model[0].weight.dtype, model[1].weight.dtype) == (torch.float32, torch.float16)
+
+
+def low_as_it_is(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    with auditor.imitated("cuda"):
+        return outputs(model, tuple(x.half() for x in inputs))
+
+
+@pytest.mark.parametrize("code", ["MSR001", "MSR002"])
+@pytest.mark.parametrize("use", USES)
+def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> None:
+    (rule,) = (rule for rule in load_rules() if rule.code == code)
+    dtype = dtype_of(rule.formats[0])
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with auditor.imitated("cuda"), torch.no_grad():
+        if use == "cast":
+            module, x = module.to(dtype).float(), x.to(dtype)
+        space: dict[str, Any] = {"torch": torch, "x": x, "module": module}
+        with torch.autocast("cuda", dtype=dtype, enabled=use == "autocast"):
+            exec("\n".join(code_of(rule.advice)), space)
+    assert space["y"].dtype is x.dtype
+    assert torch.allclose(space["y"].float(), module(x.float()).to(x.dtype).float())

@@ -21,7 +21,8 @@ def render(audit: Audit) -> str:
 
 
 def _lines(audit: Audit) -> Iterator[str]:
-    yield _plain(view(audit).headline)
+    seen = view(audit)
+    yield from map(_plain, (seen.headline, *seen.broken))
     where = places(audit)
     shown = dict.fromkeys(COMMANDS, 0)
     left = 0

@@ -25,7 +25,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     seen = view(audit)
     yield f"## Precision audit of {code(audit.subject.name)}\n"
     yield f"**{escape(seen.headline)}**\n"
-    yield f"{escape(' '.join((seen.proof, *seen.contrast)))}\n"
+    yield f"{escape(' '.join((seen.proof, *seen.broken, *seen.contrast)))}\n"
     yield from _plans(seen)
     yield from _times(seen)
     yield from (f"Program {escape(p.program)}\n" for p in seen.plans if p.program)
@@ -72,9 +72,11 @@ def _plans(seen: View) -> Iterator[str]:
     for p in plans:
         plan = p.plan
         title = f"**{p.title}** (recommended)" if p.recommended else p.title
-        measured = f"{ratio(plan.measured_error)}, {p.verdict}" if plan.measured_error is not None else p.verdict
-        share, speed = percent(plan.low_precision_flops), f"{plan.predicted_speedup:.2f}x"
-        yield _row((title, escape(p.before), ratio(plan.predicted_error), measured, escape(share), speed))
+        predicted, measured, speed = p.figures
+        if not p.idle and plan.measured_error is not None:
+            measured = f"{ratio(plan.measured_error)}, {p.verdict}"
+        share = percent(plan.low_precision_flops)
+        yield _row((title, escape(p.before), predicted, measured, escape(share), speed))
     if seen.today:
         yield _row((escape(seen.today[0]), "", "", seen.today[1], "", ""))
     yield ""

@@ -10,7 +10,7 @@ from ..kept import Island
 from ..page import Page, columns, looks
 from ..prose import sentence
 from ..view import PlanView, View, view
-from ..words import count, label, line, memory, op, percent, printable, ratio
+from ..words import count, label, line, memory, op, percent, printable
 
 CAUSES_SHOWN = 8
 ISLANDS_SHOWN = 6
@@ -57,7 +57,7 @@ def _title(page: Page, audit: Audit) -> None:
 def _verdict(page: Page, seen: View) -> None:
     page.labelled("Verdict", seen.headline, "good" if seen.chosen else "error")
     page.labelled("", seen.proof)
-    for clause in seen.contrast:
+    for clause in (*seen.broken, *seen.contrast):
         page.labelled("", clause)
     page.line()
 
@@ -139,10 +139,7 @@ def _proposals(page: Page, seen: View) -> None:
 
 
 def _plan_cells(p: PlanView) -> tuple[str, ...]:
-    plan = p.plan
-    measured = p.verdict if p.verdict in ("failed", "non-finite", "not run") else ratio(plan.measured_error)
-    mark = "*" if p.recommended else ""
-    return mark, p.title, p.before, ratio(plan.predicted_error), measured, f"{plan.predicted_speedup:.2f}x"
+    return "*" if p.recommended else "", p.title, p.before, *p.figures
 
 
 def _islands(page: Page, islands: tuple[Island, ...]) -> None:

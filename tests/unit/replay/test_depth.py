@@ -172,7 +172,7 @@ def test_what_was_measured_stands_for_a_plan_with_everything_low(module, inputs,
         batch, chosen = subject.batches[0], plan("cast", fmt)
         expected = under_plan(captured, model, batch, chosen)
         if whole:
-            monkeypatch.setattr(depth, "_Beside", None)
+            monkeypatch.setattr(depth, "Beside", None)
         found = under_plan(captured, model, batch, chosen, low)
     assert found.dtypes == expected.dtypes
     assert found.errors == pytest.approx(expected.errors, rel=1e-4)

@@ -13,7 +13,7 @@ def test_it_is_the_verdict_in_a_few_lines() -> None:
     assert str(audit) == text
     assert len(text) < 800
     assert text.splitlines()[0] == f"Audit of TinyGPT, {len(audit.nodes)} operations"
-    assert len(text.splitlines()) == 5
+    assert len(text.splitlines()) == 6  # one of them on the runs that turn Inf or NaN
     chosen = audit.plans["autocast_fp16"]
     assert f"{chosen.measured_error:.1e}".split("e")[0] in text
 

@@ -1,0 +1,76 @@
+"""Baselines and plans whose outputs turn Inf or NaN, each with the first operation that does, and verdicts that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from ..formats.table import label
+from ..judge.verdicts import Judgement
+from ..records import Baseline, Finding, NonFinite, Plan, Verdict
+from ..records.measure import MEASURED
+from ..replay.chosen import scoped
+from ..replay.nonfinite import first_non_finite
+from ..replay.strategies import plain, running
+from ..strategies import strategy_of
+from .workbench import Workbench
+
+ALL_LOW = "cast"
+"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
+
+
+def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
+    """The baselines, those that are not finite with the operation at which the recorded graph, run so, turns non-finite."""
+    found = dict(baselines)
+    for name, base in baselines.items():
+        if not base.finite and not base.failure:
+            strategy, _, fmt = name.partition("_")
+            strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
+            found[name] = replace(base, nonfinite=_first(bench, strategy, plain(fmt), fmt))
+    return found
+
+
+def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The same of plans; a program is not the recorded graph, and stays as it is."""
+    found = dict(plans)
+    for name, plan in plans.items():
+        ran = plan.verification
+        if ran is not None and not ran.finite and not ran.failure and plan.program is None:
+            first = _first(bench, plan.strategy, scoped(plan.scopes), plan.format)
+            found[name] = replace(plan, verification=replace(ran, nonfinite=first))
+    return found
+
+
+def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
+    how = running(bench.capture, strategy, precision_of, fmt)
+    batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
+    tried = (first_non_finite(bench.capture, bench.subject.model, batch, how, fmt) for batch in batches)
+    first = next(filter(None, tried), None)
+    return None if first is None else replace(first, rules=_rules(bench.findings, first, fmt))
+
+
+def _rules(findings: Iterable[Finding], first: NonFinite, fmt: str) -> tuple[str, ...]:
+    """Codes of the rules that fired where the cause begins, or where it shows."""
+    fired = [f for f in findings if fmt in f.formats and f.node in (first.begins, first.node)]
+    foreseen = [finding for finding in fired if finding.rule not in MEASURED]
+    ordered = sorted(foreseen or fired, key=lambda finding: finding.node != first.begins)
+    return tuple(dict.fromkeys(finding.rule for finding in ordered))
+
+
+def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judgement:
+    """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
+    Judgement where there are none."""
+    changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    for name, base in baselines.items():
+        first, fmt = base.nonfinite, name.partition("_")[2]
+        if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
+            limit = "range" if first.cause in ("overflow", "underflow") else "precision"
+            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit)
+            changed = True
+    return Judgement(verdicts, judged.exposed) if changed else judged
+
+
+def _reason(first: NonFinite, name: str) -> str:
+    strategy, _, fmt = name.partition("_")
+    where = "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
+    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}"

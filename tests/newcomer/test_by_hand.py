@@ -1,0 +1,58 @@
+"""Advice to keep a module in FP32 by hand, run as pasted from the report of the strategy that it recommends."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.report.findings import causes
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, x):
+        return x / (x * x).sum(-1, keepdim=True).sqrt() * self.weight  # 16 * 300^2 is beyond FP16
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm, self.head = nn.Linear(16, 16), Norm(), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.head(self.norm(self.stem(x) * 300.0))
+
+
+@pytest.fixture(scope="module", params=["cast", "autocast"])
+def audited(request):
+    model, x = Net().eval(), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    audit = auditor.audit(model, x, formats=("fp16",), strategies=(request.param,))
+    assert audit.recommended == f"{request.param}_fp16"
+    return audit, model, x
+
+
+def test_the_code_of_each_cause_is_for_the_recommended_strategy_and_runs(audited):
+    audit, model, x = audited
+    (code,) = {cause.snippet for cause in causes(audit).wanting}
+    with torch.no_grad():
+        truth, low = model(x), copy.deepcopy(model)
+        if audit.recommended == "cast_fp16":
+            low, x = low.half(), x.half()
+        space = {"model": low}
+        exec(code, space)
+        with auditor.imitated("cuda"):
+            if audit.recommended == "cast_fp16":
+                found = space["model"](x)
+            else:
+                with torch.autocast("cuda", dtype=torch.float16):
+                    found = space["model"](x)
+    assert found.dtype is torch.float16
+    assert float((found - truth).norm() / truth.norm()) <= audit.max_error

@@ -1,0 +1,134 @@
+"""A model that is NaN in FP16 by no operation alone: every reporter names the operation, and none denies it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.document.write import texts
+from auditor.report.questions import questions
+from auditor.report.reporters import github, md, sarif, text
+from auditor.report.reporters import html as page
+from auditor.report.summary import summary
+
+
+class Norm(nn.Module):
+    """A layer norm written by hand: E[x^2] - E[x]^2 turns negative where both are rounded, and its root NaN."""
+
+    def forward(self, y):
+        mean = y.mean(-1, keepdim=True)
+        var = (y * y).mean(-1, keepdim=True) - mean * mean
+        return (y - mean) / torch.sqrt(var + 1e-8)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Linear(16, 16, bias=False), Norm(), nn.Linear(16, 8)
+        with torch.no_grad():
+            self.stem.weight.copy_(torch.eye(16))
+
+    def forward(self, x):
+        return self.head(self.norm(self.stem(x)))
+
+
+LINES = Path(__file__).read_text().splitlines()
+DIFFERENCE = f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(LINES) if 'mean * mean' in line)}"
+ROOT = f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(LINES) if 'torch.sqrt(' in line)}"
+
+DENIALS = (
+    r"[Nn]o value that is finite in FP32",
+    r"None: no value",
+    r"Yes, in every format",
+    r"none of the [\w, ]*operations? is unsafe",
+    r"no operation is unsafe in FP16",
+    r"No operation is limited",
+    r"^\W*nothing to fix",
+)
+"""What reports say where nothing is wrong."""
+
+
+@pytest.fixture(scope="module")
+def audit():
+    torch.manual_seed(0)
+    rows = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(4, 1)
+    return auditor.audit(Net(), rows, formats=("fp16",))
+
+
+@pytest.fixture(scope="module")
+def reports(audit):
+    body = re.sub(r"<(script|style).*?</\1>", "", page.render(audit), flags=re.S)
+    shown = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
+    return {
+        "terminal": re.sub(r"\s+", " ", text.render(audit, width=100, color=False)),
+        "HTML": shown.replace(" ,", ",").replace(" .", "."),
+        "Markdown": md.render(audit).replace("\\", ""),
+        "GitHub": github.render(audit),
+        "SARIF": sarif.render(audit),
+        "plan.json": texts(audit)["plan.json"],
+        "summary": summary(audit),
+        "questions": " ".join(answer.answer for answer in questions(audit)),
+    }
+
+
+def test_alone_no_operation_makes_it(audit):
+    assert {error.nan + error.overflow for node in audit.nodes for error in node.errors.values()} == {0}
+
+
+@pytest.mark.parametrize("name", ["autocast_fp16", "cast_fp16"])
+def test_the_run_is_nan_and_its_first_operation_is_known(audit, name):
+    base = audit.baselines[name]
+    assert not base.finite
+    first = base.nonfinite
+    assert (first.op, first.value, first.source) == ("aten.sqrt.default", "NaN", ROOT)
+    assert (first.cause, first.begins_op, first.begins_source) == ("cancellation", "aten.sub.Tensor", DIFFERENCE)
+    assert first.rules == ("RED004",)
+
+
+def test_the_operation_is_unsafe_in_that_run(audit):
+    (root,) = (node for node in audit.nodes if node.node.op == "aten.sqrt.default")
+    assert root.verdicts["fp16"].verdict == "unsafe"
+    assert (
+        root.verdicts["fp16"].reason
+        == f"NaN in FP16 under autocast, though not alone: cancellation at sub ({DIFFERENCE})"
+    )
+    assert root.errors["fp16"].born
+
+
+@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "summary", "questions"])
+def test_reports_name_the_operation_the_cause_and_the_rule(reports, name):
+    assert f"sqrt in norm ({ROOT})" in reports[name]
+    assert f"cancellation at sub in norm ({DIFFERENCE}); see RED004" in reports[name]
+
+
+def test_sarif_and_plan_json_have_the_line(audit, reports):
+    lines = {
+        (result["ruleId"], place["physicalLocation"]["region"]["startLine"])
+        for result in json.loads(reports["SARIF"])["runs"][0]["results"]
+        for place in result["locations"]
+    }
+    assert ("RED004", int(DIFFERENCE.rpartition(":")[2])) in lines
+    first = json.loads(reports["plan.json"])["baselines"]["autocast_fp16"]["first_non_finite"]
+    assert (first["source"], first["begins_source"]) == (ROOT, DIFFERENCE)
+
+
+@pytest.mark.parametrize(
+    "name", ["terminal", "HTML", "Markdown", "GitHub", "SARIF", "plan.json", "summary", "questions"]
+)
+def test_no_sentence_denies_it(reports, name):
+    assert [pattern for pattern in DENIALS if re.search(pattern, reports[name])] == []
+
+
+def test_the_file_is_read_back(audit, tmp_path):
+    audit.save(tmp_path)
+    again = auditor.load(tmp_path)
+    assert {name: base.nonfinite for name, base in again.baselines.items()} == {
+        name: base.nonfinite for name, base in audit.baselines.items()
+    }

@@ -1,0 +1,72 @@
+"""Plans that run nothing low do not claim an error of 0: every reporter says what the smallest error within reach is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.report.reporters import html, md, text
+from auditor.report.words import ratio
+
+BUDGET = 1e-5
+
+
+@pytest.fixture(scope="module")
+def audit():
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    return auditor.audit(nn.Sequential(*layers).eval(), x, formats=("fp16",), max_error=BUDGET)
+
+
+@pytest.fixture(scope="module")
+def reach(audit):
+    return min(plan.reach for plan in audit.plans.values())
+
+
+def test_the_smallest_error_is_over_the_budget_and_below_that_of_everything_low(audit, reach):
+    assert audit.recommended is None
+    everything = min(base.measured_error for base in audit.baselines.values())
+    assert BUDGET < reach < everything
+
+
+def test_it_is_that_of_a_run_with_one_module_low(audit, reach):
+    model, (args, _) = audit.subject.model, audit.subject.batches[0]
+
+    def run(path: str) -> float:
+        with auditor.imitated("cuda"), torch.no_grad():
+            truth, x = model(*args), args[0]
+            for name, layer in model.named_children():
+                with torch.autocast("cuda", dtype=torch.float16, enabled=name == path):
+                    x = layer(x.float())
+            return float((x.float() - truth).norm() / truth.norm())
+
+    assert min(run(name) for name in ("0", "2", "4")) == pytest.approx(reach, rel=0.3)
+
+
+def test_reports_say_so_and_claim_no_error_of_zero(audit, reach):
+    page = re.sub(r"\s+", " ", html.render(audit))
+    said = f"within reach with anything low is {ratio(reach)}, in FP16"
+    assert all(said in re.sub(r"\s+", " ", shown) for shown in (text.render(audit, width=100), md.render(audit), page))
+    assert f"the smallest error within reach is {reach:.2g}" in audit.recommendation
+    rows = [
+        line
+        for line in text.render(audit, width=100, color=False).splitlines()
+        if "FP16 " in line and "all FP32" in line
+    ]
+    assert len(rows) == len(audit.plans)
+    assert not [row for row in rows if re.search(r" 0 |1\.00x", row)]
+    assert page.count("Smallest error within reach") == len(audit.plans)
+    assert "Measured error" not in page
+    assert "1.00×" not in page
+
+
+def test_the_file_holds_it(audit, tmp_path):
+    audit.save(tmp_path)
+    assert {n: p.reach for n, p in auditor.load(tmp_path).plans.items()} == pytest.approx(
+        {n: p.reach for n, p in audit.plans.items()}, rel=1e-6
+    )

@@ -1,0 +1,102 @@
+"""Runs that are Inf or NaN in words; sentences are short, and say so too where the operation is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Baseline, NonFinite, Verdict, Verification
+from auditor.report.nonfinite import nonfinite_runs
+from auditor.report.questions import questions
+from auditor.report.reporters import html
+from auditor.report.view import view
+from tests.unit.report.factory import make_audit
+
+FIRST = NonFinite(
+    "sqrt",
+    "norm",
+    "aten.sqrt.default",
+    "unet.py:28",
+    "NaN",
+    "cancellation",
+    "sub",
+    "norm",
+    "aten.sub.Tensor",
+    "unet.py:27",
+    ("RED004",),
+)
+HERE = replace(FIRST, cause="overflow", begins=FIRST.node, begins_op=FIRST.op, rules=())
+UNKNOWN = Baseline(None, False)
+KNOWN = Baseline(None, False, nonfinite=FIRST)
+
+
+def audit(**baselines: Baseline):
+    made = make_audit()
+    plans = {name: replace(plan, verification=None) for name, plan in made.plans.items()}
+    return replace(made, baselines={**made.baselines, **baselines}, plans=plans)
+
+
+def said(made) -> list[str]:
+    return [" ".join(run.sentences) for run in nonfinite_runs(made)]
+
+
+def test_strategies_with_one_cause_are_one():
+    assert said(audit(autocast_fp16=KNOWN, cast_fp16=KNOWN)) == [
+        "FP16 under autocast and with cast weights, without a plan: outputs turn NaN at sqrt in norm (unet.py:28). "
+        "The cause is cancellation at sub in norm (unet.py:27); see RED004."
+    ]
+
+
+def test_what_has_another_cause_stands_apart():
+    found = said(audit(autocast_fp16=KNOWN, cast_fp16=replace(UNKNOWN, nonfinite=HERE), cast_bf16=UNKNOWN))
+    assert found[1] == (
+        "FP16 with cast weights, without a plan: outputs turn NaN at sqrt in norm (unet.py:28). "
+        "The cause is overflow of that operation."
+    )
+    assert found[2] == (
+        "BF16 with cast weights, without a plan: outputs turn Inf or NaN. "
+        "The recorded graph does not show at which operation."
+    )
+
+
+def test_what_did_not_run_is_none_of_them():
+    assert said(audit(autocast_fp16=Baseline(None, False, "it raised"), cast_fp16=Baseline(0.1, True))) == []
+
+
+@pytest.mark.parametrize("first", [FIRST, HERE, None])
+def test_sentences_are_short(first):
+    baselines = dict.fromkeys(("autocast_fp16", "cast_fp16"), replace(UNKNOWN, nonfinite=first))
+    assert all(len(line.split()) <= 25 for run in nonfinite_runs(audit(**baselines)) for line in run.sentences)
+
+
+def test_a_plan_that_is_not_finite_was_run_and_says_so():
+    made = audit(autocast_fp16=Baseline(0.1, True), cast_fp16=Baseline(0.1, True))
+    ran = Verification(None, False, None, "audited", "emulated", nonfinite=FIRST)
+    plan = replace(made.plans["cast_fp16"], measured_error=None, verified=False, verification=ran)
+    made = replace(made, plans={**made.plans, plan.name: plan})
+    assert said(made)[0].startswith("The plan FP16 with cast weights: outputs turn NaN at sqrt in norm (unet.py:28).")
+    shown = next(one for one in view(made).plans if one.plan is plan)
+    assert (shown.verdict, shown.detail) == ("non-finite", "an output is Inf or NaN where FP32 is finite")
+
+
+def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():
+    safe = Verdict("safe", "")
+    made = audit(autocast_fp16=UNKNOWN, cast_fp16=UNKNOWN)
+    nodes = tuple(replace(node, verdicts={"fp16": safe, "bf16": safe}, errors={}) for node in made.nodes)
+    made = replace(made, nodes=nodes)
+    fp16, bf16 = view(made).contrast
+    assert fp16.endswith("is unsafe or sensitive alone.")
+    assert bf16.endswith("is unsafe or sensitive.")
+    answers = {answer.question: answer.answer for answer in questions(made)}
+    assert answers["Which layer makes the NaN or Inf?"].startswith(
+        "FP16 under autocast and with cast weights, without a"
+    )
+    assert answers["Trained in BF16: will it survive FP16?"].startswith("Not as it is. FP16 under autocast")
+    assert answers["Does a plain cast or plain autocast even run?"].startswith(
+        "It runs, but not all outputs are finite."
+    )
+    page = html.render(made)
+    assert "No operation alone makes Inf or NaN in FP16" in page
+    assert "becomes Inf or NaN in FP16" not in page
+    assert "becomes Inf or NaN in BF16" in page
