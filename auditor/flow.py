@@ -79,9 +79,8 @@ def _once(subject: Subject, options: Options) -> Audit:
             recordings = record_paths(subject, formats, seed)
             first = kept.begun(recordings.first.capture, subject, options.where)
             if limit is not None:
-                limit.need(max(working_set(recording.capture) for recording in recordings.each))
-        nodes = sum(len(recording.capture.nodes) for recording in recordings.each)
-        with kept.written(), stages("measure", f"{nodes} nodes", nodes):
+                limit.need(max(working_set(one.capture) for one in recordings.each))
+        with kept.written(), stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick, kept)
             noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)

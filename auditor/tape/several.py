@@ -40,6 +40,11 @@ class Recordings:
         """That of the first batch."""
         return self.each[0]
 
+    @property
+    def operations(self) -> int:
+        """How many there are in all of them together."""
+        return sum(len(recording.capture.nodes) for recording in self.each)
+
 
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Recordings:
     """Record the first batch, and each later one that is of other shapes than those before it or takes another branch.
@@ -51,7 +56,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
     if not left:
         return Recordings((first,))
     each, unjudged = [_of_its_batches(first)], list[str]()
-    names: list[tuple[Capture, Names]] = [(first.capture, {})]
+    known: list[_Known] = [_Known(first.capture, {}, 1)]
     while left and len(each) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
@@ -61,7 +66,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
             left = left[1:]
             continue
         left = _without(left, found.subject.batches)
-        each.append(replace(found, capture=_named_apart(found.capture, number, names)))
+        each.append(replace(found, capture=_named_apart(found.capture, number, known)))
     if left:
         unjudged += [unjudged_line(number_of(subject, batch), _TOO_MANY) for batch in left]
     return Recordings(tuple(each), tuple(unjudged))
@@ -94,7 +99,7 @@ def join_paths(recordings: Sequence[Recording], warnings: Sequence[str] = ()) ->
         if capture.nodes.keys() - nodes.keys():
             apart.append(capture)
             nodes |= capture.nodes
-            placeholders = {place.name: place for place in capture.placeholders} | placeholders
+            placeholders |= {p.name: p for p in capture.placeholders if p.name not in placeholders}
     return replace(
         first,
         graph_module=first.graph_module if len(apart) == 1 else TapeModule(nn.Module(), _beside_each_other(apart)),
@@ -120,24 +125,33 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
     return [batch for batch in batches if not any(batch is other for other in others)]
 
 
-def _named_apart(capture: Capture, number: int, known: list[tuple[Capture, Names]]) -> Capture:
+@dataclass(frozen=True)
+class _Known:
+    """A recorded capture, its names in the whole, and the number of the batch that it was recorded in."""
+
+    capture: Capture
+    names: Names
+    number: int
+
+
+def _named_apart(capture: Capture, number: int, known: list[_Known]) -> Capture:
     """The capture with names that no other path has; those of a known one that runs the same operations.
 
-    known: each recorded capture with its names in the whole, to which this one is added. number: of its first batch.
+    known: all before, to which this one is added. number: of the batch that it was recorded in.
     """
-    for other, names in known:
-        if _operations_in(capture) == _operations_in(other):
-            return _renamed(capture, names, next(iter(other.nodes.values())).batch) if names else capture
+    for other in known:
+        if _operations_in(capture) == _operations_in(other.capture):
+            return _renamed(capture, other.names, other.number) if other.names else capture
     taken: dict[str, Placeholder | None] = {}
-    for other, names in known:
-        taken |= {names.get(place.name, place.name): place for place in other.placeholders}
-        taken |= dict.fromkeys((names.get(name, name) for name in other.nodes), None)
+    for other in known:
+        taken |= {other.names.get(place.name, place.name): place for place in other.capture.placeholders}
+        taken |= dict.fromkeys((other.names.get(name, name) for name in other.capture.nodes), None)
     shared = {p.fqn: name for name, p in reversed(taken.items()) if p is not None and p.fqn is not None}
     names = {p.name: shared[p.fqn] for p in capture.placeholders if p.fqn in shared}
     for name in (*(place.name for place in capture.placeholders), *capture.nodes):
         if name not in names:
             names[name] = _free(name, number, {*taken, *names.values()})
-    known.append((capture, names))
+    known.append(_Known(capture, names, number))
     return _renamed(capture, names, number)
 
 
