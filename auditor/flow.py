@@ -174,4 +174,16 @@ def _findings(
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
     caused = with_causes(silenced(fired, options.selection, rules), graph, rules)
-    return with_batches(caused, captured, graph.verdicts)
+    return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
+
+
+def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Options) -> frozenset[tuple[str, str]]:
+    """(rule, node) of what the ranges of the first batch alone show; nothing where no verdict comes from a later one."""
+    first = graph.measured.first
+    later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
+    if first is None or not later:
+        return frozenset()
+    facts = gather(captured.first, subject.model, first.ranges)
+    rules = spread(options.rules, options.formats)
+    fired = classify(captured.first, facts, rules, options.formats, options.training)
+    return frozenset((finding.rule, finding.node) for finding in fired)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -47,12 +47,19 @@ def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, S
 
 
 def with_batches(
-    findings: Sequence[Finding], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
+    findings: Sequence[Finding],
+    capture: Capture,
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    of_first: Collection[tuple[str, str]] = (),
 ) -> tuple[Finding, ...]:
-    """The findings, those that a later batch alone shows with its number; what several paths show is found once."""
+    """The findings, those that a later batch alone shows with its number; what several paths show is there once.
+
+    of_first: (rule, node) of what the first batch shows by itself.
+    """
     kept: dict[object, Finding] = {}
     for finding in findings:
-        number = _batch_of(finding, capture, verdicts)
+        shown = (finding.rule, finding.node) in of_first
+        number = 1 if shown else _batch_of(finding, capture, verdicts)
         named = number == 1 or f"batch {number}" in finding.message
         message = finding.message if named else f"{finding.message.rstrip('.')}, in batch {number}"
         where = capture.twins.get(finding.node, finding.node) or id(finding)
@@ -61,7 +68,7 @@ def with_batches(
 
 
 def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]) -> int:
-    """Number of the batch without which there would be no finding; 1 where it is the first, or none."""
+    """Number of the batch that the operation's verdicts come from, or of the first that runs it."""
     if finding.node not in capture.nodes:
         return 1
     by_format = verdicts[finding.node]
