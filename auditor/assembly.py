@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +18,28 @@ from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
 from .facts.written import written
 from .formats.entries import extent
+from .formats.histogram import merged
 from .graphs import Planned
-from .judge.verdicts import Judgement
+from .judge.verdicts import GRADES, Judgement
 from .mapped import came_to, within
-from .measure.calibrate import Calibration
+from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.storing import storing
 from .options import Options
 from .paths import enclosing
 from .plan.answered import fresh_told, holding_told
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
+from .records import (
+    Audit,
+    Capture,
+    Environment,
+    Evaluation,
+    Finding,
+    NodeReport,
+    Plan,
+    Proposal,
+    Subject,
+    Weight,
+)
 from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
@@ -57,14 +69,15 @@ def assembled(
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. planned: all plans. found: those of its fields that a stage returned as they are."""
     subject, captured = bench.subject, bench.capture
-    plans = planned.plans
+    plans, twins = planned.plans, captured.twins
+    found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
         subject=subject.given or subject,  # no copy on a GPU lives on in it
         parameters=size_of(subject.model),
         structure=structure_of(subject.model),
         inputs=_inputs(subject),
-        graph_inputs=tuple(place.name for place in captured.placeholders if place.kind == "input"),
-        graph_outputs=captured.outputs,
+        graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
+        graph_outputs=captured.first.outputs,
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
@@ -77,7 +90,7 @@ def assembled(
         proposals=_proposals(options, bench, plans, found["recommended"]),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
-        plan_errors=followed.errors,
+        plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
         warnings=(
             *captured.warnings,
             *planned.said,
@@ -126,7 +139,7 @@ def _proposals(
             joint = ran.joint if ran.joint is not None else ran.error
             found += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
             break
-    return (*found, *proposed(set_, names, bench.capture))
+    return (*found, *proposed(set_, names, bench.capture.first))
 
 
 def _classes(bench: Workbench) -> dict[str, str]:
@@ -212,11 +225,60 @@ def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
 
 def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
     rules, literal = _rules_by_node(bench.findings), written(bench.capture, measured.ranges)
-    return tuple(
-        replace(
+    twins = bench.capture.twins
+    reports = {
+        name: replace(
             _report(bench, measured, judged, rules, name), written=name in literal, planned=followed.dtypes.get(name)
         )
         for name in bench.capture.nodes
+    }
+    for name, first in twins.items():
+        if name in reports:
+            reports[first] = _worst(reports[first], reports[name])
+    if not twins:
+        return tuple(reports.values())
+    order = {name: place for place, name in enumerate(_in_order(bench.capture))}
+    return tuple(_reading_earlier(reports[name], order) for name in order)
+
+
+def _in_order(capture: Capture) -> Iterator[str]:
+    """Every operation once: those of the first path as they run, each of a later one behind what runs before it there."""
+    following: dict[str, str] = {}
+    for path in capture.paths:
+        place = ""
+        for name in (capture.twins.get(name, name) for name in path.capture.nodes):
+            if name not in following:
+                following[name], following[place] = following.get(place, ""), name
+            place = name
+    name = following[""]
+    while name:
+        yield name
+        name = following[name]
+
+
+def _reading_earlier(report: NodeReport, order: Mapping[str, int]) -> NodeReport:
+    """The report without what the operation reads on a path whose operations run in another order."""
+    place = order[report.node.name]
+    earlier = tuple(name for name in report.node.inputs if order.get(name, -1) < place)
+    return replace(report, node=replace(report.node, inputs=earlier))
+
+
+def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
+    """An operation that two paths run: in each format the worse verdict, error and effect."""
+    worse_verdict, formats = dict(one.verdicts), [fmt for fmt in one.errors if fmt in other.errors]
+    for fmt, verdict in other.verdicts.items():
+        if GRADES.index(verdict.verdict) > GRADES.index(one.verdicts[fmt].verdict):
+            worse_verdict[fmt] = verdict
+    effects = {fmt: (one.contributions.get(fmt), other.contributions.get(fmt)) for fmt in formats}
+    return replace(
+        one,
+        node=replace(one.node, inputs=tuple(dict.fromkeys((*one.node.inputs, *other.node.inputs)))),
+        findings=tuple(dict.fromkeys((*one.findings, *other.findings))),
+        verdicts=worse_verdict,
+        exposed={f: tuple(dict.fromkeys((*one.exposed[f], *other.exposed[f]))) for f in one.exposed},
+        errors={**one.errors, **{fmt: worse(one.errors[fmt], other.errors[fmt]) for fmt in formats}},
+        contributions={**one.contributions, **{f: larger_effect(a, b) for f, (a, b) in effects.items() if a and b}},
+        range=merged((one.range, other.range)) if one.range and other.range else one.range,
     )
 
 
@@ -231,6 +293,7 @@ def _report(
     bench: Workbench, measured: Calibration, judged: Judgement, rules: Mapping[str, tuple[str, ...]], name: str
 ) -> NodeReport:
     node, errors = bench.capture.nodes[name], measured.errors.get(name, {})
+    node = replace(node, inputs=tuple(bench.capture.twins.get(source, source) for source in node.inputs))
     tested = node.floating or any(error.disagreement is not None for error in errors.values())
     return NodeReport(
         node=node,

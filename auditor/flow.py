@@ -15,14 +15,14 @@ from .graphs import Planned, graphs_of, scored
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
-from .judge.findings import concerning, confronted, silenced
+from .judge.findings import concerning, confronted, silenced, with_batches
 from .judge.severities import about
 from .judge.verdicts import Judgement, judge
 from .ladder import climbed
 from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
-from .measure.calibrate import calibrate
+from .measure.calibrate import calibrate_paths
 from .measure.noise import heard
 from .measure.regions import run_regions
 from .measure.workingset import working_set
@@ -47,7 +47,7 @@ from .rulebook import spread
 from .stages import Stages
 from .state.flags import flags
 from .state.process import untouched
-from .tape import recorded
+from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
@@ -78,19 +78,19 @@ def _once(subject: Subject, options: Options) -> Audit:
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
-            recording = recorded(subject, formats, seed)
-            captured = kept.begun(recording.capture, subject, options.where)
+            recordings = record_paths(subject, formats, seed)
+            first = kept.begun(recordings.first.capture, subject, options.where)
             if limit is not None:
-                limit.need(working_set(captured))
-        with kept.written(), stages("measure", f"{len(captured.nodes)} nodes", len(captured.nodes)):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, captured)
-            relative = calibrate(captured, subject, formats, seed, stages.tick, yardstick, kept, recording)
-            noise = heard(recording, subject, yardstick, seed, heavy(costs_of(captured)), options.native)
+                limit.need(max(working_set(one.capture) for one in recordings.each))
+        with kept.written(), stages("measure", f"{recordings.operations} nodes", recordings.operations):
+            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick, kept)
+            noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):
-            first = subject.model, subject.batches[0]
-            regions = run_regions(captured, *first, relative, judged.verdicts, formats, yardstick.measured, kept)
+            ran = subject.model, subject.batches[0]
+            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured, kept)
         with stages("training", "the FP32 step", wanted=options.training):
             step = prepare(subject, formats, seed, stages.tick, kept) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
@@ -104,7 +104,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
-            followed = under_plan(captured, *first, planned.plans.get(recommended or ""), relative.low)
+            followed = under_plan(captured, *ran, planned.plans.get(recommended or ""), relative.low)
     return assembled(
         options,
         bench,
@@ -193,4 +193,17 @@ def _findings(
     facts = gather(captured, subject.model, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
-    return with_causes(silenced(fired, options.selection, rules), graph, rules)
+    caused = with_causes(silenced(fired, options.selection, rules), graph, rules)
+    return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
+
+
+def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Options) -> frozenset[tuple[str, str]]:
+    """(rule, node) of what the ranges of the first batch alone show; nothing where no verdict comes from a later one."""
+    first = graph.measured.first
+    later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
+    if first is None or not later:
+        return frozenset()
+    facts = gather(captured.first, subject.model, first.ranges)
+    rules = spread(options.rules, options.formats)
+    fired = classify(captured.first, facts, rules, options.formats, options.training)
+    return frozenset((finding.rule, finding.node) for finding in fired)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def _model(subject: Subject) -> str:
 
 
 def _inputs(batches: Sequence[Batch]) -> str:
-    number = f"{len(batches)} batch{'es' * (len(batches) != 1)} of "
-    return number + ", ".join(_shape(leaf) for leaf in pytree.tree_leaves(batches[0]))
+    kinds = Counter(", ".join(_shape(leaf) for leaf in pytree.tree_leaves(batch)) for batch in batches)
+    return "; ".join(f"{number} batch{'es' * (number != 1)} of {kind}" for kind, number in kinds.items())
 
 
 def _shape(leaf: Any) -> str:

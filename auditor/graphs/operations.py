@@ -87,7 +87,7 @@ class Seen:
         with unchanged(exported.graph_module, batch), torch.no_grad():
             run.run(*pytree.tree_leaves(batch), enable_io_processing=False)
         self.values: Mapping[str, Any] = run.kept
-        self.captured = aligned(self.graph, self.values, bench.capture)
+        self.captured = aligned(self.graph, self.values, bench.capture.first)
         self._costs = bench.costs
 
     def cost(self, node: fx.Node) -> Cost:
@@ -157,7 +157,7 @@ class _Reader:
         self.seen, self.format, self.bench, self.makers = seen, format, bench, makers
         self.dtype = dtype_of(format)
         self.contributions, self.verdicts = bench.contributions[format], bench.verdicts[format]
-        recorded = bench.capture.placeholders
+        recorded = bench.capture.first.placeholders
         self.places = {p.fqn: p.name for p in recorded if p.fqn is not None}
         inputs = (n for n in seen.graph.nodes if n.op == "placeholder" and tensors_of(seen.values[n.name]))
         taken = (p.name for p in recorded if p.kind == "input")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..config import Ignore, Selection
-from ..records import Finding, Verdict
+from ..records import Capture, Finding, Verdict
 from ..records.measure import MEASURED
 from ..rulebook import Rule
 
 UNUSED_IGNORE = "CFG001"
+FLAGGED = ("unsafe", "sensitive")
 
 
 def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]) -> tuple[Finding, ...]:
@@ -45,6 +46,36 @@ def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, S
     return tuple(finding for finding in findings if concerns(finding))
 
 
+def with_batches(
+    findings: Sequence[Finding],
+    capture: Capture,
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    of_first: Collection[tuple[str, str]] = (),
+) -> tuple[Finding, ...]:
+    """The findings, those that a later batch alone shows with its number; what several paths show is there once.
+
+    of_first: (rule, node) of what the first batch shows by itself.
+    """
+    kept: dict[object, Finding] = {}
+    for finding in findings:
+        shown = (finding.rule, finding.node) in of_first
+        number = 1 if shown else _batch_of(finding, capture, verdicts)
+        named = number == 1 or f"batch {number}" in finding.message
+        message = finding.message if named else f"{finding.message.rstrip('.')}, in batch {number}"
+        where = capture.twins.get(finding.node, finding.node) or id(finding)
+        kept.setdefault((finding.rule, where, finding.formats), replace(finding, message=message))
+    return tuple(kept.values())
+
+
+def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]) -> int:
+    """Number of the batch that the operation's verdicts come from, or of the first that runs it."""
+    if finding.node not in capture.nodes:
+        return 1
+    by_format = verdicts[finding.node]
+    wrong = [by_format[fmt] for fmt in finding.formats if fmt in by_format and by_format[fmt].verdict in FLAGGED]
+    return min((verdict.batch for verdict in wrong), default=capture.nodes[finding.node].batch)
+
+
 def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     """The findings that a selection lets through, and behind them one for each of its ignores that matches none."""
     chosen = [finding for finding in findings if _selected(finding.rule, selection)]
@@ -65,7 +96,7 @@ def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
     measured = [verdict for verdict in measured if verdict != "untested"]
     if not measured or not finding.measurable:
         return finding
-    agrees = any(verdict in ("unsafe", "sensitive") for verdict in measured)
+    agrees = any(verdict in FLAGGED for verdict in measured)
     if "unsafe" in measured:
         finding = replace(finding, confidence="high")
     if agrees or finding.severity == "info":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..criteria.criterion import strict
 from ..criteria.noise import FLOOR
@@ -16,6 +16,9 @@ from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
+
+GRADES = ("safe", "sensitive", "untested", "unsafe")
+"""Verdicts, the worst last."""
 
 QUIET = Noise()
 """FP32 that is always the same."""
@@ -188,17 +191,35 @@ def judge(
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
                 continue
-            verdicts[name][fmt] = verdict_of(
-                node,
-                found.errors.get(name, {}).get(fmt),
-                found.contributions.get(name, {}).get(fmt),
-                found.ranges.get(name),
-                strategies,
-                fmt,
-                max_error,
-                noise,
-            )
+            verdict = _verdict_from(found, name, node, strategies, fmt, max_error, noise)
+            if found.first is not None:
+                known = capture.twins.get(name, name)
+                first = _verdict_from(found.first, known, node, strategies, fmt, max_error, noise)
+                alike = known in found.first.errors and first.verdict == verdict.verdict
+                verdict = verdict if alike else _with_batch(verdict, found.contributions.get(name, {}).get(fmt))
+            verdicts[name][fmt] = verdict
     return Judgement(verdicts, exposed)
+
+
+def _verdict_from(
+    found: Calibration,
+    name: str,
+    node: Node,
+    exposed: tuple[str, ...],
+    fmt: str,
+    max_error: float,
+    noise: Noise,
+) -> Verdict:
+    error, contribution = found.errors.get(name, {}).get(fmt), found.contributions.get(name, {}).get(fmt)
+    return verdict_of(node, error, contribution, found.ranges.get(name), exposed, fmt, max_error, noise)
+
+
+def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
+    """The verdict with the batch that it comes from, where that is a later one and anything is wrong."""
+    number = 1 if contribution is None else contribution.batch
+    if number == 1 or verdict.verdict == "safe":
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason} (batch {number})", batch=number)
 
 
 def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:

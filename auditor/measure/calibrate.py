@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TypeVar
 
 import torch
 
 from .. import ranks
 from ..cache.kept import NOTHING, Kept
+from ..errors import CaptureError, MeasureError
 from ..formats.histogram import merged
 from ..mapped.trimming import give_back
 from ..raised import let_through
@@ -18,6 +21,7 @@ from ..replay.depth import UnderPlan
 from ..sparing import now
 from ..tape.capture import Recording
 from ..tape.paths import usable_batches
+from ..tape.several import Recordings, join_paths, number_of, unjudged_line
 from .attribute import attribute
 from .causes import explained
 from .confirm import confirmed
@@ -28,6 +32,7 @@ from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
 
 Hears = Callable[[Sequence[torch.Tensor] | None], None]
+T = TypeVar("T")
 PerFormat = dict[str, dict[str, NodeError]]
 Contributions = dict[str, dict[str, Contribution]]
 
@@ -37,7 +42,7 @@ class Calibration:
     """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
 
     linearity: by format, where predictions were held against runs. low: by format the run that is low from the start, where
-    the whole model ran so on a single batch.
+    the whole model ran so on a single batch. first: of several batches, what the first one alone came to.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -46,6 +51,7 @@ class Calibration:
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
     low: Mapping[str, UnderPlan] = field(default_factory=dict)
+    first: Calibration | None = None
 
 
 def calibrate(
@@ -57,16 +63,19 @@ def calibrate(
     yardstick: Yardstick = PLAIN,
     kept: Kept = NOTHING,
     recording: Recording | None = None,
+    numbered: Callable[[Batch], int] | None = None,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
-    recording: where the graph comes from, if it was not run again yet; it hears what the FP32 run gives. Raises: CaptureError.
+    recording: where the graph comes from, if it was not run again yet; it hears what the FP32 run gives. numbered: a
+    batch's number, where they are not the subject's in order. Raises: CaptureError.
 
-    The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches of
-    other shapes, and all but the first of a path, are left to the verification.
+    The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches that
+    take another path are measured on a graph of their own, see `calibrate_paths`.
     """
 
     def one(batch: Batch) -> Calibration:
+        number = numbered(batch) if numbered else number_of(subject, batch)
         found: Calibration | None = None
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
@@ -80,6 +89,7 @@ def calibrate(
             else:
                 measured, contributions = _measured(capture, subject, batch, together, seed, tick, known, heard)
             contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
+            contributions = _of_batch(number, contributions)
             errors = explained(measured.errors, contributions)
             part = Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
             del measured, recalled
@@ -91,6 +101,50 @@ def calibrate(
     if recording is not None and ranks.together():
         recording.repeats()  # on every rank, of which one alone measures the recorded batch
     return ranks.folded("measuring", usable_batches(capture, subject), one, _merged)
+
+
+def calibrate_paths(
+    recordings: Recordings,
+    subject: Subject,
+    formats: tuple[str, ...],
+    seed: int,
+    tick: Callable[[str], None],
+    yardstick: Yardstick = PLAIN,
+    kept: Kept = NOTHING,
+) -> tuple[Capture, Calibration]:
+    """The graph of all paths that the batches take, and `calibrate` of each path with its own batches, taken together.
+
+    A later path that cannot be measured is left out, which the graph's warnings say. Raises: CaptureError of the first.
+    """
+
+    def numbered(batch: Batch) -> int:
+        return number_of(subject, batch)
+
+    recorded, found, unjudged = list[Recording](), list[Calibration](), [*recordings.unjudged]
+    for recording in recordings.each:
+        own = kept if recording is recordings.first else NOTHING
+        try:
+            part = calibrate(
+                recording.capture, recording.subject, formats, seed, tick, yardstick, own, recording, numbered
+            )
+        except (CaptureError, MeasureError) as error:
+            if recording is recordings.first:
+                raise
+            unjudged.append(unjudged_line(numbered(recording.subject.batches[0]), error))
+            continue
+        recorded.append(recording)
+        found.append(part)
+    return join_paths(recorded, unjudged), reduce(_merged, found)
+
+
+def _of_batch(number: int, contributions: Contributions) -> Contributions:
+    """The contributions, those of a later batch with its number."""
+    if number == 1:
+        return contributions
+    return {
+        name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
+        for name, formats in contributions.items()
+    }
 
 
 def _measured(
@@ -158,17 +212,26 @@ def _ran_low(measured: Measurement | Recalled) -> dict[str, UnderPlan]:
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:
-    count = a.batches + 1
+    """Two batches, or several of each, together; what one of them alone runs as it is there."""
+
+    def averaged(one: Contribution, other: Contribution) -> Contribution:
+        return _averaged(one, other, a.batches, b.batches)
+
     return Calibration(
-        errors={n: {f: _worse(e, b.errors[n][f]) for f, e in formats.items()} for n, formats in a.errors.items()},
-        contributions={
-            n: {f: _averaged(c, b.contributions[n][f], count) for f, c in formats.items()}
-            for n, formats in a.contributions.items()
-        },
-        ranges={name: merged((span, b.ranges[name])) for name, span in a.ranges.items()},
-        batches=count,
+        errors=_together(a.errors, b.errors, worse),
+        contributions=_together(a.contributions, b.contributions, averaged),
+        ranges={**a.ranges, **b.ranges, **{n: merged((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges}},
+        batches=a.batches + b.batches,
         linearity=_doubted(a.linearity, b.linearity),
+        first=a.first or a,
     )
+
+
+def _together(
+    a: Mapping[str, Mapping[str, T]], b: Mapping[str, Mapping[str, T]], merge: Callable[[T, T], T]
+) -> dict[str, Mapping[str, T]]:
+    both = {n: {f: merge(x, b[n][f]) for f, x in formats.items()} for n, formats in a.items() if n in b}
+    return {**a, **b, **both}
 
 
 def _doubted(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
@@ -181,7 +244,7 @@ def _doubted(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str
     return {fmt: max((found[fmt] for found in (a, b) if fmt in found), key=doubt) for fmt in formats}
 
 
-def _worse(a: NodeError, b: NodeError) -> NodeError:
+def worse(a: NodeError, b: NodeError) -> NodeError:
     """The more telling of two errors, with the larger of each count and share."""
     first, second = (a, b) if _severity(a) >= _severity(b) else (b, a)
     return replace(
@@ -210,14 +273,19 @@ def _larger(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
 
 
-def _averaged(mean: Contribution, new: Contribution, count: int) -> Contribution:
+def _averaged(mean: Contribution, new: Contribution, count: int, more: int) -> Contribution:
     """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares.
 
-    What no run told of one batch is not known of them together.
+    What no run told of one batch is not known of them together. count, more: how many batches the two are of.
     """
-    worst = max((mean, new), key=lambda one: (one.decided_by == "not-run", one.isolated))
-    return replace(worst, own=_rms(mean.own, new.own, count), cast=_rms(mean.cast, new.cast, count))
+    worst = larger_effect(mean, new)
+    return replace(worst, own=_rms(mean.own, new.own, count, more), cast=_rms(mean.cast, new.cast, count, more))
 
 
-def _rms(mean: float, new: float, count: int) -> float:
-    return math.sqrt((mean**2 * (count - 1) + new**2) / count)
+def larger_effect(one: Contribution, other: Contribution) -> Contribution:
+    """That of the batch on which it moves the outputs more by itself, or which no run told of."""
+    return max((one, other), key=lambda effect: (effect.decided_by == "not-run", effect.isolated))
+
+
+def _rms(mean: float, new: float, count: int, more: int) -> float:
+    return math.sqrt((mean**2 * count + new**2 * more) / (count + more))

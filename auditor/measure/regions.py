@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import networkx as nx
@@ -42,7 +42,12 @@ def run_regions(
     distance: Distance = output_error,
     kept: Kept = NOTHING,
 ) -> tuple[FlaggedRegion, ...]:
-    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32."""
+    """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32.
+
+    Where the batches take several paths through the model, those on each.
+    """
+    if capture.paths:
+        return tuple(_over_paths(capture, model, found, verdicts, formats, distance, kept))
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
     if not regions:
         return ()
@@ -63,6 +68,25 @@ def run_regions(
     del reference
     give_back()
     return tested
+
+
+def _over_paths(
+    capture: Capture,
+    model: torch.nn.Module,
+    found: Calibration,
+    verdicts: Verdicts,
+    formats: Sequence[str],
+    distance: Distance,
+    kept: Kept,
+) -> Iterator[FlaggedRegion]:
+    known = set[tuple[str, ...]]()
+    for path in capture.paths:
+        own = kept if path.capture is capture.first else NOTHING
+        for region in run_regions(path.capture, model, path.batches[0], found, verdicts, formats, distance, own):
+            names = tuple(capture.twins.get(name, name) for name in region.nodes)
+            if (key := (region.format, *names)) not in known:
+                known.add(key)
+                yield replace(region, nodes=names)
 
 
 def _told(region: _Region) -> list[object]:

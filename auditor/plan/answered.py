@@ -99,9 +99,10 @@ def _by_format(plans: Mapping[str, Plan]) -> list[str]:
 
 
 def _patched_here(bench: Workbench, plan: Plan, known: Products, last: bool) -> Answers | str:
+    gradients, most = bench.graded is not None and ranks.leads(), bench.most  # of the model before it is patched
+    batches = ranks.part(bench.checks)
+
     def run(model: nn.Module) -> Answers | str:
-        gradients = bench.graded is not None and ranks.leads()
-        batches = ranks.part(bench.checks)
-        return answers_of(model, batches, bench.device, bench.seed, gradients, bench.most, bench.alike, known, last)
+        return answers_of(model, batches, bench.device, bench.seed, gradients, most, bench.alike, known, last)
 
     return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

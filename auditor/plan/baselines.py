@@ -92,11 +92,11 @@ def _replayed(problem: Problem, trial: Trial) -> Baseline:
 
 def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> NamedTensors:
     model = bench.subject.model
-    plain = problem.how.without_plan(model, batch, dtype_of(problem.format))
+    plain, most = problem.how.without_plan(model, batch, dtype_of(problem.format)), bench.most
 
     @contextmanager
     def around() -> Iterator[None]:
-        with as_on(bench.device, bench.most), plain.calling():
+        with as_on(bench.device, most), plain.calling():
             yield
 
     with plain.storing():

@@ -133,5 +133,6 @@ def _placed(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
         if modules := tuple(path for path in reason.modules if path not in functions):
             yield replace(reason, modules=modules)
         if functions:
-            names = tuple(name for name in problem.capture.nodes if problem.variable(name) in functions)
+            nodes, twins = problem.capture.nodes, problem.capture.twins
+            names = tuple(name for name in nodes if problem.variable(name) in functions and name not in twins)
             yield replace(reason, modules=(), operations=names)

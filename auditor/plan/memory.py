@@ -22,7 +22,11 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
 
     Inference: a value is freed after its last reader. A view takes none of its own; a copy that autocast or a boundary
     makes in the low format lives while its reader runs. What kernels allocate for themselves is not known.
+    Of several paths through the model, the most that any of them takes.
     """
+    if capture.paths:
+        each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
+        return Memory(max(one.weights for one in each), max(one.activations for one in each))
     nodes = list(capture.graph_module.graph.nodes)
     size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
@@ -69,7 +73,7 @@ def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str
     elements = {node.name: sum(x.numel() for x in _floats(node)) for node in nodes}
     found: dict[str, int] = {}
     for value, readers in resolution.lowered.items():
-        for reader in readers:
+        for reader in readers if value in elements else ():
             found[reader] = found.get(reader, 0) + size * elements[value]
     return found
 

@@ -40,7 +40,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         elif setting.precision != "fp32":
             kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
             found.append(Reason(kind, words, operations=(name,), by=by))
-    return together(found)
+    return together([reason for reason in found if not problem.capture.twins.keys() & set(reason.operations)])
 
 
 def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
@@ -82,7 +82,8 @@ def _why(
     blocks have in common is one reason.
     """
     given, row = label(resolution.computed(node.name)), operation(node.op)
-    itself = _Beginning(node.name, node.name)
+    name = problem.capture.twins.get(node.name, node.name)
+    itself = _Beginning(name, name)
     if node.dtype in ("float64", "complex64", "complex128"):
         return "author", f"it computes in {node.dtype}, which no plan lowers", None, itself
     setting, casts = how.setting(node.name), how.casts(node)

@@ -89,6 +89,12 @@ class Problem:
         return found
 
     @cached_property
+    def paths(self) -> Sequence[frozenset[str]]:
+        """Names of the nodes and placeholders of each path through the model, where there are several in the graph."""
+        captures = (path.capture for path in self.capture.paths)
+        return list(dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures))
+
+    @cached_property
     def evaluated(self) -> dict[frozenset[tuple[str, str]], Candidate]:
         """What is known of choices, by their precisions: many of them are met again."""
         return {}

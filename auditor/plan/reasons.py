@@ -293,20 +293,21 @@ def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str)
 
 def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, ...], worst: str) -> Reason:
     where, verdict = problem.capture.nodes[worst].owner, problem.verdicts[worst]
+    name = problem.capture.twins.get(worst, worst)
     if owner != module_of(owner) and owner in problem.lowest.raised and worst in then.conflicts:
-        reader = worst if where == module_of(owner) else f"{worst} in {where or 'the whole model'}"
+        reader = name if where == module_of(owner) else f"{name} in {where or 'the whole model'}"
         words = f"{reader} would be handed tensors of two dtypes, which raises an error"
-        return Reason("conflict", f"it gives FP32 anyhow; with no function kept {words}", by=worst)
+        return Reason("conflict", f"it gives FP32 anyhow; with no function kept {words}", by=name)
     if worst in then.conflicts and verdict.verdict not in ("unsafe", "untested"):
-        kind, why = "conflict", f"{worst} would be handed tensors of two dtypes, which raises an error"
+        kind, why = "conflict", f"{name} would be handed tensors of two dtypes, which raises an error"
     else:
-        kind, why = verdict.verdict, f"{worst} is {verdict.verdict}: {verdict.reason}"
+        kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
     if _in(problem, worst, owner):
-        return Reason(kind, why, by=worst)
+        return Reason(kind, why, by=name)
     if where in group:
         return Reason("tied", f"it shares a weight with {where or 'the whole model'}, where {why}", by=where)
     if where == module_of(owner):
-        return Reason("inherited", f"low, it would hand on low values: {why}", by=worst)
+        return Reason("inherited", f"low, it would hand on low values: {why}", by=name)
     return Reason(
         "inherited", f"low, it would hand on low values to {where or 'the whole model'}, where {why}", by=where
     )

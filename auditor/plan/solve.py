@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..paths import nearest_above
 from ..replay.chosen import labelled
+from ..replay.resolve import Resolution
 from .costs import cast_seconds
 from .energy import Energy
-from .problem import Problem
+from .problem import Problem, Term
 
 STEPS = 24
 """Points looked at between two neighbours of the curve."""
@@ -101,9 +102,9 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     resolution = problem.resolve(labelled(precision))
     terms = problem.terms(resolution)
-    squares, elapsed = sum(term.square for term in terms), sum(term.seconds for term in terms)
+    elapsed = sum(term.seconds for term in terms)
     flops, low_flops = sum(term.flops for term in terms), sum(term.low_flops for term in terms)
-    squares += sum(problem.cast_square(resolution, name) for name in problem.rounded_values(resolution))
+    squares = _square(problem, resolution, terms)
     for name in problem.capture.nodes:
         if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
             elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
@@ -111,6 +112,15 @@ def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     price = cost_of_all + problem.island * _changes(precision)
     share = low_flops / flops if flops else 0.0
     return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, cost_of_all)
+
+
+def _square(problem: Problem, resolution: Resolution, terms: Sequence[Term]) -> float:
+    """Squared error of the outputs; where the batches take several paths, on the one where it is largest."""
+    rounded = [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
+    if not problem.paths:
+        return sum(term.square for term in terms) + sum(square for _, square in rounded)
+    own = [(name, term.square) for name, term in zip(problem.capture.nodes, terms, strict=True)]
+    return max(sum(square for name, square in (*own, *rounded) if name in path) for path in problem.paths)
 
 
 def _changes(precision: Mapping[str, str]) -> int:

@@ -33,7 +33,8 @@ class Begun:
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    runs: of each batch what runs came to that were made before. beside: what runs on the first batch begin from.
+    runs: of each batch what runs came to that were made before. beside: what runs on the first batch begin from. paths: of
+    each batch the recorded path that it takes, where there are several.
     """
 
     capture: Capture
@@ -43,6 +44,7 @@ class Trial:
     distance: Distance
     runs: Sequence[KeptRuns] = ()
     beside: Begun | None = None
+    paths: Sequence[Capture] = ()
 
     def near(self, ahead: Sequence[Running] | None = None) -> Trial:
         """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
@@ -72,19 +74,20 @@ class Trial:
         known = runs.get(key or "", float)
         if known is not None:
             return float(known[0])
-        found = float(self.distance(self.references[index], self._run(how, self.batches[index])))
+        capture = self.paths[index] if self.paths else self.capture
+        found = float(self.distance(self.references[index], self._run(capture, how, self.batches[index])))
         runs.put(key or "", [found])
         return found
 
-    def _run(self, how: Running, batch: Batch) -> list[torch.Tensor]:
+    def _run(self, capture: Capture, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
-        inputs = self.capture.bind(self.model, batch)
+        inputs = capture.bind(self.model, batch)
         beside = self.beside if batch is self.batches[0] else None
         with torch.no_grad():
             if beside is None:
-                result = PolicyInterpreter(self.capture, how).run(*inputs)
+                result = PolicyInterpreter(capture, how).run(*inputs)
             elif beside.run is None:
-                result, beside.run = begun(self.capture, inputs, how, beside.ahead)
+                result, beside.run = begun(capture, inputs, how, beside.ahead)
             else:
-                result = PolicyAgain(self.capture, how, beside.run).run(*inputs)
+                result = PolicyAgain(capture, how, beside.run).run(*inputs)
         return tensor_outputs(result)

@@ -26,7 +26,7 @@ from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Su
 from ..runs.answer import answer, operations_of
 from ..runs.outputs import NamedTensors
 from ..state.flags import Flags
-from ..tape.paths import usable
+from ..tape.paths import path_of, usable
 from ..verify import Verifier, unwound
 from .costs import Cost, costs_of, heavy
 from .problem import Problem
@@ -165,7 +165,9 @@ class Workbench:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
         runs = tuple(self.kept.runs("trials", *self._told_by(batch)) or self._met(batch) for batch in batches)
-        return Trial(self.capture, self.subject.model, tuple(batches), tuple(references), self.distance, runs)
+        paths = tuple(path_of(self.capture, self.subject, batch) or self.capture for batch in batches)
+        about = self.subject.model, tuple(batches), tuple(references), self.distance
+        return Trial(self.capture, *about, runs, paths=paths)
 
     def _met(self, batch: Batch) -> Runs:
         """Runs on one batch that are known for the length of the audit: where runs are dear, stages share them."""
@@ -177,7 +179,9 @@ class Workbench:
 
     def _told_by(self, batch: Batch) -> tuple[str | None, list[Any] | None]:
         """What tells runs on one batch from others: all that they are made from, and the measure."""
-        return self.kept.batch(self.capture, self.subject.model, batch), measure_of(self.distance)
+        first = path_of(self.capture, self.subject, batch) is self.capture.first
+        known = self.kept.batch(self.capture, self.subject.model, batch) if first else None
+        return known, measure_of(self.distance)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
         """Those of some batches that the captured graph is valid for."""

@@ -202,7 +202,7 @@ class Audit:
     graph_inputs: Annotated[
         tuple[str, ...],
         Written(
-            "the model's inputs, by name in the captured graph: tensors of the first batch, in order",
+            "the model's inputs, by name in the captured graph: tensors of the first batch in order, then those of other paths alone",
             measured=True,
             later=True,
         ),

@@ -185,6 +185,14 @@ class Node:
     caller_path: Annotated[
         str | None, Written("the file of `called_from`", key="called_from_file", left_out=True, form="Place")
     ] = None
+    batch: Annotated[
+        int,
+        Written(
+            "number of the audited batch whose run it was recorded in, where the first batch does not run it",
+            sparse=True,
+            least=1,
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True)
@@ -219,6 +227,8 @@ class Capture:
     operations: how many the run took, those that no output depends on too.
     compared: whether the run was held against low ones, to find literals that Python derives from a dtype.
     aliases: {first path of a module: its other paths}.
+    paths: every path through the model that is in the graph, where the batches take several; `bind`, and the shapes of what
+    several paths run, are those of the first. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule
@@ -232,3 +242,19 @@ class Capture:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     same_path: frozenset[tuple[int, ...]] = frozenset()
     warnings: tuple[str, ...] = ()
+    paths: tuple[ModelPath, ...] = ()
+    twins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Capture:
+        """The path of the first batch alone."""
+        return self.paths[0].capture if self.paths else self
+
+
+@dataclass(frozen=True)
+class ModelPath:
+    """One path through a model. capture: its own graph, with the names of the whole; batches: those that take it, the one
+    that was recorded first."""
+
+    capture: Capture
+    batches: tuple[Batch, ...]

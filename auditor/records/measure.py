@@ -97,6 +97,15 @@ class Contribution:
             sparse=True,
         ),
     ] = ""
+    batch: Annotated[
+        int,
+        Written(
+            "number of the batch that `contribution` is of, where it is not the first",
+            key="contribution_batch",
+            sparse=True,
+            least=1,
+        ),
+    ] = 1
     backward: float = 0.0
 
 
@@ -169,6 +178,9 @@ class Verdict:
         str | None,
         Written("what the format has too little of; `null`: neither", choices=("range", "precision")),
     ] = None
+    batch: Annotated[
+        int, Written("number of the batch that it comes from, where it is not the first", sparse=True, least=1)
+    ] = 1
 
 
 @dataclass(frozen=True)

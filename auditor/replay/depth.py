@@ -15,7 +15,7 @@ from ..formats.table import is_low
 from ..ops.nodes import target_of, tensors_of
 from ..ops.products import fastest
 from ..raised import let_through
-from ..records import Batch, Capture, Dtypes, Plan
+from ..records import Batch, Capture, Dtypes, ModelPath, Plan
 from .chosen import scoped
 from .dtypes import dtypes_of
 from .execute import PolicyInterpreter, low_literals
@@ -37,7 +37,7 @@ NONE: Mapping[str, UnderPlan] = {}
 def under_plan(
     capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None, low: Mapping[str, UnderPlan] = NONE
 ) -> UnderPlan:
-    """Error and dtypes of each node under the plan, on one batch.
+    """Error and dtypes of each node under the plan, on one batch; where batches take several paths, on the first of each.
 
     low: by format a run on it that was low from the start, which is the plan's where that has everything low.
 
@@ -50,14 +50,17 @@ def under_plan(
     how = running(capture, plan.strategy, scoped(plan.scopes), plan.format)
     if plan.format in low and _all_low(capture, how, plan.format):
         return low[plan.format]
-    beside = Beside(capture, how)
-    try:
-        with torch.no_grad():
-            beside.run(*capture.bind(model, batch))
-    except Exception as error:
-        let_through(error)
-        return UnderPlan()
-    return UnderPlan(beside.errors, beside.dtypes)
+    errors, dtypes = dict[str, float](), dict[str, Dtypes]()
+    for path in capture.paths or (ModelPath(capture, (batch,)),):
+        beside = Beside(path.capture, how)
+        try:
+            with torch.no_grad():
+                beside.run(*path.capture.bind(model, path.batches[0]))
+        except Exception as error:
+            let_through(error)
+            return UnderPlan()
+        errors, dtypes = {**beside.errors, **errors}, {**beside.dtypes, **dtypes}
+    return UnderPlan(errors, dtypes)
 
 
 def _all_low(capture: Capture, how: Running, format: str) -> bool:

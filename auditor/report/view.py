@@ -359,11 +359,14 @@ def _untested(number: int) -> str:
 def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
     env, subject = audit.environment, audit.subject
     native = env.execution == "native"
+    graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
+    if any(report.node.batch != 1 for report in audit.nodes):
+        graph = "a recorded run of each path that the batches take"
     return (
         ("Target", subject.target),
         ("Inputs", f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}"),
         ("Weights", subject.weights_source),
-        ("Graph", {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")),
+        ("Graph", graph),
         ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
         ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
         *noise_lines(audit),

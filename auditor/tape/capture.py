@@ -26,7 +26,7 @@ from .calls import aliases_of
 from .history import AGREEMENT, history_matters
 from .literals import compared
 from .naming import describe_nodes
-from .paths import on_the_path
+from .paths import of_shapes, on_the_path
 from .record import record
 
 ROUNDINGS = 8
@@ -125,7 +125,7 @@ def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recordin
             "what lower precision does to it.",
             slug="nothing-to-audit",
         )
-    others = [other for other in (*subject.batches[1:], *subject.held_out) if tape.reads]
+    others = of_shapes(batch, (*subject.batches[1:], *subject.held_out)) if tape.reads else []
     found = compared(found, tape, subject.model, batch, formats, seed)
     warnings = (*found.warnings, *([history] if history else []))
     found = replace(found, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)

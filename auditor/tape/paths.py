@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ..formats.entries import entries, extent, places
 from ..ops.nodes import op_name, tensors_of
 from ..raised import let_through
-from ..records import Batch, Capture, Subject
+from ..records import Batch, Capture, ModelPath, Subject
 from ..runs.answer import from_the_start
 from .builder import Tape
 from .record import record
@@ -28,18 +28,29 @@ def on_the_path(tape: Tape, model: nn.Module, batches: Sequence[Batch], seed: in
     return frozenset(key_of(batch) for batch in batches if _takes_it(tape, model, batch, seed))
 
 
+def of_shapes(first: Batch, batches: Sequence[Batch]) -> list[Batch]:
+    """Those of some batches whose tensors have the shapes of the first, and whose other arguments are the same."""
+    return [batch for batch in batches if _shapes(batch) == _shapes(first)]
+
+
 def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
     """Audited batches that the captured graph is valid for."""
     return usable(capture, subject, subject.batches)
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches that the captured graph is valid for: of the first batch's shapes, and on its path."""
-    first = subject.batches[0]
-    fitting = [batch for batch in batches if _shapes(batch) == _shapes(first)]
-    if capture.method == "run":
-        return fitting
-    return [batch for batch in fitting if key_of(batch) == key_of(first) or key_of(batch) in capture.same_path]
+    """Those of some batches that the captured graph is valid for: of a recorded batch's shapes, and on its path."""
+    return [batch for batch in batches if path_of(capture, subject, batch) is not None]
+
+
+def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
+    """The recorded path that a batch takes; None where it takes another."""
+    for path in capture.paths or (ModelPath(capture, subject.batches),):
+        first, found = path.batches[0], path.capture
+        known = found.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in found.same_path
+        if known and _shapes(batch) == _shapes(first):
+            return found
+    return None
 
 
 def _shapes(batch: Batch) -> str:

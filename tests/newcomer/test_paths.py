@@ -1,0 +1,248 @@
+"""Every path that the calibration batches take is judged: branches, lengths, magnitudes, and what cannot be recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor import Audit
+
+TWO_BATCHES = """
+import torch
+from torch import nn
+
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, past=None):
+        k = self.a(x)
+        if past is not None:
+            k = torch.cat([past, k], 1)
+        return self.b(k), k
+
+
+def get_model():
+    torch.manual_seed(0)
+    return M()
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [(torch.randn(2, 4, 8),), (torch.randn(2, 1, 8), 1e6 * torch.randn(2, 4, 8))]
+"""
+
+CAT = TWO_BATCHES[: TWO_BATCHES.index("torch.cat")].count("\n") + 1
+
+
+class Branching(nn.Module):
+    """Of two layers, the one that a flag names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.usual, self.other = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, usual: bool = True) -> Tensor:
+        x = self.first(x)
+        return self.usual(x) if usual else self.other((x * 300).pow(2).mean(-1, keepdim=True) * x / 4e4)
+
+
+class Pooled(nn.Module):
+    """A sum over the length, which FP16 holds for short inputs only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after((self.before(x).abs() + 100).sum(1) / x.shape[1])
+
+
+class Decoder(nn.Module):
+    """Attention over what is handed back as a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if past is not None:
+            k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
+        weights = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1)
+        return self.o(weights @ v), (k, v)
+
+
+class Unrecordable(nn.Module):
+    """A branch in which NumPy writes into a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, write: bool = False) -> Tensor:
+        y = self.layer(x)
+        if write:
+            y = y.detach() * 2
+            y.numpy()[:, 0] = 7
+            return y + 1
+        return y
+
+
+class OneLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def audit_of(kind: type[nn.Module], *batches: Any, **options: Any) -> Audit:
+    torch.manual_seed(0)
+    return auditor.audit(kind().eval(), list(batches), device="cpu", **options)
+
+
+def verdicts(audit: Audit, fmt: str = "fp16") -> dict[str, str]:
+    return {report.node.name: report.verdicts[fmt].verdict for report in audit.nodes}
+
+
+def everything_said(audit: Audit, folder: Path) -> str:
+    from auditor.report.reporters import md, text
+
+    files = {file.name: file.read_text() for file in audit.save(folder) if file.suffix in (".html", ".json")}
+    return "\n".join([text.render(audit, width=80, color=False), md.render(audit), *files.values()])
+
+
+@pytest.fixture(scope="module")
+def two_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder that the command was run in, and what it said on the terminal."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two_batches.py").write_text(TWO_BATCHES)
+    return folder, command(folder)
+
+
+def command(folder: Path, *more: str) -> str:
+    run = [sys.executable, "-m", "auditor", "two_batches.py", "--device", "cpu", "--fail-on", "never", *more]
+    ran = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return " ".join(ran.stdout.split())
+
+
+def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(two_batches: tuple[Path, str]) -> None:
+    said = two_batches[1]
+    assert f"two_batches.py:{CAT}" in said
+    assert "finds cat unsafe in FP16: overflow" in said and "(batch 2)" in said
+    assert "FP16: 2 unsafe and 0 sensitive of 3 operations" in said
+    assert "BF16: 0 unsafe" in said
+
+
+def test_no_reporter_says_that_nothing_is_unsafe(two_batches: tuple[Path, str]) -> None:
+    audit = auditor.load(two_batches[0] / "audits" / "two_batches")
+    assert verdicts(audit)["cat"] == "unsafe" and verdicts(audit, "bf16")["cat"] == "safe"
+    cat = next(report for report in audit.nodes if report.node.name == "cat")
+    assert cat.node.batch == cat.verdicts["fp16"].batch == 2
+    said = everything_said(audit, two_batches[0] / "again")
+    assert "batch 2" in said and "none of the 3 operations is unsafe" not in said
+    assert not re.search(r"_batch\d", said)
+
+
+def test_the_plan_holds_on_both_batches(two_batches: tuple[Path, str]) -> None:
+    plan = json.loads((two_batches[0] / "audits" / "two_batches" / "plan.json").read_text())
+    recommended = plan["plans"][plan["recommended"]]
+    assert recommended["verified"] and recommended["format"] == "bf16"
+    fp16 = plan["plans"]["autocast_fp16"]
+    assert fp16["verified"] and fp16["predicted_error"] < 0.01
+    assert any("cat is unsafe" in line for line in fp16["scopes"][""]["because"])
+
+
+def test_the_dry_run_lists_each_distinct_batch(two_batches: tuple[Path, str]) -> None:
+    said = command(two_batches[0], "--dry-run")
+    assert "1 batch of float32[2,4,8]; 1 batch of float32[2,1,8], float32[2,4,8]" in said
+
+
+@pytest.fixture(scope="module")
+def branching() -> Audit:
+    return audit_of(Branching, (normal(4, 8),), (normal(4, 8, seed=1), False), formats=("fp16",))
+
+
+def test_what_the_second_branch_alone_runs_is_judged_and_kept_in_fp32(branching: Audit) -> None:
+    found = {report.node.name: report for report in branching.nodes}
+    assert {name for name, report in found.items() if report.node.batch == 2} >= {"pow_1", "mean"}
+    assert found["pow_1"].verdicts["fp16"].verdict == "unsafe"
+    assert "batch 2" in found["pow_1"].verdicts["fp16"].reason
+    assert sum(report.node.owner == "first" for report in branching.nodes) == 1
+    assert {"usual", "other"} <= {report.node.owner for report in branching.nodes}
+    assert any(finding.node == "pow_1" and "batch 2" in finding.message for finding in branching.findings)
+    for plan in branching.plans.values():
+        assert plan.verified and any(choice.precision != "fp32" for choice in plan.scopes.values())
+
+
+@pytest.fixture(scope="module")
+def lengths() -> Audit:
+    return audit_of(Pooled, (normal(2, 16, 8),), (normal(2, 1024, 8),), (normal(2, 16, 8, seed=2),), formats=("fp16",))
+
+
+def test_two_lengths_match_one_to_one_and_the_longer_is_judged(lengths: Audit) -> None:
+    alone = audit_of(Pooled, (normal(2, 16, 8),), formats=("fp16",))
+    assert [report.node.name for report in lengths.nodes] == [report.node.name for report in alone.nodes]
+    assert all(report.node.batch == 1 for report in lengths.nodes)
+    assert verdicts(alone)["sum_1"] == "safe" and verdicts(lengths)["sum_1"] == "unsafe"
+    (sum_,) = (report for report in lengths.nodes if report.node.name == "sum_1")
+    assert sum_.verdicts["fp16"].reason.endswith("(batch 2)")
+    assert any(plan.verified for plan in lengths.plans.values())
+
+
+def test_a_batch_a_million_times_larger_on_the_same_path_is_judged() -> None:
+    def batches(scale: float) -> tuple[Any, ...]:
+        return (normal(4, 8),), (scale * normal(4, 8, seed=1),)
+
+    audit = audit_of(OneLayer, *batches(1e6), formats=("fp16", "bf16"))
+    (layer,) = audit.nodes
+    assert layer.verdicts["fp16"].verdict == "unsafe" and layer.verdicts["fp16"].batch == 2
+    assert layer.verdicts["bf16"].verdict != "unsafe"
+    (alike,) = audit_of(OneLayer, *batches(1.0), formats=("fp16",)).nodes
+    assert alike.verdicts["fp16"].verdict == "safe" and "batch" not in alike.verdicts["fp16"].reason
+
+
+def test_a_decoder_without_and_with_its_cache(tmp_path: Path) -> None:
+    past = normal(2, 6, 8, seed=3), normal(2, 6, 8, seed=4)
+    huge = past[0], 1e6 * past[1]
+    audit = audit_of(
+        Decoder, (normal(2, 6, 8),), (normal(2, 1, 8, seed=1), past), (normal(2, 1, 8, seed=2), huge), formats=("fp16",)
+    )
+    later = [report.node.name for report in audit.nodes if report.node.batch == 2]
+    assert later == ["cat", "cat_1"]
+    assert verdicts(audit)["cat"] == "safe" and verdicts(audit)["cat_1"] == "unsafe"
+    (value,) = (report for report in audit.nodes if report.node.name == "cat_1")
+    assert value.verdicts["fp16"].reason.endswith("(batch 3)")
+    assert not re.search(r"_batch\d", everything_said(audit, tmp_path))  # what several batches run is listed once
+    assert any(plan.verified for plan in audit.plans.values())
+
+
+def test_a_batch_that_cannot_be_recorded_is_said_to_be_unjudged() -> None:
+    audit = audit_of(Unrecordable, (normal(4, 8),), (normal(4, 8, seed=1), True), formats=("bf16",))
+    (said,) = (warning for warning in audit.warnings if "batch" in warning.lower() and "judged" in warning)
+    assert said.startswith("Batch 2 takes a path of its own, which was not judged: ")
+    assert len(audit.nodes) == 1
+
+
+def test_paths_beyond_the_most_that_are_recorded_are_said_to_be_unjudged() -> None:
+    audit = audit_of(OneLayer, *((normal(n, 8),) for n in range(1, 11)), formats=("bf16",))
+    said = [warning for warning in audit.warnings if "not judged" in warning]
+    assert [line.partition(" takes")[0] for line in said] == ["Batch 9", "Batch 10"]
