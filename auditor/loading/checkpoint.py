@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..errors import LoadError
 from ..formats.table import is_low
 from ..state.members import size_of
-from .weights import few, read_tensors, shards_of
+from .statedicts import few, read_tensors, shards_of
+from .weights import refused
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 """Names that transformers looks for, in its order; each may be an index of shards instead."""
@@ -26,7 +27,8 @@ def stored_by(folder: Path) -> dict[str, Tensor]:
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
-    return {name: value for file in _files(folder) for name, value in _tensors(file).items()}
+    with refused():
+        return {name: value for file in _files(folder) for name, value in _tensors(file).items()}
 
 
 def _files(folder: Path) -> list[Path]:

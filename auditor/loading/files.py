@@ -16,9 +16,10 @@ from ..errors import LoadError
 from ..records import Batch
 from ..state.draws import reseed
 from .inputs import Inputs, as_batches, bind_named, named_inputs
+from .statedicts import read_tensors
 from .synthesis import vocabulary
 from .target import import_target, parse
-from .weights import read_tensors
+from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
 LONGEST = 4000
@@ -56,7 +57,8 @@ def _from_function(text: str) -> tuple[Batch, ...]:
 
 
 def _from_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
-    value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
+    with refused():
+        value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
     if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
         return (bind_named(model, value, path.name),)
     return as_batches(value, path.name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import strategies
 from ..formats.table import label, runs
-from ..loading import importer
+from ..loading import importer, statedicts
 from ..ops import functions
 from ..records import Origin, Plan, ScopeChoice
 from ..runs import wrapped
@@ -45,6 +45,7 @@ to FP32.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
@@ -52,18 +53,21 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import io
 import json
+import re
 import sys
 import types
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from pathlib import Path, PosixPath, PurePosixPath
 from types import ModuleType
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils import _pytree as pytree
 
@@ -139,7 +143,9 @@ def emit(
         _SEPARATED,
         _text_from(importer, "_digests: "),
         _SEPARATED,
-        _text_from(source, "PREFIXES = "),
+        _text_from(statedicts, "PREFIXES = "),
+        _SEPARATED,
+        _text_from(source, "def make_original"),
         "\n\n# What is stored low, and how a scope runs.\n\n",
         _text_from(half, "LOW = "),
         "\n\n",

@@ -1,0 +1,184 @@
+"""State dicts: read from checkpoints without running code, and loaded. Copied into `patched_model.py` from PREFIXES on."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import sys
+import types
+from collections.abc import Collection, Mapping
+from pathlib import Path, PosixPath, PurePosixPath
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+from torch import Tensor, nn
+
+PREFIXES = ("module.", "_orig_mod.", "model.")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "weights", "params_ema", "params", "net", "generator")
+HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, PurePosixPath)
+SAFETENSORS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Load what `read_checkpoint` gives; tied weights may be stored once. What was loaded, by the model's own names.
+
+    Raises: ValueError.
+    """
+    own = model.state_dict(keep_vars=True)
+    state = unprefixed(content, own)
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        reason = next((line for line in lines if "size mismatch" in line), lines[-1])
+        raise ValueError(f"{file} does not fit the model: {reason}") from error
+    stored = {id(own[name]) for name in state if name in own}
+    wrong = {
+        "missing": [name for name in missing if not is_extra(name) and id(own.get(name)) not in stored],
+        "unexpected": [name for name in unexpected if not is_extra(name)],
+    }
+    if any(wrong.values()):
+        parts = [f"{len(names)} {kind} ({few(names)})" for kind, names in wrong.items() if names]
+        raise ValueError(
+            f"{file} does not fit the model: {' and '.join(parts)}; give the checkpoint of this very model"
+        )
+    return state
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A state dict, from safetensors, the index of a sharded one, or a torch file. Raises: ValueError."""
+    if path.name.endswith(".safetensors.index.json"):
+        shards = [path.parent / shard for shard in shards_of(path)]
+        return {name: value for shard in shards for name, value in read_checkpoint(shard).items()}
+    content = read_tensors(path)
+    while (inner := contained(content)) is not None:
+        content = inner
+    items = content.items() if isinstance(content, Mapping) else ()
+    state = {name: value for name, value in items if isinstance(value, Tensor) or is_extra(name)}
+    if not any(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path.name} holds no state dict: save model.state_dict()")
+    return state
+
+
+def contained(content: Any) -> Mapping[str, Any] | None:
+    """The dict inside a dict of a training loop that has the weights."""
+    if not isinstance(content, Mapping):
+        return None
+    return next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index of shards names. Raises: ValueError."""
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not files or not all(isinstance(file, str) for file in files):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index.name} has no weight_map of files: take the index that was saved") from error
+    return files
+
+
+def read_tensors(path: Path, mapped: bool = False) -> Any:
+    """What a .safetensors or torch file holds, on the CPU; no code of it is run.
+
+    mapped: of a torch file, too, nothing is read into memory where its layout allows that. Raises: ValueError.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return read_safetensors(path)
+        with torch.serialization.safe_globals(harmless()):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zipfile(path))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist: complete the checkpoint") from error
+    except Exception as error:
+        raise ValueError(f"{path.name} {why_unread(path, str(error))}") from error
+
+
+def why_unread(path: Path, error: str) -> str:
+    """What to do about a file that torch or `read_safetensors` refused."""
+    if path.suffix == ".safetensors":
+        return f"is not a safetensors file: {error.partition(chr(10))[0]}"
+    if "TorchScript" in error:
+        return (
+            "is a TorchScript archive, which holds code: save its weights alone, "
+            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+        )
+    named = re.search(r"GLOBAL ([\w.]+)", error)
+    holds = f", since it holds {named[1]}" if named else ""
+    return (
+        f"cannot be read without running code{holds}: save plain tensors with torch.save(model.state_dict(), ...) or as "
+        "safetensors"
+    )
+
+
+def harmless() -> list[Any]:
+    """Classes that hold values and run nothing, as training loops save them beside the weights."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return list(HARMLESS)
+    arrays = (numpy._core if hasattr(numpy, "_core") else numpy.core).multiarray
+    dtypes = [kind for kind in vars(numpy.dtypes).values() if isinstance(kind, type)]
+    names = [(name, where) for name in ("scalar", "_reconstruct") for where in ("numpy.core", "numpy._core")]
+    functions = [(getattr(arrays, name), f"{where}.multiarray.{name}") for name, where in names]
+    return [*HARMLESS, numpy.dtype, numpy.ndarray, *dtypes, *functions]
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The format is a length in 8 bytes, a JSON header of that length, and the values, little-endian, without gaps.
+
+    Source: huggingface.co/docs/safetensors, "Format". Read here so that nothing but torch is needed. The file is mapped.
+    """
+    content = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+    start = 8 + int.from_bytes(bytes(content[:8].tolist()), "little")
+    found = {}
+    for name, entry in json.loads(bytes(content[8:start].tolist())).items():
+        if name != "__metadata__":
+            dtype, (first, last) = SAFETENSORS[entry["dtype"]], entry["data_offsets"]
+            flat = content[start + first : start + last]
+            flat = flat.clone() if (start + first) % dtype.itemsize else flat
+            found[name] = flat.view(dtype).reshape(entry["shape"])
+    return found
+
+
+def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """By names of the model's, without what DDP, torch.compile and training loops put before them.
+
+    Where that is needed, what lies beside the model there, as a loss does, is left out.
+    """
+    inner = dict(state)
+    while inner and inner.keys().isdisjoint(own):
+        prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in inner)), None)
+        if prefix is None:
+            return dict(state)
+        inner = {name.removeprefix(prefix): value for name, value in inner.items() if name.startswith(prefix)}
+    return inner
+
+
+def is_extra(name: Any) -> bool:
+    """Whether it is a module's extra state, of any type, which alone need not fit."""
+    return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state"
+
+
+def few(names: list[str]) -> str:
+    """The first three of them."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

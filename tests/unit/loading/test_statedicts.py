@@ -1,0 +1,202 @@
+"""State dicts as they are found in checkpoints: read without running code, fitted onto a model, or one line why not."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickle
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from auditor.errors import LoadError
+from auditor.loading.statedicts import SAFETENSORS, load_state, read_checkpoint, read_safetensors
+from auditor.loading.weights import load_into
+from tests.subjects import seeded
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Scaled(nn.Linear):
+    """A layer with extra state that is no tensor."""
+
+    scale: Any = None
+
+    def get_extra_state(self) -> Any:
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.scale = state["scale"]
+
+
+class Mine:
+    """A class of a project's own."""
+
+
+def state() -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in seeded(Tied, seed=7).state_dict().items()}
+
+
+def safetensors(folder: Path) -> Path:
+    save_file({k: v for k, v in state().items() if k != "head.weight"}, folder / "w.safetensors")
+    return folder / "w.safetensors"
+
+
+def sharded(folder: Path) -> Path:
+    parts = {"a.safetensors": ["embed.weight"], "b.safetensors": [k for k in state() if k.startswith("norm")]}
+    for file, names in parts.items():
+        save_file({name: state()[name] for name in names}, folder / file)
+    index = folder / "w.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: file for file, names in parts.items() for name in names}}))
+    return index
+
+
+def torch_file(content: Any, **options: Any) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        torch.save(content, folder / "w.pt", **options)
+        return folder / "w.pt"
+
+    return write
+
+
+def prefixed(prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": value for name, value in state().items()}
+
+
+BESIDE = {
+    "arguments": argparse.Namespace(lr=0.1, out=Path("runs"), more=types.SimpleNamespace(a=1)),
+    "best": np.float64(0.5),
+    "draws": np.random.get_state(),
+    "bytes": io.BytesIO(b"1"),
+}
+CHECKPOINTS = {
+    "safetensors, tied weights once": safetensors,
+    "sharded": sharded,
+    "plain": torch_file(state()),
+    "in the format before zip": torch_file(state(), _use_new_zipfile_serialization=False),
+    **{f"in {key!r}": torch_file({"epoch": 3, key: state()}) for key in ("model_state_dict", "net", "generator", "params")},
+    "in two containers": torch_file({"model": {"state_dict": state()}}),
+    "averaged beside not": torch_file({"params": {k: v * 0 for k, v in state().items()}, "params_ema": state()}),
+    "from DDP and torch.compile": torch_file(prefixed("module._orig_mod.")),
+    "from Lightning": torch_file({"state_dict": prefixed("model."), "lr": 0.1}),
+    "a prefix, but not on one key": torch_file({**prefixed("module."), "n_averaged": torch.tensor(3)}),
+    "a loss beside the model": torch_file({"state_dict": {"loss.weight": torch.ones(3), **prefixed("model.")}}),
+    **{f"beside {key}": torch_file({"model": state(), key: value}) for key, value in BESIDE.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_checkpoints_that_fit(kind: str, tmp_path: Path) -> None:
+    model = seeded(Tied)
+    load_into(model, CHECKPOINTS[kind](tmp_path))
+    assert model.head.weight is model.embed.weight
+    assert all(torch.equal(value, state()[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    notes = load_into(seeded(Tied), CHECKPOINTS["a prefix, but not on one key"](tmp_path))
+    assert notes == ["w.pt also holds n_averaged, which the model does not have: left out"]
+    assert load_into(seeded(Tied), CHECKPOINTS["from DDP and torch.compile"](tmp_path)) == []
+
+
+def test_extra_state_is_loaded_and_need_not_be_there(tmp_path: Path) -> None:
+    saved = Scaled(2, 2)
+    saved.scale = 3
+    model = nn.Sequential(Scaled(2, 2))
+    path = torch_file({f"module.0.{key}": value for key, value in saved.state_dict().items()})(tmp_path)
+    assert load_into(model, path) == []
+    assert model[0].scale == 3
+    assert torch.equal(model[0].weight, saved.weight)
+    plain = torch_file(nn.Sequential(nn.Linear(2, 2)).state_dict())(tmp_path)
+    assert load_into(model, plain) == ["w.pt does not hold 0._extra_state: the factory's are used"]
+    load_into(nn.Sequential(nn.Linear(2, 2)), path)
+
+
+def scripted(folder: Path) -> Path:
+    torch.jit.script(nn.Linear(2, 2)).save(str(folder / "w.pt"))
+    return folder / "w.pt"
+
+
+UNREAD = {
+    "a class of the user's": (torch_file({"model": state(), "config": Mine()}), r"since it holds [\w.]*Mine: save"),
+    "that, in the format before zip": (torch_file(Mine(), _use_new_zipfile_serialization=False), r"holds [\w.]*Mine: "),
+    "a whole model": (torch_file(nn.Linear(2, 2)), r"holds torch\.nn\.modules\.linear\.Linear: save plain tensors"),
+    "TorchScript": (scripted, r"w\.pt is a TorchScript archive, .*torch\.jit\.load"),
+    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt holds no state dict"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_what_cannot_be_read_is_one_line_that_names_it(kind: str, tmp_path: Path) -> None:
+    make, words = UNREAD[kind]
+    with pytest.raises(LoadError, match=words) as caught:
+        load_into(seeded(Tied), make(tmp_path))
+    assert caught.value.slug == "bad-weights"
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (print, ("ran",))
+
+    (tmp_path / "w.pt").write_bytes(pickle.dumps({"model": Evil()}))
+    for content in (Evil(), {"model": state(), "arguments": argparse.Namespace(evil=Evil())}):
+        with pytest.raises(ValueError, match="cannot be read without running code"):
+            read_checkpoint(tmp_path / "w.pt")
+        torch.save(content, tmp_path / "w.pt")
+    assert capsys.readouterr().out == ""
+
+
+def test_every_dtype_of_safetensors(tmp_path: Path) -> None:
+    values = torch.arange(12).reshape(3, 4)
+    expected = {key: values.to(dtype) for key, dtype in SAFETENSORS.items()}
+    expected |= {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5)}
+    save_file(expected, tmp_path / "w.safetensors", metadata={"format": "pt"})
+    read = read_safetensors(tmp_path / "w.safetensors")
+    assert read.keys() == expected.keys()
+    for key, value in expected.items():
+        assert (read[key].dtype, read[key].shape) == (value.dtype, value.shape)
+        assert torch.equal(read[key].to(torch.complex128), value.to(torch.complex128))
+
+
+def test_tensors_of_safetensors_may_lie_at_any_byte(tmp_path: Path) -> None:
+    """The writer of the package sorts them by size; others need not."""
+    header = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    header["b"] = {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}
+    text = json.dumps(header).encode()
+    values = torch.tensor([1.5, -2.0])
+    content = len(text).to_bytes(8, "little") + text + bytes([7]) + values.numpy().tobytes()
+    (tmp_path / "w.safetensors").write_bytes(content)
+    read = read_safetensors(tmp_path / "w.safetensors")
+    assert read["a"].tolist() == [7]
+    assert torch.equal(read["b"], values)
+
+
+WRONG = {
+    "missing": ({k: v for k, v in state().items() if k != "norm.bias"}, r"1 missing \(norm\.bias\)"),
+    "unexpected": ({**state(), "norm.extra": torch.ones(1)}, r"1 unexpected \(norm\.extra\)"),
+    "another shape": ({**state(), "norm.bias": torch.ones(5)}, r"size mismatch for norm\.bias"),
+    "another model's": ({"model.up.weight": torch.ones(5)}, r"1 unexpected \(model\.up\.weight\)"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_another_checkpoint_is_refused_in_one_line(kind: str) -> None:
+    content, words = WRONG[kind]
+    with pytest.raises(ValueError, match=rf"w\.pt does not fit the model: .*{words}") as caught:
+        load_state(seeded(Tied), content, "w.pt")
+    assert "\n" not in str(caught.value)
