@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..formats.table import label
 from ..judge.verdicts import Judgement
-from ..records import Baseline, Finding, NonFinite, Plan, Verdict
+from ..records import Baseline, Finding, ModelPath, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
 from ..replay.chosen import scoped
 from ..replay.nonfinite import first_non_finite
@@ -44,7 +44,10 @@ def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan
 def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
     how = running(bench.capture, strategy, precision_of, fmt)
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
-    tried = (first_non_finite(bench.capture, bench.subject.model, batch, how, fmt) for batch in batches)
+    paths = bench.capture.paths or (ModelPath(bench.capture, tuple(batches)),)
+    tried = (
+        first_non_finite(path.capture, bench.subject.model, batch, how, fmt) for path in paths for batch in path.batches
+    )
     first = next(filter(None, tried), None)
     return None if first is None else replace(first, rules=_rules(bench.findings, first, fmt))
 

@@ -89,7 +89,7 @@ def refused(**given: Any) -> AuditorError:
         ({"measure_time": "no"}, "bad-option", "measure_time takes"),
         ({"cache": 3}, "bad-option", "cache takes the path of a directory"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_an_argument_of_a_wrong_type(given: dict[str, Any], slug: str, said: str) -> None:
     error = refused(**given)
