@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..formats.table import label
 from ..judge.verdicts import Judgement
-from ..records import Baseline, Finding, ModelPath, NonFinite, Plan, Verdict
+from ..records import Baseline, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
 from ..replay.chosen import scoped
 from ..replay.nonfinite import first_non_finite
 from ..replay.strategies import plain, running
 from ..strategies import strategy_of
+from ..tape.paths import path_of
 from .workbench import Workbench
 
 ALL_LOW = "cast"
@@ -43,21 +44,25 @@ def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan
 
 def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
     how = running(bench.capture, strategy, precision_of, fmt)
-    batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
-    paths = bench.capture.paths or (ModelPath(bench.capture, tuple(batches)),)
-    tried = (
-        first_non_finite(path.capture, bench.subject.model, batch, how, fmt) for path in paths for batch in path.batches
-    )
-    first = next(filter(None, tried), None)
-    return None if first is None else replace(first, rules=_rules(bench.findings, first, fmt))
+    batches = bench.checks if bench.usable(bench.checks) else bench.subject.batches
+    for number, batch in enumerate(batches, start=1):
+        path = path_of(bench.capture, bench.subject, batch)
+        first = first_non_finite(path, bench.subject.model, batch, how, fmt) if path is not None else None
+        if first is not None:
+            twins = bench.capture.twins
+            first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
+            return replace(first, batch=number, rules=_rules(bench, first, fmt))
+    return None
 
 
-def _rules(findings: Iterable[Finding], first: NonFinite, fmt: str) -> tuple[str, ...]:
+def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
     """Codes of the rules that fired where the cause begins, or where it shows."""
-    fired = [f for f in findings if fmt in f.formats and f.node in (first.begins, first.node)]
-    foreseen = [finding for finding in fired if finding.rule not in MEASURED]
-    ordered = sorted(foreseen or fired, key=lambda finding: finding.node != first.begins)
-    return tuple(dict.fromkeys(finding.rule for finding in ordered))
+    twins = bench.capture.twins
+    spoken = [(twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
+    fired = [(node, rule) for node, rule in spoken if node in (first.begins, first.node)]
+    foreseen = [(node, rule) for node, rule in fired if rule not in MEASURED]
+    ordered = sorted(foreseen or fired, key=lambda each: each[0] != first.begins)
+    return tuple(dict.fromkeys(rule for _, rule in ordered))
 
 
 def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judgement:
@@ -75,5 +80,6 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
 
 def _reason(first: NonFinite, name: str) -> str:
     strategy, _, fmt = name.partition("_")
+    batch = f" (batch {first.batch})" if first.batch > 1 else ""
     where = "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
-    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}"
+    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}{batch}"

@@ -50,6 +50,14 @@ class NonFinite:
     begins_op: Annotated[str, Written("ATen overload of that operation")]
     begins_source: Annotated[str | None, Written("line that wrote it")]
     rules: Annotated[tuple[str, ...], Written("codes of the rules that fired on either of the two")] = ()
+    batch: Annotated[
+        int,
+        Written(
+            "the first batch in which it does, of those that plans are checked on; not there for 1",
+            least=1,
+            sparse=True,
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True)

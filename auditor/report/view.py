@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
 from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
-from ..records import Baseline, NodeReport, Plan
+from ..records import Baseline, Plan
 from ..records.audit import Audit
 from ..strategies import known
 from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
@@ -24,50 +22,10 @@ from .nonfinite import nonfinite_runs
 from .programs import program_line
 from .prose import sentence
 from .score import ScoreView, advice, score_view
+from .tallies import Tally, contrast, tally_of
 from .timing import TimingView, timing_view, today_error, today_title
 from .training import training_headline
-from .words import VERDICTS, count, label, plan_title, ratio
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How many operations of each verdict one format has, and what limits those that are not safe.
-
-    together: whether a run of the whole model in the format turns non-finite.
-    """
-
-    format: str
-    label: str
-    counts: tuple[tuple[str, int], ...]
-    total: int
-    by_range: int
-    by_precision: int
-    cast_only: int = 0
-    by_literal: int = 0
-    without_kernel: int = 0
-    refused: int = 0
-    by_underflow: int = 0
-    together: bool = False
-
-    @property
-    def unsafe(self) -> int:
-        """Operations that must not run in the format."""
-        return dict(self.counts).get("unsafe", 0)
-
-    @property
-    def limit(self) -> str:
-        """What limits any operation, `overflow and precision`; nothing where none is limited."""
-        wider = FORMATS[self.format].smallest_normal > FORMATS["bf16"].smallest_normal
-        found = (
-            ("overflow", self.by_range - self.by_underflow),
-            ("underflow (BF16 has FP32's range)" if wider else "underflow", self.by_underflow),
-            ("precision", self.by_precision),
-            (f"literals that {self.label} cannot hold", self.by_literal),
-            ("missing kernels", self.without_kernel),
-            ("operations that raise", self.refused),
-        )
-        kinds = [kind for kind, number in found if number]
-        return " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
+from .words import count, label, plan_title, ratio
 
 
 @dataclass(frozen=True)
@@ -143,14 +101,14 @@ def view(audit: Audit) -> View:
     """
     _check_registered("format", audit.formats, FORMATS)
     _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), known())
-    tallies = tuple(_tally(audit, fmt) for fmt in audit.formats)
+    tallies = tuple(tally_of(audit, fmt) for fmt in audit.formats)
     scored = score_view(audit)
     plans = tuple(_plan_view(audit, plan, scored) for plan in audit.plans.values())
     chosen = next((p for p in plans if p.recommended), None)
     return View(
         _headlines(audit, chosen),
         _proof(audit, chosen),
-        tuple(_contrast(t) for t in tallies),
+        tuple(contrast(t) for t in tallies),
         tuple(" ".join(run.sentences) for run in nonfinite_runs(audit)),
         tallies,
         plans,
@@ -172,48 +130,6 @@ def _check_registered(what: str, used: Iterable[str], known: Collection[str]) ->
             f"the {what} {gone!r} of this audit is no longer registered: register it again to show or save the audit",
             slug=f"bad-{what}",
         )
-
-
-def _tally(audit: Audit, fmt: str) -> Tally:
-    verdicts = [node.verdicts[fmt] for node in audit.nodes if fmt in node.verdicts]
-    counts = Counter(v.verdict for v in verdicts)
-    refused = Counter(_refusal(node, fmt) for node in audit.nodes)
-    flagged = [
-        node
-        for node in audit.nodes
-        if fmt in node.verdicts and node.verdicts[fmt].verdict in ("sensitive", "unsafe") and not _refusal(node, fmt)
-    ]
-    limited = Counter(node.verdicts[fmt].limited_by for node in flagged)
-    return Tally(
-        fmt,
-        label(fmt),
-        tuple((name, counts[name]) for name in VERDICTS),
-        len(verdicts),
-        limited["range"],
-        limited["precision"],
-        _cast_only(audit, fmt),
-        refused["literal"],
-        refused["kernel"],
-        refused["other"],
-        sum(fmt in node.errors and node.errors[fmt].cause == "underflow" for node in flagged),
-        any(run.format == fmt for run in nonfinite_runs(audit)),
-    )
-
-
-def _refusal(report: NodeReport, fmt: str) -> str:
-    """What stands in the way of an operation that does not run in the format: `literal`, `kernel`, `other`, or nothing."""
-    said = report.errors[fmt].unsupported if fmt in report.errors else None
-    if not said or fmt not in report.verdicts or report.verdicts[fmt].verdict != "unsafe":
-        return ""
-    if report.verdicts[fmt].limited_by == "range":
-        return "literal"
-    return "kernel" if re.search(r"\bkernel\b", said) else "other"
-
-
-def _cast_only(audit: Audit, fmt: str) -> int:
-    """Unsafe operations that only a model with cast weights runs low; autocast keeps them in FP32 by itself."""
-    unsafe = [node for node in audit.nodes if fmt in node.verdicts and node.verdicts[fmt].verdict == "unsafe"]
-    return sum(node.exposed.get(fmt) == ("cast",) for node in unsafe)
 
 
 def _plan_view(audit: Audit, plan: Plan, scored: ScoreView | None) -> PlanView:
@@ -333,27 +249,6 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     ran = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     run = f"{ran} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
     return run if chosen.same else f"{run} Without the plan: {chosen.before}."
-
-
-def _contrast(tally: Tally) -> str:
-    counts = dict(tally.counts)
-    if counts["untested"] == tally.total:
-        return f"{tally.label} was not tested on any operation."
-    if not counts["unsafe"] and not counts["sensitive"]:
-        tested = f"{count(tally.total - counts['untested'], 'operation')}{' tested' if counts['untested'] else ''}"
-        alone = " alone" if tally.together else ""
-        return f"{tally.label}: none of the {tested} is unsafe or sensitive{alone}{_untested(counts['untested'])}."
-    cause = f", limited by {tally.limit}" if tally.limit else ""
-    some = "" if tally.cast_only == counts["unsafe"] else f"{tally.cast_only:,} "
-    where = f" ({some}only with cast weights)"
-    return (
-        f"{tally.label}: {counts['unsafe']:,} unsafe{where if tally.cast_only else ''} and {counts['sensitive']:,} "
-        f"sensitive of {count(tally.total, 'operation')}{cause}{_untested(counts['untested'])}."
-    )
-
-
-def _untested(number: int) -> str:
-    return f"; {number:,} {'was' if number == 1 else 'were'} not tested" if number else ""
 
 
 def _method(audit: Audit) -> tuple[tuple[str, str], ...]:

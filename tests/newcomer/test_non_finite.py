@@ -132,3 +132,24 @@ def test_the_file_is_read_back(audit, tmp_path):
     assert {name: base.nonfinite for name, base in again.baselines.items()} == {
         name: base.nonfinite for name, base in audit.baselines.items()
     }
+
+
+class Cached(nn.Module):
+    """Takes another path where it is given what a run before it returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, past=None):
+        key = self.key(x)
+        return self.out(key if past is None else torch.cat([past * 1e6, key], 1))
+
+
+def test_the_batch_that_takes_another_path_is_named():
+    torch.manual_seed(0)
+    batches = [(torch.randn(2, 4, 8),), (torch.randn(2, 1, 8), torch.randn(2, 4, 8))]
+    found = auditor.audit(Cached(), batches, formats=("fp16",), strategies=("cast",), quick=True)
+    first = found.baselines["cast_fp16"].nonfinite
+    assert (first.op, first.value, first.cause, first.batch) == ("aten.mul.Tensor", "Inf", "overflow", 2)
+    assert ", in batch 2. The cause is overflow of that operation" in summary(found)

@@ -39,6 +39,7 @@ def bench() -> Any:
 def test_the_batch_that_shows_it_is_looked_for_and_the_rule_that_fired(bench):
     first = located(bench, {"cast_fp16": NAN})["cast_fp16"].nonfinite
     assert (first.op, first.value, first.cause, first.rules) == ("aten.mul.Tensor", "Inf", "overflow", ("ACT005",))
+    assert first.batch == 2
 
 
 def test_programs_with_everything_low_go_by_the_recorded_graph(bench):
@@ -78,7 +79,7 @@ def test_the_operation_is_unsafe_unless_it_is_already(bench):
     safe = Verdict("safe", "")
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})
     whole = unsafe_in_runs(judged, baselines)
-    reason = "Inf in FP16 with cast weights, though not alone: overflow"
+    reason = "Inf in FP16 with cast weights, though not alone: overflow (batch 2)"
     assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range"), "bf16": safe}
     assert unsafe_in_runs(whole, baselines) is whole
     assert unsafe_in_runs(judged, {"cast_bf16": NAN}) is judged

@@ -60,6 +60,11 @@ def test_what_has_another_cause_stands_apart():
     )
 
 
+def test_a_later_batch_is_named():
+    later = replace(UNKNOWN, nonfinite=replace(FIRST, batch=3))
+    assert "at sqrt in norm (unet.py:28), in batch 3. The cause" in said(audit(autocast_fp16=later, cast_fp16=later))[0]
+
+
 def test_what_did_not_run_is_none_of_them():
     assert said(audit(autocast_fp16=Baseline(None, False, "it raised"), cast_fp16=Baseline(0.1, True))) == []
 
@@ -100,3 +105,14 @@ def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():
     assert "No operation alone makes Inf or NaN in FP16" in page
     assert "becomes Inf or NaN in FP16" not in page
     assert "becomes Inf or NaN in BF16" in page
+
+
+def test_a_run_that_turns_non_finite_by_underflow_does_not_make_the_format_overflow():
+    vanished = replace(UNKNOWN, nonfinite=replace(FIRST, cause="underflow"))
+    made = audit(autocast_fp16=vanished, cast_fp16=vanished)
+    safe, unsafe = Verdict("safe", ""), Verdict("unsafe", "", "range")
+    first = replace(
+        made.nodes[0], node=replace(made.nodes[0].node, name="sqrt"), verdicts={"fp16": unsafe, "bf16": safe}
+    )
+    made = replace(made, nodes=(replace(first, errors={}),))
+    assert view(made).tallies[0].limit == "underflow (BF16 has FP32's range)"
