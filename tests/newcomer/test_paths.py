@@ -246,3 +246,15 @@ def test_paths_beyond_the_most_that_are_recorded_are_said_to_be_unjudged() -> No
     audit = audit_of(OneLayer, *((normal(n, 8),) for n in range(1, 11)), formats=("bf16",))
     said = [warning for warning in audit.warnings if "not judged" in warning]
     assert [line.partition(" takes")[0] for line in said] == ["Batch 9", "Batch 10"]
+
+
+def test_batches_whose_training_step_was_not_measured_are_said() -> None:
+    def mean(y: Tensor) -> Tensor:
+        return y.mean()
+
+    given = {"mode": "training", "loss_fn": mean, "formats": ("bf16",), "quick": True}
+    audit = audit_of(OneLayer, (normal(4, 8),), (normal(6, 8),), (normal(4, 8, seed=1),), **given)
+    (said,) = (warning for warning in audit.warnings if "Gradients" in warning)
+    assert said.startswith("Gradients were measured on 2 of 3 batches: ")
+    alike = audit_of(OneLayer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
+    assert not any("Gradients" in warning for warning in alike.warnings)
