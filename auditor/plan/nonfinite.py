@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from ..formats.table import label
 from ..judge.verdicts import Judgement
-from ..records import Baseline, Finding, ModelPath, NonFinite, Plan, Verdict
+from ..records import Baseline, Finding, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
 from ..replay.chosen import scoped
 from ..replay.nonfinite import first_non_finite
 from ..replay.strategies import plain, running
 from ..strategies import strategy_of
+from ..tape.paths import path_of
 from .workbench import Workbench
 
 ALL_LOW = "cast"
@@ -42,14 +43,18 @@ def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan
 
 
 def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
-    how = running(bench.capture, strategy, precision_of, fmt)
+    """Of the first run that turns non-finite, on the recorded path of its batch."""
+    how, twins = running(bench.capture, strategy, precision_of, fmt), bench.capture.twins
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
-    paths = bench.capture.paths or (ModelPath(bench.capture, tuple(batches)),)
-    tried = (
-        first_non_finite(path.capture, bench.subject.model, batch, how, fmt) for path in paths for batch in path.batches
-    )
-    first = next(filter(None, tried), None)
-    return None if first is None else replace(first, rules=_rules(bench.findings, first, fmt))
+    for batch in batches:
+        capture = path_of(bench.capture, bench.subject, batch)
+        assert capture is not None
+        first = first_non_finite(capture, bench.subject.model, batch, how, fmt)
+        if first is not None:
+            number = next((n for n, b in enumerate(bench.subject.batches, start=1) if b is batch), 1)
+            first = replace(first, rules=_rules(bench.findings, first, fmt), batch=number)
+            return replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
+    return None
 
 
 def _rules(findings: Iterable[Finding], first: NonFinite, fmt: str) -> tuple[str, ...]:
@@ -68,7 +73,7 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
         first, fmt = base.nonfinite, name.partition("_")[2]
         if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
-            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit)
+            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit, first.batch)
             changed = True
     return Judgement(verdicts, judged.exposed) if changed else judged
 
@@ -76,4 +81,5 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
 def _reason(first: NonFinite, name: str) -> str:
     strategy, _, fmt = name.partition("_")
     where = "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
-    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}"
+    batch = "" if first.batch == 1 else f" (batch {first.batch})"
+    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}{batch}"

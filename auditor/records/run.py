@@ -50,6 +50,9 @@ class NonFinite:
     begins_op: Annotated[str, Written("ATen overload of that operation")]
     begins_source: Annotated[str | None, Written("line that wrote it")]
     rules: Annotated[tuple[str, ...], Written("codes of the rules that fired on either of the two")] = ()
+    batch: Annotated[
+        int, Written("number of the batch that it was run on, where it is not the first", sparse=True, least=1)
+    ] = 1
 
 
 @dataclass(frozen=True)
