@@ -1,5 +1,6 @@
 """`python -m auditor`."""
 
+import os
 import sys
 
 
@@ -12,12 +13,22 @@ def _exit_code() -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        _uncover()
         from .raised import hiding
 
         if (known := hiding(error)) is None:
             raise
         print(f"error: {known}\nhint: `python -m auditor explain {known.slug}` says more", file=sys.stderr)
         return 2
+
+
+def _uncover() -> None:
+    """Have Python's own modules found again, where files in the working directory were imported in their place."""
+    here = os.getcwd()
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", here)]
+    for name in sys.stdlib_module_names & sys.modules.keys():
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(here + os.sep):
+            del sys.modules[name]
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from .records import (
     Subject,
     Weight,
 )
+from .records.training import Training
 from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
@@ -97,6 +98,7 @@ def assembled(
             *storing(subject, captured, measured.ranges, options.formats),
             *_unsteady(bench),
             *_unheld(subject),
+            *_untrained(subject, found["training"]),
             *holding_told(bench),
             *fresh_told(bench),
             *_spared(options.native),
@@ -174,6 +176,16 @@ def _unheld(subject: Subject) -> tuple[str, ...]:
     if subject.held_out:
         return ()
     return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+
+
+def _untrained(subject: Subject, training: Training | None) -> tuple[str, ...]:
+    """Said where no training step was measured on some batches."""
+    if training is None or training.batches == len(subject.batches):
+        return ()
+    return (
+        f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
+        "the training step of the others has other shapes or takes another path.",
+    )
 
 
 def _spared(native: bool) -> tuple[str, ...]:

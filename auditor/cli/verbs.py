@@ -169,8 +169,9 @@ def apply_parser() -> argparse.ArgumentParser:
 
 
 def apply(args: argparse.Namespace) -> int:
-    """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model."""
-    from ..document.stored import patched_source, read_plans
+    """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model, and
+    LoadError where a fresh process cannot build it."""
+    from ..document.stored import check_artefact, patched_source, read_plans
     from ..loading import load
     from ..report.words import count
 
@@ -186,6 +187,7 @@ def apply(args: argparse.Namespace) -> int:
         guard.writes_into(directory)
         guard.at("apply")
         text = patched_source(subject, document, plans, chosen, directory)
+        check_artefact(subject, plans, chosen, args.seed)
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
     calls = sum(" " in name for _, name in plans[chosen].exceptions)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors import PlanError
 from ..formats.table import runs
 from ..patch.emit import emit
 from ..patch.table import plan_table
+from ..plan.scores import raising
 from ..records import Plan, ScopeChoice, Subject
 from ..runs.wrapped import structure_of
 from ..state.members import size_of
 from ..state.restored import restored
 from ..strategies import GRAPHS
+from ..verify import NotHandedOver, Verifier
 from .live import apply, pick
 from .read import loaded, read_document
 
@@ -47,6 +51,19 @@ def patched_source(
             apply(subject.model, {**expected, **plan_table(plan)})
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
+
+
+def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
+    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch")."""
+    if subject.origin is None:
+        return
+    with Verifier.begun(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
+        file = folder / "patched_model.py"
+        emitted = {**plans, **raising(subject)}
+        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), encoding="utf-8")
+        failure = verifier.answers(file, [chosen])[chosen]
+        if isinstance(failure, str):
+            raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
 
 
 def _record(name: str, found: Any) -> Plan:

@@ -79,8 +79,8 @@ def _in_fresh_process(
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
     """Why plans were verified in the audit's own process, where the model has a source and they were."""
     return tuple(
-        f"patched_model.py was imported in a fresh process and built the model there, but its plans were verified in the "
-        f"audit's own process: {reason}."
+        f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
+        "the model, and did not run its plans."
         for reason in bench.not_fresh[:1]
     )
 

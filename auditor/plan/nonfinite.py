@@ -73,7 +73,7 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judg
         first, fmt = base.nonfinite, name.partition("_")[2]
         if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
-            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit)
+            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit, first.batch)
             changed = True
     return Judgement(verdicts, judged.exposed) if changed else judged
 

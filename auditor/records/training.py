@@ -209,7 +209,7 @@ class Training:
     format: Annotated[str | None, Written("format to train in; `null`: FP32", key="recommended")]
     recommendation: Annotated[str, Written("why, and with which scaler, in one sentence")]
     plan: Annotated[str | None, Written("plan whose islands the window holds for; `null`: plain autocast")]
-    loss: Annotated[float, Written("its value in FP32, over all batches")]
+    loss: Annotated[float, Written("its value in FP32, the mean of the `batches`")]
     loss_source: Annotated[str, Written("where the loss came from")]
     fp16: Annotated[
         LossScale | None,
@@ -248,3 +248,6 @@ class Training:
             choices=("tensor", "tensors", "attribute", "mapping"),
         ),
     ] = "tensor"
+    batches: Annotated[
+        int, Written("how many batches had a step measured: those of the first one's shapes and path", least=1)
+    ] = 1

@@ -34,7 +34,8 @@ class Run:
 
 def at(first: NonFinite) -> str:
     """The operation that turns non-finite: `sqrt in blocks.0.norm (unet.py:28)`."""
-    return _place(first.op, first.owner, first.source)
+    batch = "" if first.batch == 1 else f", in batch {first.batch}"
+    return _place(first.op, first.owner, first.source) + batch
 
 
 def cause(first: NonFinite) -> str:

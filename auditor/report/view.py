@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..criteria.noise import FLOOR
@@ -17,7 +17,7 @@ from ..records.audit import Audit
 from ..strategies import known
 from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
 from .kept import Island, islands
-from .noise import noise_lines
+from .method import method_rows
 from .nonfinite import nonfinite_runs
 from .programs import program_line
 from .prose import sentence
@@ -113,7 +113,7 @@ def view(audit: Audit) -> View:
         tallies,
         plans,
         chosen,
-        _method(audit),
+        method_rows(audit),
         _limits(audit, tallies),
         scored.headline if scored else "",
         SHARES if audit.criteria else "",
@@ -249,32 +249,6 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
     ran = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     run = f"{ran} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
     return run if chosen.same else f"{run} Without the plan: {chosen.before}."
-
-
-def _method(audit: Audit) -> tuple[tuple[str, str], ...]:
-    env, subject = audit.environment, audit.subject
-    native = env.execution == "native"
-    graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
-    if any(report.node.batch != 1 for report in audit.nodes):
-        graph = "a recorded run of each path that the batches take"
-    return (
-        ("Target", subject.target),
-        ("Inputs", f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}"),
-        ("Weights", subject.weights_source),
-        ("Graph", graph),
-        ("Execution", f"{env.device}, " + ("formats run natively" if native else "GPU arithmetic imitated on a CPU")),
-        ("Measure", f"{audit.metric}, budget {audit.max_error:g}"),
-        *noise_lines(audit),
-        ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
-        ("Time", _times(audit.seconds)),
-        *((("Cache", env.reused),) if env.reused else ()),
-        *((("Memory", env.held),) if env.held else ()),
-    )
-
-
-def _times(seconds: Mapping[str, float]) -> str:
-    each = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
-    return f"{sum(seconds.values()):.1f} s: {each}" if each else "not recorded"
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:

@@ -74,7 +74,10 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
 
 def unjudged_line(number: int, cause: object) -> str:
     """The sentence on a batch whose path cannot be recorded or measured."""
-    return f"Batch {number} takes a path of its own, which was not judged: {str(cause).partition('. ')[0].rstrip('.')}."
+    why = str(cause).partition(". ")[0]
+    return (
+        f"Batch {number} takes a path of its own, which was not judged: {why}{'' if why.endswith(('.', '?')) else '.'}"
+    )
 
 
 def number_of(subject: Subject, batch: Batch) -> int:

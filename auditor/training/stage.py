@@ -152,6 +152,7 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
         recommendation=reason,
         attribution=prepared.attribution,
         returned=prepared.first.returned,
+        batches=len(prepared.losses),
     )
     return replace(found, advice=advice_of(found, prepared.capture))
 

@@ -150,6 +150,7 @@ def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(tw
     assert "finds cat unsafe in FP16: overflow" in said and "(batch 2)" in said
     assert "FP16: 2 unsafe and 0 sensitive of 3 operations" in said
     assert "BF16: 0 unsafe" in said
+    assert f"outputs turn Inf at cat in (whole model) (two_batches.py:{CAT}), in batch 2" in said
 
 
 def test_no_reporter_says_that_nothing_is_unsafe(two_batches: tuple[Path, str]) -> None:
@@ -239,6 +240,7 @@ def test_a_batch_that_cannot_be_recorded_is_said_to_be_unjudged() -> None:
     audit = audit_of(Unrecordable, (normal(4, 8),), (normal(4, 8, seed=1), True), formats=("bf16",))
     (said,) = (warning for warning in audit.warnings if "batch" in warning.lower() and "judged" in warning)
     assert said.startswith("Batch 2 takes a path of its own, which was not judged: ")
+    assert not said.endswith("?.")
     assert len(audit.nodes) == 1
 
 
@@ -246,3 +248,15 @@ def test_paths_beyond_the_most_that_are_recorded_are_said_to_be_unjudged() -> No
     audit = audit_of(OneLayer, *((normal(n, 8),) for n in range(1, 11)), formats=("bf16",))
     said = [warning for warning in audit.warnings if "not judged" in warning]
     assert [line.partition(" takes")[0] for line in said] == ["Batch 9", "Batch 10"]
+
+
+def test_batches_whose_training_step_was_not_measured_are_said() -> None:
+    def mean(y: Tensor) -> Tensor:
+        return y.mean()
+
+    given = {"mode": "training", "loss_fn": mean, "formats": ("bf16",), "quick": True}
+    audit = audit_of(OneLayer, (normal(4, 8),), (normal(6, 8),), (normal(4, 8, seed=1),), **given)
+    (said,) = (warning for warning in audit.warnings if "Gradients" in warning)
+    assert said.startswith("Gradients were measured on 2 of 3 batches: ")
+    alike = audit_of(OneLayer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
+    assert not any("Gradients" in warning for warning in alike.warnings)
