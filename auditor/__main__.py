@@ -24,7 +24,7 @@ def _exit_code() -> int:
 
 def _uncover() -> None:
     """Have Python's own modules found again, where files in the working directory were imported in their place."""
-    here = os.getcwd()
+    here = os.getcwd()  # noqa: PTH109 - pathlib may be what a file here stands in place of
     sys.path[:] = [folder for folder in sys.path if folder not in ("", here)]
     for name in sys.stdlib_module_names & sys.modules.keys():
         if str(getattr(sys.modules[name], "__file__", "")).startswith(here + os.sep):
