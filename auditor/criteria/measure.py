@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -107,6 +107,11 @@ class Criteria:
             return Held(criterion, None, 0.0)
         worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
         return Held(criterion, worst, criterion.share(worst))
+
+
+def for_outputs(distance: Distance, names: Sequence[str]) -> Distance:
+    """The distance for outputs of these names, where it goes by names: another path through a model may return others."""
+    return replace(distance, names=tuple(names)) if isinstance(distance, Criteria) else distance
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:

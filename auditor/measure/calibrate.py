@@ -12,6 +12,7 @@ import torch
 
 from .. import ranks
 from ..cache.kept import NOTHING, Kept
+from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
 from ..formats.histogram import merged
 from ..mapped.trimming import give_back
@@ -122,11 +123,9 @@ def calibrate_paths(
 
     recorded, found, unjudged = list[Recording](), list[Calibration](), [*recordings.unjudged]
     for recording in recordings.each:
-        own = kept if recording is recordings.first else NOTHING
+        own, by = (kept, yardstick) if recording is recordings.first else (NOTHING, _for_path(yardstick, recording))
         try:
-            part = calibrate(
-                recording.capture, recording.subject, formats, seed, tick, yardstick, own, recording, numbered
-            )
+            part = calibrate(recording.capture, recording.subject, formats, seed, tick, by, own, recording, numbered)
         except (CaptureError, MeasureError) as error:
             if recording is recordings.first:
                 raise
@@ -135,6 +134,11 @@ def calibrate_paths(
         recorded.append(recording)
         found.append(part)
     return join_paths(recorded, unjudged), reduce(_merged, found)
+
+
+def _for_path(yardstick: Yardstick, recording: Recording) -> Yardstick:
+    """The yardstick for what the model returns on a later path."""
+    return replace(yardstick, distance=for_outputs(yardstick.distance, recording.answer.names))
 
 
 def _of_batch(number: int, contributions: Contributions) -> Contributions:

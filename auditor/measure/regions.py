@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..cache.kept import NOTHING, Kept
+from ..criteria.measure import for_outputs
 from ..errors import first_line
 from ..formats.metrics import output_error
 from ..mapped.trimming import give_back
@@ -82,7 +83,8 @@ def _over_paths(
     known = set[tuple[str, ...]]()
     for path in capture.paths:
         own = kept if path.capture is capture.first else NOTHING
-        for region in run_regions(path.capture, model, path.batches[0], found, verdicts, formats, distance, own):
+        by = distance if path.capture is capture.first else for_outputs(distance, path.outputs)
+        for region in run_regions(path.capture, model, path.batches[0], found, verdicts, formats, by, own):
             names = tuple(capture.twins.get(name, name) for name in region.nodes)
             if (key := (region.format, *names)) not in known:
                 known.add(key)

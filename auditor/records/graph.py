@@ -254,7 +254,8 @@ class Capture:
 @dataclass(frozen=True)
 class ModelPath:
     """One path through a model. capture: its own graph, with the names of the whole; batches: those that take it, the one
-    that was recorded first."""
+    that was recorded first; outputs: names of what the model returns on it."""
 
     capture: Capture
     batches: tuple[Batch, ...]
+    outputs: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ def join_paths(recordings: Sequence[Recording], warnings: Sequence[str] = ()) ->
 
     They share parameters and buffers. What one path computes reads nothing of another.
     """
-    paths = tuple(ModelPath(recording.capture, recording.subject.batches) for recording in recordings)
+    paths = tuple(ModelPath(one.capture, one.subject.batches, one.answer.names) for one in recordings)
     first, *_ = captures = [path.capture for path in paths]
     said = dict.fromkeys((*(line for capture in captures for line in capture.warnings), *warnings))
     if len(paths) == 1:

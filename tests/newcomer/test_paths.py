@@ -260,3 +260,25 @@ def test_batches_whose_training_step_was_not_measured_are_said() -> None:
     assert said.startswith("Gradients were measured on 2 of 3 batches: ")
     alike = audit_of(OneLayer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
     assert not any("Gradients" in warning for warning in alike.warnings)
+
+
+class OneMore(nn.Module):
+    """Returns another output, ahead of the usual one, where it is asked for it; low, it breaks FP16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, more: bool = False) -> dict[str, Tensor]:
+        y = self.layer(x)
+        return {"scaled": y * 1e6, "y": y} if more else {"y": y}
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_criteria_go_by_the_names_of_what_each_path_returns(first: bool) -> None:
+    batches = [(normal(4, 8), first), (normal(4, 8, seed=1), not first)]
+    audit = audit_of(OneMore, *batches, formats=("fp16",), criteria=["y: max_abs <= 1"])
+    assert verdicts(audit) == {"linear": "safe", "mul": "unsafe"}
+    (mul,) = (report for report in audit.nodes if report.node.name == "mul")
+    assert mul.verdicts["fp16"].batch == (1 if first else 2)
+    assert any(plan.verified for plan in audit.plans.values())
