@@ -59,7 +59,7 @@ def test_a_function_of_a_file(file: Path) -> None:
     assert (found.better, found.max_drop, found.of_mean) == ("higher", 0.5, None)
     assert found.place is not None
     assert found.place.text == f"{file}:accuracy"
-    assert found.place.imported_from == (str(file.parent),)
+    assert found.place.folders[0] == str(file.parent)
 
 
 def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> None:
