@@ -28,8 +28,7 @@ class Run:
         first = self.first
         if first is None:
             return f"{self.title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
-        batch = f", in batch {first.batch}" if first.batch > 1 else ""
-        return f"{self.title}: outputs turn {first.value} at {at(first)}{batch}.", cause(first)
+        return f"{self.title}: outputs turn {first.value} at {at(first)}.", cause(first)
 
 
 def at(first: NonFinite) -> str:

@@ -80,6 +80,6 @@ def test_the_operation_is_unsafe_unless_it_is_already(bench):
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})
     whole = unsafe_in_runs(judged, baselines)
     reason = "Inf in FP16 with cast weights, though not alone: overflow (batch 2)"
-    assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range"), "bf16": safe}
+    assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range", 2), "bf16": safe}
     assert unsafe_in_runs(whole, baselines) is whole
     assert unsafe_in_runs(judged, {"cast_bf16": NAN}) is judged
