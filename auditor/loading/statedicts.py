@@ -48,8 +48,8 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
     state = unprefixed(content, own)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
+    except Exception as error:  # a module's own way to take its extra state may fail in any way
+        lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines()]
         reason = next((line for line in lines if "size mismatch" in line), lines[-1])
         raise ValueError(f"{file} does not fit the model: {reason}") from error
     stored = {id(own[name]) for name in state if name in own}
@@ -126,8 +126,8 @@ def why_unread(path: Path, error: str) -> str:
     named = re.search(r"GLOBAL ([\w.]+)", error)
     holds = f", since it holds {named[1]}" if named else ""
     return (
-        f"cannot be read without running code{holds}: save plain tensors with torch.save(model.state_dict(), ...) or as "
-        "safetensors"
+        f"cannot be read without running code{holds}: save plain tensors, with torch.save(model.state_dict(), ...) or "
+        "as safetensors"
     )
 
 
@@ -146,7 +146,7 @@ def harmless() -> list[Any]:
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The format is a length in 8 bytes, a JSON header of that length, and the values, little-endian, without gaps.
 
-    Source: huggingface.co/docs/safetensors, "Format". Read here so that nothing but torch is needed. The file is mapped.
+    Source: huggingface.co/docs/safetensors, "Format". Read here so that torch is all it takes. The file is mapped.
     """
     content = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
     start = 8 + int.from_bytes(bytes(content[:8].tolist()), "little")

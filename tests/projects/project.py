@@ -31,6 +31,7 @@ BUILD = "def build():\n    torch.manual_seed(0)\n    return Net()\n\n"
 INPUTS = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16)\n"
 PARTS = HEAD + NET
 MODEL = PARTS + BUILD + INPUTS
+RANDOM = PARTS + "def build():\n    return Net()\n\n" + INPUTS
 
 ONE_PLAN = ("--formats", "bf16", "--strategies", "cast", "--quick")
 """Options of the shortest audit that still runs its plan in a fresh process."""
@@ -56,10 +57,10 @@ print("error", ((output - expected).norm() / expected.norm()).item())
 class Case:
     """One project and one command.
 
-    files: their texts below the project's root. target: as on the command line. cwd: where the user works, from the
-    root. prepare: called with the root once the files are there. program: what Python is given before the target.
-    env: the environment's further entries, None to remove one. call: what the patched model is called with, where x is
-    the input. weights: the file of the model's true weights, from the working directory; else those of seed 0.
+    files: texts by their paths below the root. cwd: the working directory, from the root. prepare: called with the root
+    once the files are there. program: what comes before the target. env: further entries of the environment; None removes
+    one. call: the patched model's arguments, the input being x. weights: the file of the model's true weights, from the
+    working directory; else they are those of seed 0.
     """
 
     files: Mapping[str, str]
@@ -98,9 +99,8 @@ class Audited:
 
     @property
     def files(self) -> list[Path]:
-        """Everything of the audit's that there is."""
-        names = ("audits", "audits/**/*", "out", "out/**/*", "**/patched_model.py")
-        return sorted({path for name in names for path in self.cwd.glob(name)})
+        """What an audit writes: nothing where it failed."""
+        return [path for name in ("audits", "out", "patched_model.py") for path in self.root.parent.rglob(name)]
 
 
 def state() -> dict[str, Tensor]:
@@ -111,9 +111,19 @@ def state() -> dict[str, Tensor]:
     return {f"{name}.{key}": x for name, m in (("up", up), ("down", down)) for key, x in m.state_dict().items()}
 
 
+def first(statements: str, text: str = MODEL) -> str:
+    """The text, where the factory begins with these statements."""
+    return text.replace("def build():\n", f"def build():\n    {statements}\n")
+
+
+def using(module: str) -> str:
+    """A file that takes the class from another."""
+    return HEAD + f"from {module} import Net\n" + BUILD + INPUTS
+
+
 def package(**more: str) -> dict[str, str]:
     """A package `pkg`: its model takes the class from another of its files."""
-    texts = {"parts": PARTS, "model": HEAD + "from .parts import Net\n" + BUILD + INPUTS, "__init__": "", **more}
+    texts = {"parts": PARTS, "model": using(".parts"), "__init__": "", **more}
     return {f"pkg/{name}.py": text for name, text in texts.items()}
 
 
@@ -135,16 +145,16 @@ def environment(entries: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def run_command(*words: str, cwd: Path, env: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(env), timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(env), timeout=120)
 
 
-def audit_project(root: Path, case: Case, *more: str) -> Audited:
+def audit_project(root: Path, case: Case) -> Audited:
     """Write the project and audit it as its user would."""
     cwd = write_project(root, case)
-    words = (*case.program, case.target, *ONE_PLAN, *case.options, *more)
-    return Audited(case, root, cwd, run_command(*words, cwd=cwd, env=case.env))
+    words = (*case.program, case.target, *ONE_PLAN, *case.options)
+    done = run_command(*words, cwd=cwd, env=case.env)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Audited(case, root, cwd, done)
 
 
 def check_verdict(audited: Audited) -> None:
@@ -174,16 +184,12 @@ def run_again(audited: Audited, folder: Path, cwd: Path) -> subprocess.Completed
     weights = cwd / case.weights if case.weights else audited.root.parent / "weights.pt"
     code = RUN_AGAIN.format(weights=str(weights), call=case.call)
     paths = os.pathsep.join(filter(None, [case.env.get("PYTHONPATH"), str(folder)]))
-    words = (sys.executable, "-P", "-c", code)
-    return subprocess.run(
-        words, cwd=cwd, capture_output=True, text=True, env=environment({**case.env, "PYTHONPATH": paths}), timeout=120
-    )
+    return run_command(sys.executable, "-P", "-c", code, cwd=cwd, env={**case.env, "PYTHONPATH": paths})
 
 
-def check_refused(done: subprocess.CompletedProcess[str], *words: str) -> str:
-    """One clear line, and exit code 2; the line."""
+def check_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One clear line with these words, no traceback, and exit code 2."""
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert all(word in line for word in words), line
-    assert done.stdout == ""
-    return line
+    assert (done.stdout, "Traceback" in done.stderr) == ("", False)

@@ -10,22 +10,19 @@ import torch
 
 from tests.projects.project import (
     FP32,
-    INPUTS,
     MODEL,
-    PARTS,
     Case,
     audit_project,
     check_error,
     check_refused,
     check_verdict,
+    first,
     run_command,
     state,
     write_project,
 )
 
-ONCE = "from pathlib import Path\n" + MODEL.replace(
-    "    torch.manual_seed(0)", "    Path(__file__).with_name('made').mkdir()\n    torch.manual_seed(0)", 1
-)
+ONCE = "from pathlib import Path\n" + first("Path(__file__).with_name('made').mkdir()")
 """Its factory can be called once."""
 
 PLACE = ("FileExistsError", f"model.py:{ONCE[: ONCE.index('.mkdir')].count(chr(10)) + 1}")
@@ -38,19 +35,12 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--measure-time",),
-        ("--evaluate", "score.py:score"),
-        ("--mode", "training", "--loss", "loss.py:loss"),
-        ("--fail-on", "never", "--format", "json"),
-    ],
-    ids=" ".join,
-)
-def test_a_factory_that_raises_in_the_fresh_process(options: tuple[str, ...], tmp_path: Path) -> None:
-    audited = audit_project(tmp_path / "project", Case(FILES, options=options))
+OPTIONS = ("", "--measure-time", "--evaluate score.py:score", "--mode training --loss loss.py:loss", "--format json")
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_factory_that_raises_in_the_fresh_process(options: str, tmp_path: Path) -> None:
+    audited = audit_project(tmp_path / "project", Case(FILES, options=tuple(options.split())))
     check_refused(audited.done, *PLACE)
     assert audited.files == []
 
@@ -103,8 +93,7 @@ DRAWS = {
 
 
 def drawn(seed: str) -> str:
-    text = f"import numpy, time\ndef build():\n    torch.manual_seed({seed})\n    return Net()\n\n"
-    return PARTS + text + INPUTS
+    return "import numpy, time\n" + MODEL.replace("manual_seed(0)", f"manual_seed({seed})")
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -20,8 +20,10 @@ from tests.projects.project import (
     audit_project,
     check_error,
     check_verdict,
+    first,
     package,
     run_command,
+    using,
     write_project,
 )
 
@@ -35,6 +37,7 @@ def register(cls):
     TABLE[cls.__name__] = cls
     return cls
 """
+WRAPPED = BUILD.replace("return Net()", "from {module} import wrap; return wrap(Net())")
 REGISTERED = HEAD + "from pkg.registry import TABLE, register\n@register" + NET
 SCORE = """
 from pkg.parts import Net
@@ -51,20 +54,19 @@ def wrap(net):
         raise TypeError(f"a {{type(net).__module__}}.Net is no {module}.Net")
     return net
 """
-WRAPPED = "def build():\n    from {module} import wrap\n    torch.manual_seed(0)\n    return wrap(Net())\n\n"
-LAZY = """
-def build():
-    {statement}
-    torch.manual_seed(0)
-    return Net()
-
-"""
-HYDRA = LAZY.format(statement='import importlib\n    Net = getattr(importlib.import_module("pkg.parts"), "Net")')
+LAZY = first("from pkg.parts import Net", HEAD + BUILD + INPUTS)
+HYDRA = first('import importlib; Net = getattr(importlib.import_module("pkg.parts"), "Net")', HEAD + BUILD + INPUTS)
 IN_FORWARD = NET.replace("        return self.down(", "        {statement}\n        return self.down(")
+IMPORTING = IN_FORWARD.format(statement="import tools, importlib; importlib.import_module('pkg.parts')")
 RESOURCE = """
 import importlib.resources, json
 WIDTH = json.loads((importlib.resources.files({package}) / "net.json").read_text())["width"]
 assert WIDTH == 32
+"""
+ANOTHER_PATH = """
+import sys
+from pathlib import Path
+sys.path = [str(Path(__file__).parent / "lib"), *[path for path in sys.path if "project" not in path]]
 """
 PICKLED = "def build():\n    return torch.load(Path(__file__).with_name('net.pt'), weights_only=False)\n\n"
 
@@ -78,17 +80,21 @@ def in_src(files: dict[str, str]) -> dict[str, str]:
     return {f"src/{name}": text for name, text in files.items()}
 
 
-ABSOLUTE = package(model=HEAD + "from pkg.parts import Net\n" + BUILD + INPUTS)
+def resource(name: str) -> dict[str, str]:
+    return {**package(model=using(".parts") + RESOURCE.format(package=name)), "pkg/net.json": '{"width": 32}'}
+
+
+ABSOLUTE = package(model=using("pkg.parts"))
 PACKAGED = package(__init__="from .model import build, get_inputs\n")
 SPACE = {name: text for name, text in package().items() if "__init__" not in name}
 NAMESPACE = {f"space/{name}": text for name, text in SPACE.items()}
 
 CASES = {
     "relative imports, from the root": Case(package(), "pkg/model.py:build"),
-    "relative imports, from inside": Case(package(), "model.py:build", cwd="pkg"),
-    "relative imports, from elsewhere": Case(package(), "../project/pkg/model.py:build", cwd="../elsewhere"),
+    "relative imports, from inside": Case(package(), "model.py:build", "pkg"),
+    "relative imports, from elsewhere": Case(package(), "../project/pkg/model.py:build", "../elsewhere"),
     "its own package by name, from the root": Case(ABSOLUTE, "pkg/model.py:build"),
-    "its own package by name, from inside": Case(ABSOLUTE, "model.py:build", cwd="pkg"),
+    "its own package by name, from inside": Case(ABSOLUTE, "model.py:build", "pkg"),
     "its own package by name, by the console script": Case(ABSOLUTE, "pkg/model.py:build", program=CONSOLE),
     "a module": Case(package(), "pkg.model:build"),
     "a module, by the console script": Case(package(), "pkg.model:build", program=CONSOLE),
@@ -100,10 +106,7 @@ CASES = {
         env={"PYTHONPATH": "src"},
     ),
     "a script beside src": Case(
-        {**in_src(package()), "tools/export.py": HEAD + "from pkg.parts import Net\n" + BUILD + INPUTS},
-        "export.py:build",
-        cwd="tools",
-        env={"PYTHONPATH": "../src"},
+        {**in_src(package()), "bin/run.py": using("pkg.parts")}, "run.py:build", "bin", env={"PYTHONPATH": "../src"}
     ),
     "a namespace package": Case(NAMESPACE, "space.pkg.model:build"),
     "a namespace package on PYTHONPATH, a file of it": Case(
@@ -114,44 +117,19 @@ CASES = {
     "the package's own file": Case(PACKAGED, "pkg/__init__.py:build"),
     "a package beside its folder": Case(PACKAGED, "pkg:build"),
     "imports inside the factory": Case(
-        {**package(), "hubconf.py": HEAD + LAZY.format(statement="from pkg.parts import Net") + INPUTS},
-        "../project/hubconf.py:build",
-        cwd="../elsewhere",
+        {**package(), "hubconf.py": LAZY}, "../project/hubconf.py:build", "../elsewhere"
     ),
-    "imports by importlib": Case({**package(), "train.py": HEAD + HYDRA + INPUTS}, "train.py:build"),
-    "imports by importlib, from elsewhere": Case(
-        {**package(), "train.py": HEAD + HYDRA + INPUTS}, "../project/train.py:build", cwd="../elsewhere"
-    ),
+    "imports by importlib": Case({**package(), "train.py": HYDRA}, "../project/train.py:build", "../elsewhere"),
     "imports inside forward": Case(
-        {
-            **package(),
-            "tools.py": "",
-            "model.py": HEAD
-            + IN_FORWARD.format(statement="import tools, importlib; importlib.import_module('pkg.parts')")
-            + BUILD
-            + INPUTS,
-        },
+        {**package(), "tools.py": "", "model.py": HEAD + IMPORTING + BUILD + INPUTS},
         "../project/model.py:build",
-        cwd="../elsewhere",
+        "../elsewhere",
     ),
     "relative imports inside forward": Case(
         package(tools="", parts=HEAD + IN_FORWARD.format(statement="from . import tools")), "pkg/model.py:build"
     ),
-    "importlib.resources": Case(
-        {
-            **package(model=package()["pkg/model.py"] + RESOURCE.format(package="'pkg'")),
-            "pkg/net.json": '{"width": 32}',
-        },
-        "pkg/model.py:build",
-    ),
-    "importlib.resources of __package__": Case(
-        {
-            **package(model=package()["pkg/model.py"] + RESOURCE.format(package="__package__")),
-            "pkg/net.json": '{"width": 32}',
-        },
-        "model.py:build",
-        cwd="pkg",
-    ),
+    "importlib.resources": Case(resource("'pkg'"), "pkg/model.py:build"),
+    "importlib.resources of __package__": Case(resource("__package__"), "model.py:build", "pkg"),
     "a registry that refuses doubles": Case(
         package(registry=REGISTRY, model=REGISTERED + BUILD + INPUTS, __init__="from . import model\n"),
         "pkg/model.py:build",
@@ -161,52 +139,30 @@ CASES = {
             "registry.py": REGISTRY,
             "model.py": REGISTERED.replace("pkg.registry", "registry") + WRAPPED.format(module="heads") + INPUTS,
             "heads.py": DISPATCH.format(module="model"),
-        },
+        }
     ),
     "isinstance dispatch": Case(
         package(model=PARTS + WRAPPED.format(module="pkg.heads") + INPUTS, heads=DISPATCH.format(module="pkg.model")),
         "model.py:build",
-        cwd="pkg",
+        "pkg",
     ),
     "a pickled model": Case(
-        package(
-            model=PARTS + "from pathlib import Path\n" + BUILD.replace("build", "make") + PICKLED + INPUTS,
-        ),
+        package(model=PARTS + "from pathlib import Path\n" + BUILD.replace("build", "make") + PICKLED + INPUTS),
         "pkg/model.py:build",
         prepare=pickle_model,
     ),
-    "types.py": Case({"types.py": MODEL}, "project/types.py:build", cwd=".."),
-    "signal.py": Case({"signal.py": MODEL}, "project/signal.py:build", cwd=".."),
+    "types.py": Case({"types.py": MODEL}, "project/types.py:build", ".."),
+    "signal.py": Case({"signal.py": MODEL}, "project/signal.py:build", ".."),
     "signal.py, by the console script": Case({"signal.py": MODEL}, "signal.py:build", program=CONSOLE),
     "utils.py beside another": Case(
-        {
-            "utils.py": "raise ImportError('the wrong one')\n",
-            "net/utils.py": PARTS,
-            "net/model.py": HEAD + "from utils import Net\n" + BUILD + INPUTS,
-        },
+        {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")},
         "net/model.py:build",
     ),
     "sys.path is another list": Case(
-        {
-            "lib/parts.py": PARTS,
-            "model.py": "import sys\nfrom pathlib import Path\n"
-            "sys.path = [str(Path(__file__).parent / 'lib'), *[p for p in sys.path if 'project' not in p]]\n"
-            "from parts import Net\n" + HEAD + BUILD + INPUTS,
-        },
-        "project/model.py:build",
-        cwd="..",
+        {"lib/parts.py": PARTS, "model.py": ANOTHER_PATH + using("parts")}, "project/model.py:build", ".."
     ),
     "sys.path.append('..')": Case(
-        {
-            **package(),
-            "tools/run.py": "import sys\nsys.path.append('..')\n"
-            + HEAD
-            + "from pkg.parts import Net\n"
-            + BUILD
-            + INPUTS,
-        },
-        "run.py:build",
-        cwd="tools",
+        {**package(), "bin/run.py": "import sys\nsys.path.append('..')\n" + using("pkg.parts")}, "run.py:build", "bin"
     ),
 }
 

@@ -123,6 +123,9 @@ def test_extra_state_is_loaded_and_need_not_be_there(tmp_path: Path) -> None:
     plain = torch_file(nn.Sequential(nn.Linear(2, 2)).state_dict())(tmp_path)
     assert load_into(model, plain) == ["w.pt does not hold 0._extra_state: the factory's are used"]
     load_into(nn.Sequential(nn.Linear(2, 2)), path)
+    other = torch_file({f"0.{key}": {} if key == "_extra_state" else x for key, x in saved.state_dict().items()})
+    with pytest.raises(LoadError, match="does not fit the model: KeyError: 'scale'"):
+        load_into(model, other(tmp_path))
 
 
 def scripted(folder: Path) -> Path:
