@@ -109,7 +109,7 @@ def read_tensors(path: Path, mapped: bool = False) -> Any:
         with torch.serialization.safe_globals(harmless()):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zipfile(path))
     except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist: complete the checkpoint") from error
+        raise ValueError(f"{path} does not exist: complete the checkpoint, or check --weights") from error
     except Exception as error:
         raise ValueError(f"{path.name} {why_unread(path, str(error))}") from error
 

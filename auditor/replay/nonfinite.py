@@ -22,8 +22,8 @@ Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Which entries are finite and yet of no use to a root, a logarithm or a division. Arguments: in FP32, in the low run."""
 
 WRONG: Mapping[str, Wrong] = {
-    "zero": lambda expected, low: (low == 0) & (expected != 0),
-    "negative": lambda expected, low: (low < 0) & (expected >= 0),
+    "vanished": lambda expected, low: (low == 0) & (expected != 0),
+    "below zero": lambda expected, low: (low < 0) & (expected >= 0),
 }
 
 
@@ -112,7 +112,7 @@ class _Turning(Beside):
         largest = float(expected[where].abs().max())
         if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in self._read(n)):
             return "cancellation"
-        return "underflow" if kind == "zero" and largest < self._row.smallest_normal else "rounding"
+        return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _read(self, n: fx.Node) -> list[torch.Tensor]:
         """What the node reads, in FP32."""
@@ -134,7 +134,7 @@ class _Turning(Beside):
         place = row_of(n).singular
         divisor = n.args[place] if place is not None and place < len(n.args) else None
         decides = [divisor] if isinstance(divisor, fx.Node) else n.all_input_nodes
-        for kind in ("negative", "zero"):
+        for kind in ("below zero", "vanished"):
             if (found := self._handed_down(n, kind, turned, decides)) is not None:
                 return found
         return _Beginning(n.name, "rounding" if self._is_wrong_in_fp32(n) else "overflow")

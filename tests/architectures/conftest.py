@@ -53,6 +53,6 @@ def audited(request: pytest.FixtureRequest) -> Audited:
         return recording
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("auditor.flow"), "recorded", noted)
+        patch.setattr(importlib.import_module("auditor.tape.several"), "recorded", noted)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
     return Audited(request.param, subject, audit, captures[0], before)

@@ -10,7 +10,7 @@ import pytest
 from auditor.cli import audit, guard
 from auditor.mapped import freeing
 from auditor.options import Options
-from auditor.verify import spare
+from auditor.verify import lifetime
 
 
 @pytest.mark.parametrize(("watched", "limited", "kept"), [(True, None, 1), (False, None, 0), (True, 1 << 40, 0)])
@@ -20,7 +20,7 @@ def test_a_process_of_the_commands_own_keeps_what_is_freed_unless_its_memory_is_
     calls: list[bool] = []
     monkeypatch.setattr(guard, "is_watched", lambda: watched)
     monkeypatch.setattr(audit, "_automatic", lambda args, options: limited)
-    monkeypatch.setattr(spare, "kept", lambda device: nullcontext())
+    monkeypatch.setattr(lifetime, "standby", nullcontext)
     monkeypatch.setattr(freeing, "keep_freed", lambda: calls.append(True))
     with ExitStack() as held:
         audit._set_aside(argparse.Namespace(dry_run=False, device="cpu"), Options(rules=(), command=""), held)
