@@ -32,16 +32,25 @@ def linear(x: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
     return (x.to(dtype).float() @ layer.weight.to(dtype).float().t() + layer.bias.to(dtype).float()).to(dtype)
 
 
+class Shown(Net):
+    """It gives what lies between its layers too."""
+
+    def forward(self, x: Tensor) -> Any:
+        between = self.first(x).softmax(-1)
+        return between, self.second(between)
+
+
 def test_cudas_lists_and_not_the_cpus() -> None:
-    model, x = seeded(Net), normal(3, 4)
+    # Inputs and weights of few bits: FP32 holds every sum of the products exactly, whichever kernel adds first.
+    model, x = seeded(Shown), (normal(3, 4) * 4).round() / 4
     with torch.no_grad():
-        first = linear(x, model.first, torch.float16)
-        expected = linear(
-            first.float().softmax(-1), model.second, torch.float16
-        )  # CUDA raises softmax, the CPU does not
-        ((actual,),) = run_patched(apply_plan(model, plan("fp16")), [((x,), {})], "cpu")
-    assert actual.dtype is torch.float16
-    assert torch.equal(actual, expected)
+        for weight in model.parameters():
+            weight.copy_((weight * 16).round() / 16)
+        expected = linear(x, model.first, torch.float16).float().softmax(-1)
+        ((between, actual),) = run_patched(apply_plan(model, plan("fp16")), [((x,), {})], "cpu")
+        assert torch.equal(actual, linear(expected, model.second, torch.float16))
+    assert (between.dtype, actual.dtype) == (torch.float32, torch.float16)  # CUDA raises softmax, the CPU does not
+    assert torch.equal(between, expected)
 
 
 def test_an_island_runs_in_fp32() -> None:
