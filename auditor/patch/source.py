@@ -23,9 +23,9 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
     with imported(source, file) as made:
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
+                where = source["path"] or source["module"]
                 raise ValueError(
-                    f"{source['path'] or source['module']} has no {source['symbol']!r} any more: audit it again, or edit "
-                    f"SOURCE in {file}"
+                    f"{where} has no {source['symbol']!r} any more: audit it again, or edit SOURCE in {file}"
                 )
             made = getattr(made, part)
         if source["kind"] != "instance":
@@ -41,7 +41,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model that the source holds, so that it can be built again; what cannot be copied is that model itself."""
+    """A copy of a model that the source holds, so that it can be built again; the model itself where it has none."""
     try:
         return copy.deepcopy(model)
     except Exception:

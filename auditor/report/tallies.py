@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
+
 from ..formats.table import FORMATS
 from ..records import NodeReport
 from ..records.audit import Audit
@@ -41,7 +43,7 @@ class Tally:
     @property
     def limit(self) -> str:
         """What limits any operation, `overflow and precision`; nothing where none is limited."""
-        wider = FORMATS[self.format].smallest_normal > FORMATS["bf16"].smallest_normal
+        wider = FORMATS[self.format].smallest_normal > torch.finfo(torch.float32).tiny
         found = (
             ("overflow", self.by_range - self.by_underflow),
             ("underflow (BF16 has FP32's range)" if wider else "underflow", self.by_underflow),
