@@ -298,7 +298,8 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
         ):
             torch.manual_seed(0)
             model = way(patched.original())
-            batch = patched.source_module(patched.SOURCE, patched.__file__).get_inputs()
+            with patched.imported(patched.SOURCE, patched.__file__) as source:
+                batch = source.get_inputs()
             found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
             error = output_error(answer(reference, ((batch.float(),), {})), found)
             assert error == pytest.approx(plan.measured_error, rel=1e-6)  # fmt: skip

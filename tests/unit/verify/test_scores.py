@@ -101,7 +101,7 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
 def test_raising_and_leaving_cost_the_plan_and_nothing_else(run: Any) -> None:
     found = run("by_dtype", "autocast_fp16", "autocast_bf16", FP32)
     assert found["autocast_fp16"].startswith("the function raised ValueError: in half (scored_net.py:")
-    assert found["autocast_bf16"] == "the process that ran it ended with exit code 3 and no answer"
+    assert found["autocast_bf16"] == "not run, the process that ran it ended with exit code 3 and no answer"
     assert found[FP32] == Given((1.0,), True, 1)
 
 
