@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.any_model.holding import held
+from tests.any_model.holding import LAST_BIT, held
 from tests.replaying import Model, linear
 from tests.subjects import normal, seeded
 
@@ -81,7 +81,8 @@ IMAGES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "projected LSTM": lambda: nn.LSTM(8, 16, 2, proj_size=4, batch_first=True, bidirectional=True),
+    # Not with the batch first: its products would then be other ones (`bmm` and `mm`) with gradients and without.
+    "projected LSTM": lambda: nn.LSTM(8, 16, 2, proj_size=4, bidirectional=True),
     "GRU both ways": lambda: nn.GRU(8, 8, 2, batch_first=True, bidirectional=True),
     "transposed": lambda: nn.ConvTranspose1d(6, 4, 3, 2, output_padding=1),
     "circular": lambda: nn.Conv1d(6, 6, 3, groups=3, padding="same", padding_mode="circular"),
@@ -93,7 +94,9 @@ def test_operations(name: str) -> None:
     def build() -> tuple[nn.Module, Any]:
         return Model(lambda m, x: OPERATIONS[name](m.first(x)), first=linear(8, 8)).eval(), ((normal(4, 8),), {})
 
-    held(build)
+    # LAPACK's bits go by where in memory the matrices begin. Of sums of 4 terms and a condition number of 2.1, which is
+    # `definite`'s here, either of two solutions is known to 8 half units: a 400th of what FP16 errs by, both together.
+    held(build, in_fp32=16 * LAST_BIT if name == "least squares" else LAST_BIT)
 
 
 @pytest.mark.parametrize("name", IMAGES)
