@@ -51,7 +51,7 @@ def structure_of(model: nn.Module) -> str:
         if wrapper_of(module) is None
     ]
     lines += [f"{without_wrappers(name)} {list(value.shape)}" for name, value in named_parameters(inner)]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(sorted(lines)).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 def _class_of(module: nn.Module) -> str:
