@@ -25,7 +25,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "devices",
         "sizes",
         "sparing",
-        "ranks",
     ),
     "nouns": ("records", "formats", "ops", "mapped"),
     "engine": (

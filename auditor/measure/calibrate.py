@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import torch
 
-from .. import ranks
 from ..cache.kept import NOTHING, Kept
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
@@ -99,9 +98,7 @@ def calibrate(
         assert found is not None
         return found
 
-    if recording is not None and ranks.together():
-        recording.repeats()  # on every rank, of which one alone measures the recorded batch
-    return ranks.folded("measuring", usable_batches(capture, subject), one, _merged)
+    return reduce(_merged, map(one, usable_batches(capture, subject)))
 
 
 def calibrate_paths(

@@ -13,7 +13,6 @@ from ..cache.kept import NO_RUNS
 from ..cache.kept import Runs as KeptRuns
 from ..cache.policy import told
 from ..pulse import beat
-from ..ranks import shared
 from ..records import Batch, Capture, Distance
 from ..replay.again import PolicyAgain, Run, begun
 from ..replay.execute import PolicyInterpreter
@@ -63,11 +62,13 @@ class Trial:
         """
         key = told(self.capture, how) if any(self.runs) else None
 
-        def beyond(error: float) -> bool:
-            return not error <= enough
-
-        found = shared("a low run", range(len(self.batches)), lambda i: self._error(i, how, key), enough=beyond)
-        return found[-1] if beyond(found[-1]) else max(found)
+        worst = 0.0
+        for index in range(len(self.batches)):
+            error = self._error(index, how, key)
+            if not error <= enough:
+                return error
+            worst = max(worst, error)
+        return worst
 
     def _error(self, index: int, how: Running, key: str | None) -> float:
         runs = self.runs[index] if key is not None else NO_RUNS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from .. import ranks
 from ..cache.kept import NO_RUNS, NOTHING, Kept, Met, Runs
 from ..devices import is_native
 from ..folder import own
@@ -83,21 +82,13 @@ class Workbench:
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
         """FP32 outputs of the model on one of the subject's batches; run once."""
-        return self.references([batch])[0]
+        if id(batch) not in self.known:
+            self.known[id(batch)] = reference(self.subject, batch, self.seed)
+        return self.known[id(batch)]
 
     def references(self, batches: Sequence[Batch]) -> list[list[torch.Tensor]]:
         """FP32 outputs of the model on some of the subject's batches; each is run once."""
-        left = [batch for batch in batches if id(batch) not in self.known]
-        found = self.each(left, lambda batch: reference(self.subject, batch, self.seed))
-        self.known.update(zip(map(id, left), found, strict=True))
-        return [self.known[id(batch)] for batch in batches]
-
-    def each(self, batches: Sequence[Batch], run: Callable[[Batch], NamedTensors]) -> list[list[torch.Tensor]]:
-        """What a run gives on each batch, shared between the ranks; on this one's device. Raises: what `run` does."""
-        if not ranks.together():
-            return [run(batch) for batch in batches]
-        found = ranks.shared("runs of the model", batches, lambda batch: run(batch).each(torch.Tensor.cpu))
-        return [outputs.each(lambda x: x.to(self.device)) for outputs in found]
+        return [self.reference(batch) for batch in batches]
 
     @property
     def graded(self) -> list[torch.Tensor] | None:
@@ -145,18 +136,16 @@ class Workbench:
     @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed."""
-        gradients = self.graded is not None and ranks.leads()
-        batches = ranks.part(self.checks)
         verifier = Verifier(
-            batches,
+            self.checks,
             Path(self.scratch),
             seed=self.seed,
             device=self.device,
-            gradients=gradients,
+            gradients=self.graded is not None,
             alike=self.alike,
             most=self.most,
             timeout=self.timeout,
-            expected=self.reference(batches[0]),
+            expected=self.reference(self.checks[0]),
             noise=self.floor.joint,
         )
         return self.held.enter_context(verifier)
