@@ -82,7 +82,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options, bench.flags, seconds, bench.kept.said),
+        environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
         max_error=bench.budget,
         use=options.use,
@@ -151,7 +151,7 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], reused: str | None) -> Environment:
+def _environment(options: Options, flags: Flags, seconds: Mapping[str, float]) -> Environment:
     return Environment(
         auditor=__version__,
         torch=torch.__version__,
@@ -162,7 +162,6 @@ def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], r
         flags=flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
         memory=(*now().taken, *within()),
-        reused=reused,
         held=came_to(),
     )
 

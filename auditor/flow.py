@@ -9,7 +9,6 @@ import torch
 
 from . import mapped
 from .assembly import assembled
-from .cache.kept import Kept
 from .facts import gather
 from .graphs import Planned, graphs_of, scored
 from .judge.backward import with_backward
@@ -61,7 +60,7 @@ def run(subject: Subject, options: Options) -> Audit:
 
 
 def _once(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed, kept = Stages(options.progress), options.formats, options.seed, Kept.at(options.cache)
+    stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
     if (limit := mapped.now()) is not None:
         limit.loaded()
@@ -79,26 +78,26 @@ def _once(subject: Subject, options: Options) -> Audit:
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
-            first = kept.begun(recordings.first.capture, subject, options.where)
+            first = recordings.first.capture
             if limit is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with kept.written(), stages("measure", f"{recordings.operations} nodes", recordings.operations):
+        with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick, kept)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
             noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):
             ran = subject.model, subject.batches[0]
-            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured, kept)
+            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured)
         with stages("training", "the FP32 step", wanted=options.training):
-            step = prepare(subject, formats, seed, stages.tick, kept) if options.training else None
+            step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise, kept)
-        with bench.held, kept.written():
+        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
+        with bench.held:
             planned = _planned(bench, options, stages, score)
         judged, graph, findings = _after_runs(bench, judged, graph, findings, planned, options)
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)

@@ -37,7 +37,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "tape",
         "strategies",
         "replay",
-        "cache",
     ),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "score", "verify", "plan", "graphs", "training"),

@@ -167,7 +167,6 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         quick=args.quick,
         measure_time=args.measure_time,
         memory=args.memory,
-        cache=args.cache,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )

@@ -126,9 +126,8 @@ def _nowhere(error: Exception) -> AuditorError | None:
 def _failed(message: str, hint: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(
-        f"error: {_in_a_line(message)}\nhint: {hint}\n", end="", file=sys.stderr
-    )  # in one piece: others write there too
+    # In one piece: others may write to the same stream
+    print(f"error: {_in_a_line(message)}\nhint: {hint}\n", end="", file=sys.stderr)
     return 2
 
 

@@ -8,16 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..cache.kept import NO_RUNS, NOTHING, Kept, Met, Runs
 from ..devices import is_native
 from ..folder import own
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
-from ..measure.known import measure_of
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
@@ -27,7 +24,7 @@ from ..runs.outputs import NamedTensors
 from ..state.flags import Flags
 from ..tape.paths import path_of, usable
 from ..verify import Verifier, unwound
-from .costs import Cost, costs_of, heavy
+from .costs import Cost, costs_of
 from .problem import Problem
 from .trial import Trial
 
@@ -57,7 +54,6 @@ class Workbench:
     quick: bool = False
     flags: Flags = field(default_factory=dict)
     floor: Noise = field(default_factory=Noise)
-    kept: Kept = NOTHING
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
     enabled: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
@@ -153,24 +149,9 @@ class Workbench:
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
-        runs = tuple(self.kept.runs("trials", *self._told_by(batch)) or self._met(batch) for batch in batches)
         paths = tuple(path_of(self.capture, self.subject, batch) or self.capture for batch in batches)
         about = self.subject.model, tuple(batches), tuple(references), self.distance
-        return Trial(self.capture, *about, runs, paths=paths)
-
-    def _met(self, batch: Batch) -> Runs:
-        """Runs on one batch that are known for the length of the audit: where runs are dear, stages share them."""
-        return self._runs.setdefault(id(batch), Met()) if heavy(self.costs) else NO_RUNS
-
-    @cached_property
-    def _runs(self) -> dict[int, Runs]:
-        return {}
-
-    def _told_by(self, batch: Batch) -> tuple[str | None, list[Any] | None]:
-        """What tells runs on one batch from others: all that they are made from, and the measure."""
-        first = path_of(self.capture, self.subject, batch) is self.capture.first
-        known = self.kept.batch(self.capture, self.subject.model, batch) if first else None
-        return known, measure_of(self.distance)
+        return Trial(self.capture, *about, paths=paths)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
         """Those of some batches that the captured graph is valid for."""
@@ -204,7 +185,6 @@ def workbench(
     yardstick: Yardstick,
     flags: Flags,
     noise: Heard,
-    kept: Kept = NOTHING,
 ) -> Workbench:
     """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
     contributions, verdicts = without_noise(measured.contributions, noise.found), judged.verdicts
@@ -227,7 +207,6 @@ def workbench(
         floor=noise.found,
         known=noise.known,
         enabled=noise.graded,
-        kept=kept,
     )
 
 

@@ -66,14 +66,6 @@ class Environment:
         tuple[str, ...],
         Written("what was done for want of memory, of the GPU or beyond `--memory`, in order", later=True, sparse=True),
     ] = ()
-    reused: Annotated[
-        str | None,
-        Written(
-            "what became of `--cache`: which measurements were taken from there, or why none were",
-            later=True,
-            left_out=True,
-        ),
-    ] = None
     held: Annotated[
         str | None,
         Written(
