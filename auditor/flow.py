@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import torch
 
 from . import mapped
 from .assembly import assembled
+from .devices import CPU, let_go, name_of
+from .errors import AuditorError, first_line
 from .facts import gather
 from .graphs import Planned, graphs_of, scored
 from .judge.backward import with_backward
@@ -17,7 +20,6 @@ from .judge.classify import classify
 from .judge.findings import concerning, confronted, silenced, with_batches
 from .judge.severities import about
 from .judge.verdicts import Judgement, judge
-from .ladder import climbed
 from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
@@ -38,6 +40,7 @@ from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
+from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
@@ -50,16 +53,36 @@ from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
+TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which imitates a GPU."
+
 
 def run(subject: Subject, options: Options) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
 
-    Where a GPU has too little memory it is begun again, see ladder.py. Raises: AuditorError (its slug names the condition).
+    Where `auto` found a GPU that has too little memory, the audit runs on the CPU and says so.
+    Raises: AuditorError (its slug names the condition).
     """
-    return climbed(_once, subject, options)
+    try:
+        return _audited(subject, options)
+    except Exception as error:
+        if device_failed(error) and not isinstance(error, AuditorError):
+            raise gave_up(error) from error
+        if not options.native or not device_is_full(error):
+            raise
+        if options.device != "auto":
+            said = first_line(origin_of(error))[:200]
+            raise AuditorError(
+                f"out of memory on {options.where} ({name_of(options.where)}: {said}): use the CPU (--device cpu), smaller "
+                "inputs, or a GPU with more memory",
+                slug="out-of-memory",
+            ) from error
+    gc.collect()  # what the error's frames held
+    let_go(options.where)
+    audit = _audited(subject, replace(options, device=CPU))
+    return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
-def _once(subject: Subject, options: Options) -> Audit:
+def _audited(subject: Subject, options: Options) -> Audit:
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
     if (limit := mapped.now()) is not None:

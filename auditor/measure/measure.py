@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,15 +12,14 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from .. import mapped
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
 from ..mapped.trimming import Trimming
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
-from ..replay.held import Held, Slots, goes
-from ..replay.results import hollow, put, resident, results, saving
-from ..sparing import now
+from ..replay.held import Held, Slots, goes, hollow
 from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
 from .informat import InFormat
@@ -79,7 +79,7 @@ def measure(
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     run = _Measuring(capture, formats, tick, back)
-    with torch.enable_grad(), run.slots.hooks() if run.slots else saving():
+    with torch.enable_grad(), run.slots.hooks() if run.slots else nullcontext():
         run.run(*flat)
     return Measurement(
         capture=capture,
@@ -105,8 +105,8 @@ class _Measuring(Reference):
         super().__init__(capture.graph_module, back)
         self._tick = tick
         self.called: list[str] = []
-        self.slots = Slots(Held(_Again(capture))) if resident() else None
-        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else results()
+        self.slots = Slots(Held(_Again(capture))) if mapped.now() is None else None
+        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else {}
         self._trim = Trimming()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
@@ -146,7 +146,7 @@ class _Measuring(Reference):
         if not all(is_plain(leaf) for name in around for leaf in self.live[name]):
             self._stays.update(around)  # a sparse tensor's entries are another tensor, not a copy of it
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
-        put(self.values, n.name, detached, stays=n.op != "call_function")
+        self.values[n.name] = detached
         if self.slots is not None:
             read = {source.name: self.values[source.name] for source in n.all_input_nodes}
             if goes(self.slots.values, n.name, n, detached, read):
@@ -167,15 +167,14 @@ class _Measuring(Reference):
             self._profiles.pop(source, None)
         for low in self.low.values():
             low.forget(used_up)
-        if self.slots is None and not now().host:
+        if self.slots is None:
             return
         done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._stays]
         own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
         for leaf in filter(_is_usual, [*own, *(leaf for name in done for leaf in self.live[name])]):
             hollow(leaf)
-        if self.slots is not None:
-            for name in done:
-                self.slots.give_up(name)
+        for name in done:
+            self.slots.give_up(name)
 
 
 def _is_usual(x: torch.Tensor) -> bool:

@@ -64,7 +64,7 @@ class Environment:
     ] = field(default_factory=dict)
     memory: Annotated[
         tuple[str, ...],
-        Written("what was done for want of memory, of the GPU or beyond `--memory`, in order", later=True, sparse=True),
+        Written("what was done to hold no more than `--memory`", later=True, sparse=True),
     ] = ()
     held: Annotated[
         str | None,
