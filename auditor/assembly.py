@@ -45,7 +45,6 @@ from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
 from .runs.wrapped import structure_of
-from .sparing import now
 from .state.flags import Flags, libraries
 from .state.members import named_modules, size_of
 
@@ -82,7 +81,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options, bench.flags, seconds, bench.kept.said),
+        environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
         max_error=bench.budget,
         use=options.use,
@@ -101,7 +100,6 @@ def assembled(
             *_untrained(subject, found["training"]),
             *holding_told(bench),
             *fresh_told(bench),
-            *_spared(options.native),
         ),
         command=options.command,
         noise=bench.floor,
@@ -151,7 +149,7 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], reused: str | None) -> Environment:
+def _environment(options: Options, flags: Flags, seconds: Mapping[str, float]) -> Environment:
     return Environment(
         auditor=__version__,
         torch=torch.__version__,
@@ -161,8 +159,7 @@ def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], r
         libraries=libraries(options.where),
         flags=flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=(*now().taken, *within()),
-        reused=reused,
+        memory=within(),
         held=came_to(),
     )
 
@@ -186,19 +183,6 @@ def _untrained(subject: Subject, training: Training | None) -> tuple[str, ...]:
         f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
         "the training step of the others has other shapes or takes another path.",
     )
-
-
-def _spared(native: bool) -> tuple[str, ...]:
-    """Said where a GPU had too little memory for the audit as it is."""
-    taken = now().taken
-    if not taken:
-        return ()
-    short = "The GPU's memory was too small for this audit"
-    if not native:
-        return (f"{short}, also with {', '.join(taken[:-1])}: it was run on the CPU, which imitates a GPU.",)
-    fewer = next((words for words in taken if words.endswith("samples")), None)
-    of = f" What was measured is of {fewer} of each batch." if fewer else ""
-    return (f"{short} as it is: it was run with {', '.join(taken)}.{of}",)
 
 
 def _unsteady(bench: Workbench) -> tuple[str, ...]:

@@ -24,8 +24,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "leaving",
         "devices",
         "sizes",
-        "sparing",
-        "ranks",
     ),
     "nouns": ("records", "formats", "ops", "mapped"),
     "engine": (
@@ -38,12 +36,11 @@ BANDS: dict[str, tuple[str, ...]] = {
         "tape",
         "strategies",
         "replay",
-        "cache",
     ),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "fleet", "cli"),
+    "entry": ("progress", "stages", "assembly", "flow", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

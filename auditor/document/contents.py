@@ -155,7 +155,7 @@ class Measurements:
         str,
         Written(
             "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
-            "`environment.seconds`, `environment.reused` and `environment.held`",
+            "`environment.seconds` and `environment.held`",
             measured=True,
         ),
     ]
@@ -193,8 +193,8 @@ class Document:
         )
 
 
-VARYING = ("seconds", "reused", "held")
-"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took, and what came from where."""
+VARYING = ("seconds", "held")
+"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took."""
 
 
 def steady(plan: Any) -> Any:

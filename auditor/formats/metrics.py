@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import MeasureError
-from ..sparing import now
-from .entries import dense, entries, is_plain, places
+from .entries import ON_GPU, dense, entries, is_plain, places
 from .table import Format
 
 _RUN = 1 << 17
@@ -91,7 +90,7 @@ def _sum_of_squares(x: torch.Tensor) -> float:
 
 def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Both tensors, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
-    step = _RUN if r.device.type == "cpu" else now().run
+    step = _RUN if r.device.type == "cpu" else ON_GPU
     if r.numel() <= step or r.shape != c.shape:
         yield r, c
         return

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from ..records import Magnitudes
-from ..sparing import now
-from .entries import is_plain
+from .entries import ON_GPU, is_plain
 from .metrics import Damage, damage, max_ulp, relative_l2
 from .rounding import round_to
 from .table import Format, is_low
@@ -187,7 +186,7 @@ def _chunks(*tensors: torch.Tensor, step: int = _CHUNK) -> Iterator[tuple[torch.
     """Runs of neighbours that fit a processor's cache, on a GPU longer ones; one empty run if the tensor is empty."""
     flat = [x.detach().reshape(-1) for x in tensors]
     length = flat[0].numel()
-    step = step if flat[0].device.type == "cpu" else now().run
+    step = step if flat[0].device.type == "cpu" else ON_GPU
     for start in range(0, max(length, 1), step):
         yield tuple(x[start : start + step] for x in flat)
 

@@ -21,7 +21,6 @@ from ..pulse import beat
 from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
-from ..replay.results import waiting
 from ..replay.step import Step
 from ..state.draws import forked
 
@@ -113,7 +112,7 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
     reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
     gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
-    handed = Handed(reference.sources, [None if g is None else waiting(g.bfloat16()) for g in gaps], results)
+    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
     return Tested(error, handed, reaches)
 
 
@@ -132,7 +131,7 @@ def _error(exact: Leaves, rounded: Leaves) -> NodeError:
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
     if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
         return None
-    return waiting((theirs.float() - ours.float()).bfloat16())
+    return (theirs.float() - ours.float()).bfloat16()
 
 
 def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, int, float, float]:

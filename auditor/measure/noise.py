@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
@@ -41,19 +40,9 @@ class Heard:
 def heard(
     recording: Recording, subject: Subject, yardstick: Yardstick, seed: int, dear: bool = False, native: bool = False
 ) -> Heard:
-    """What `noise_of` finds; of several ranks the first listens for all, and outputs stay with it."""
+    """What `noise_of` finds."""
     recorded = recording.answer if not subject.held_out else None
-
-    def found() -> Heard:
-        return noise_of(recording.capture, subject, yardstick, seed, dear=dear, native=native, recorded=recorded)
-
-    if not ranks.together():
-        return found()
-
-    def listened() -> Noise:
-        return found().found
-
-    return Heard(ranks.from_first("noise", listened))
+    return noise_of(recording.capture, subject, yardstick, seed, dear=dear, native=native, recorded=recorded)
 
 
 def noise_of(

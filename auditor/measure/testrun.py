@@ -21,7 +21,6 @@ from ..ops.products import is_tensor_core, product
 from ..raised import let_through
 from ..records import Literals, NodeError
 from ..replay.execute import with_literals
-from ..replay.results import waiting
 from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
@@ -122,7 +121,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
     elif gap is None:
         isolated = _gaps(reference, local)
     else:
-        isolated = [waiting(gap), *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+        isolated = [gap, *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
     if alone.exact is not None and not any(x.is_quantized for x in tensors_of(local)):  # integers, with a scale
         own, rounding = _sampled_errors(alone.exact.sample(local), tensors_of(local))
         if own > _ONE_ROUNDING * rounding:
@@ -170,7 +169,7 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
         if not is_number(r) or extent(r) != extent(c):
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
-        result.append(waiting(_gap(entries(r), entries(c))))
+        result.append(_gap(entries(r), entries(c)))
     return result
 
 

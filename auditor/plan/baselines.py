@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
@@ -52,29 +51,26 @@ def baselines_of(
 
 def today_of(bench: Workbench) -> Today | None:
     """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
-    in IEEE arithmetic, as far as that is from itself. Of several ranks the first runs it for all."""
+    in IEEE arithmetic, as far as that is from itself."""
     allowed = loose(bench.flags, bench.device)
     if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
         return None
     references = bench.references(bench.checks)
 
-    def ran() -> Today | None:
-        try:
-            with under(bench.flags):
-                found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
-            worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
-        except Exception as error:
-            let_through(error)
-            return Today(allowed, None, False, failure_of(error))
-        return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
-
-    return ranks.from_first("FP32 as it is set", ran)
+    try:
+        with under(bench.flags):
+            found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+        worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+    except Exception as error:
+        let_through(error)
+        return Today(allowed, None, False, failure_of(error))
+    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        low = bench.each(bench.checks, lambda batch: _plainly_low(bench, problem, batch))
+        low = [_plainly_low(bench, problem, batch) for batch in bench.checks]
         pairs = [*zip(bench.references(bench.checks), low, strict=True)]
         errors = [bench.distance(*pair) for pair in pairs]
     except Exception as error:

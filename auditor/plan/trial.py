@@ -9,11 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..cache.kept import NO_RUNS
-from ..cache.kept import Runs as KeptRuns
-from ..cache.policy import told
 from ..pulse import beat
-from ..ranks import shared
 from ..records import Batch, Capture, Distance
 from ..replay.again import PolicyAgain, Run, begun
 from ..replay.execute import PolicyInterpreter
@@ -33,8 +29,8 @@ class Begun:
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    runs: of each batch what runs came to that were made before. beside: what runs on the first batch begin from. paths: of
-    each batch the recorded path that it takes, where there are several.
+    beside: what runs on the first batch begin from. paths: of each batch the recorded path that it takes, where there are
+    several.
     """
 
     capture: Capture
@@ -42,7 +38,6 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    runs: Sequence[KeptRuns] = ()
     beside: Begun | None = None
     paths: Sequence[Capture] = ()
 
@@ -61,23 +56,17 @@ class Trial:
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
-        key = told(self.capture, how) if any(self.runs) else None
+        worst = 0.0
+        for index in range(len(self.batches)):
+            error = self._error(index, how)
+            if not error <= enough:
+                return error
+            worst = max(worst, error)
+        return worst
 
-        def beyond(error: float) -> bool:
-            return not error <= enough
-
-        found = shared("a low run", range(len(self.batches)), lambda i: self._error(i, how, key), enough=beyond)
-        return found[-1] if beyond(found[-1]) else max(found)
-
-    def _error(self, index: int, how: Running, key: str | None) -> float:
-        runs = self.runs[index] if key is not None else NO_RUNS
-        known = runs.get(key or "", float)
-        if known is not None:
-            return float(known[0])
+    def _error(self, index: int, how: Running) -> float:
         capture = self.paths[index] if self.paths else self.capture
-        found = float(self.distance(self.references[index], self._run(capture, how, self.batches[index])))
-        runs.put(key or "", [found])
-        return found
+        return float(self.distance(self.references[index], self._run(capture, how, self.batches[index])))
 
     def _run(self, capture: Capture, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()

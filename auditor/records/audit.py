@@ -64,16 +64,8 @@ class Environment:
     ] = field(default_factory=dict)
     memory: Annotated[
         tuple[str, ...],
-        Written("what was done for want of memory, of the GPU or beyond `--memory`, in order", later=True, sparse=True),
+        Written("what was done to hold no more than `--memory`", later=True, sparse=True),
     ] = ()
-    reused: Annotated[
-        str | None,
-        Written(
-            "what became of `--cache`: which measurements were taken from there, or why none were",
-            later=True,
-            left_out=True,
-        ),
-    ] = None
     held: Annotated[
         str | None,
         Written(

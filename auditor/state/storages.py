@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..raised import device_is_full
-from ..sparing import now
 from .writes import SaveBeforeWrite
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -121,7 +120,7 @@ class Storages:
 
     def _save(self, key: int) -> None:
         storage = self._known[key]
-        self._copies[key] = storage.cpu() if now().host else storage.clone()  # type: ignore[no-untyped-call]
+        self._copies[key] = storage.clone()  # type: ignore[no-untyped-call]
 
 
 def memory(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
@@ -179,14 +178,7 @@ def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
 def _equal(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> bool:
     same = storage.nbytes() == copy.nbytes()
     pairs = zip(_words(storage), _words(copy), strict=True) if same else ()
-    return same and all(torch.equal(x, y.to(x.device)) for a, b in pairs for x, y in _runs(a, b))
-
-
-def _runs(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both, in runs where one is on the host and the other on a GPU, whose memory is short."""
-    if a.device == b.device:
-        return iter([(a, b)])
-    return zip(torch.split(a, now().run), torch.split(b, now().run), strict=True)
+    return same and all(torch.equal(x, y) for x, y in pairs)
 
 
 def _words(storage: torch.UntypedStorage) -> list[torch.Tensor]:

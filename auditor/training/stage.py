@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cache.kept import NOTHING, Kept
 from ..dispatch import sees_whole
 from ..errors import CaptureError, LoadError
 from ..formats.histogram import flushed, magnitudes_of, merged
@@ -59,7 +58,6 @@ def prepare(
     formats: tuple[str, ...],
     seed: int,
     tick: Tick = lambda name: None,
-    kept: Kept = NOTHING,
 ) -> Prepared:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
@@ -92,28 +90,9 @@ def prepare(
             for name, leaf in first.parameters.items()
         }
         tick("backward passes")
-        nodes, attribution = _backward(first, formats, kept)
+        nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merged(found) for name, found in gradients.items()}
     return Prepared(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
-
-
-_Backward = tuple[tuple[BackwardNode, ...], str | None]
-
-
-def _backward(first: Step, formats: tuple[str, ...], kept: Kept) -> _Backward:
-    """What an earlier audit found of the same step, or what is found now."""
-    drawn = kept.generators()
-    key = kept.key(
-        "step", kept.graph(first.capture), kept.of_flat(first.flat), list(formats), first.seed, first.faithful, drawn
-    )
-    known: _Backward | None = kept.get(key, _Backward)
-    if known is not None:
-        kept.counts["steps"] += len(known[0])
-        return known
-    found = backward_nodes(first, formats)
-    if kept.generators() == drawn:
-        kept.put(key, found, _Backward)
-    return found
 
 
 def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:

@@ -26,9 +26,6 @@ NOT_RUN = "not run, "
 
 Outputs = list[list[torch.Tensor]]
 
-WITH_GRADIENTS = "with gradients enabled"
-"""How the reason begins why a model has no answer that has one without."""
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -91,7 +88,7 @@ def answers_of(
             graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
-        return f"{WITH_GRADIENTS}, {failure_of(error)}"
+        return f"with gradients enabled, {failure_of(error)}"
     return Answers(outputs, _once(outputs[0], [x.cpu() for x in graded]))
 
 

@@ -16,7 +16,6 @@ NAMES = re.compile(r"(?<![a-z0-9])(fp16|bf16|b?float16)(?![0-9])")
 """`fp16`, `bf16`, `float16` and `bfloat16`, also as a part of a longer name."""
 
 ALLOWED = {
-    "cache/surroundings.py": "flags of torch, by their names",
     "document/contents.py": "the rounding of gradients that plan.json has keys for",
     "document/reference.py": "an example, in a document",
     "facts/table.py": "examples of addresses, and the names that facts had before they were kept by format",
