@@ -82,7 +82,7 @@ class Builder:
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
         row = operation_of(target)
-        written = row.known_as if row.same_arguments else op_name(target)
+        written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
         node = self.tape.graph.create_node("call_function", target, name=row.name)
         node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
