@@ -45,8 +45,7 @@ class Judged:
 class Figures:
     """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in.
 
-    exceptions: functions that stay FP32 in low scopes, each with its scope. stored: parameters and buffers that stay
-    FP32 in storage for them, each with its scope. given: arguments of the model that are not converted.
+    exceptions: functions that stay FP32 in low scopes, each with its scope.
     """
 
     format: str
@@ -56,8 +55,6 @@ class Figures:
     verified: bool
     islands: int
     exceptions: tuple[tuple[str, str], ...] = ()
-    stored: tuple[tuple[str, str], ...] = ()
-    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,6 @@ def _figures(plan: Any) -> Figures:
         verified=plan.verified,
         islands=sum(bool(path) and choice.precision != root for path, choice in plan.scopes.items()),
         exceptions=tuple((path, name) for path, choice in plan.scopes.items() for name in choice.keep),
-        stored=tuple((path, name) for path, choice in plan.scopes.items() for name in choice.keep_state),
-        given=tuple(name for choice in plan.scopes.values() for name in choice.keep_inputs),
     )
 
 

@@ -41,27 +41,8 @@ class ScopeChoice:
     keep: Annotated[
         tuple[str, ...],
         Written(
-            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2, "
-            "`linear 2 of 3` the second of three calls of linear in one forward of the scope, those in modules in it counted, "
-            "and any after the third; not there where there are none",
-            before="because",
-            sparse=True,
-        ),
-    ] = ()
-    keep_state: Annotated[
-        tuple[str, ...],
-        Written(
-            "parameters and buffers in the scope that stay FP32 in storage, since functions that stay FP32 alone read them "
-            "(strategies that store weights low); not there where there are none",
-            before="because",
-            sparse=True,
-        ),
-    ] = ()
-    keep_inputs: Annotated[
-        tuple[str, ...],
-        Written(
-            "arguments of the model that stay as they are given, for the same reason: by name, or by place where they have "
-            "none; the root's alone, not there where there are none",
+            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
+            "not there where there are none",
             before="because",
             sparse=True,
         ),
