@@ -132,7 +132,6 @@ CalledFrom = Annotated[
     Written(
         "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
         "of torch that it belongs to; left out where the line stands there itself",
-        later=True,
         left_out=True,
     ),
 ]

@@ -146,7 +146,7 @@ BROKEN = {
     "not a mapping": ([], "`$` should be an object, is []"),
     "another version": (
         edited("format_version", 3),
-        "`$.format_version` should be 2, or an earlier one that this auditor reads, is 3. Audit the model again",
+        "`$.format_version` should be 1, is 3. Audit the model again",
     ),
     "no plans": (edited("plans", {}), "`$.plans` should be an object with a plan, is {}"),
     "plans that are a list": (edited("plans", []), "`$.plans` should be an object, is []"),

@@ -18,7 +18,7 @@ NAMES = re.compile(r"(?<![a-z0-9])(fp16|bf16|b?float16)(?![0-9])")
 ALLOWED = {
     "cache": "flags of torch, by their names",
     "document": "the rounding of gradients that plan.json has keys for, and examples",
-    "facts": "examples of addresses, and the names that facts had before they were kept by format",
+    "facts": "examples of addresses",
     "graphs": "types of the ONNX format",
     "imitation": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
     "loading": "types of the safetensors format",
