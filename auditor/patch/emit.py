@@ -50,7 +50,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import io
 import json
 import re
