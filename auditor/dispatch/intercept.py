@@ -1,6 +1,6 @@
 """The one place that leans on torch's private parts: a mode that sees operations whole, before autograd and autocast.
 
-Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.py` does what public modes can do.
+Tried on torch 2.11, the oldest that pyproject.toml allows, and 2.13.
 """
 
 from __future__ import annotations

@@ -74,8 +74,6 @@ def _record(name: str, found: Any) -> Plan:
             choice.output,
             choice.cost,
             tuple(choice.keep),
-            tuple(choice.keep_state),
-            tuple(choice.keep_inputs),
         )
         for path, choice in found.scopes.items()
     }

@@ -28,7 +28,6 @@ from ..state.draws import reseed
 from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
-from .fused import otherwise
 from .hooked import held_outside, present, told
 from .placement import beside
 from .sandbox import blame, user_code
@@ -128,8 +127,6 @@ def check(subject: Subject) -> Subject:
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        note = otherwise(subject.model, subject.batches[0], answers[0].outputs)
-        subject = replace(subject, warnings=(*subject.warnings, note)) if note else subject
         if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
             raise LoadError(
                 f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..formats.table import FORMATS
 from ..ops.kernels import UnsupportedInFormat
-from ..paths import nearest
 from ..raised import let_through
 from ..records import Finding, Plan, ScopeChoice
 from ..replay.chosen import labelled, scoped
@@ -314,22 +313,12 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
     saved = savings(problem, chosen)
     wrapped = boundaries(problem.capture, problem.strategy, _precision_in(chosen))
-    spared = problem.running(_precision_in(chosen)).spared
-    state, inputs = dict[str, list[str]](), dict[str, None]()
-    for place in problem.capture.placeholders:
-        if place.name in spared and place.fqn is not None:
-            scope = nearest(place.fqn.rpartition(".")[0], wrapped) or ""
-            state.setdefault(scope, []).append(place.fqn.removeprefix(f"{scope}.") if scope else place.fqn)
-        elif place.name in spared and place.argument is not None:
-            inputs[place.argument] = None
     return {
         path: ScopeChoice(
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
             cost=saved.get(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
-            keep_state=tuple(sorted(state.get(path, ()))),
-            keep_inputs=tuple(sorted(inputs)) if not path else (),
         )
         for path, boundary in wrapped.items()
     }

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 
 from ..formats.table import label
-from ..ops.functions import kept_calls
 from ..ops.table import operation
 from ..records import Capture, Node, Reason
-from ..replay.chosen import keeps, labelled
+from ..replay.chosen import labelled
 from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
@@ -47,9 +46,9 @@ def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Nod
     """A function that a module around this one keeps, in all that is in it."""
     function = node.function
     assert function is not None
-    by = next(c.path for c in node.calls if keeps(kept_calls(keep.get(c.path, ())), c, function))
-    where = f"{'in all of' if function.path in keep[by] else 'here, by its number, in'} {by or 'the model'}"
-    return Reason("inherited", f"{function.path} stays FP32 {where}", operations=(node.name,), by=by)
+    by = next(call.path for call in node.calls if function.path in keep.get(call.path, ()))
+    where = by or "the model"
+    return Reason("inherited", f"{function.path} stays FP32 in all of {where}", operations=(node.name,), by=by)
 
 
 class _Beginning(NamedTuple):

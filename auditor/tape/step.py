@@ -90,9 +90,7 @@ def _node(node: Node) -> Node:
     if region is not None:
         region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
     calls = _calls(node.calls)
-    function = node.function and replace(
-        node.function, depth=len(calls), numbers=node.function.numbers[1:] if _in_model(node.calls) else ()
-    )
+    function = node.function and replace(node.function, depth=len(calls))
     return replace(node, owner=_owner(node.owner), calls=calls, region=region, function=function)
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..dispatch import sees_whole
-from ..errors import CaptureError, LoadError
+from ..errors import LoadError
 from ..formats.histogram import flushed, magnitudes_of, merged
 from ..formats.table import FORMATS
 from ..judge.backward import reasoned
@@ -61,15 +60,8 @@ def prepare(
 ) -> Prepared:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
-    Raises: CaptureError(slug="capture-failed" or "training-unavailable"), LoadError(slug="bad-loss") where FP32 gradients
-    are not finite.
+    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
     """
-    if not sees_whole():
-        raise CaptureError(
-            "this torch lacks parts that training audits need: they see operations before autograd does. Use torch 2.11 "
-            "to 2.13, or leave out --mode training.",
-            slug="training-unavailable",
-        )
     with in_training(subject.model):
         tick("capture")
         captured = capture_step(subject, formats, seed)

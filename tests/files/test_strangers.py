@@ -201,7 +201,7 @@ def check_calls(document: dict[str, Any]) -> None:
     for call in (
         lambda: auditor.load_plan("plan.json"),
         lambda: auditor.apply(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), document),
-        lambda: auditor.snippet(document, "onnx"),
+        lambda: auditor.snippet(document, "hf"),
     ):
         said = refusal(call)
         assert len(said) < 2000

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from auditor import dispatch
 from auditor.dispatch import Busy, intercepted
 from auditor.errors import CaptureError
 from auditor.state import storages, unchanged
@@ -46,10 +45,8 @@ def process_state() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[False, True], ids=["private", "public"])
-def unchanged_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param:
-        monkeypatch.setenv(dispatch.PUBLIC, "1")
+@pytest.fixture
+def unchanged_process() -> Iterator[None]:
     before = process_state()
     yield
     assert process_state() == before
@@ -153,12 +150,9 @@ def test_gradients_are_taken_as_the_caller_has_them() -> None:
     assert seen[:2] == [False, True]
 
 
-def test_modules_are_seen_whole_by_the_private_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_seen_whole() -> None:
     model = nn.Sequential(linear(4, 4), nn.Softmax(-1), nn.LayerNorm(4))
-    monkeypatch.delenv(dispatch.PUBLIC, raising=False)
     assert operations(replayed(model, X)) == ["linear", "softmax", "layer_norm"]
-    monkeypatch.setenv(dispatch.PUBLIC, "1")
-    assert "addmm" in operations(replayed(model, X))
 
 
 class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -18,7 +18,6 @@ from auditor.patch.table import plan_table
 from auditor.paths import function_in
 from auditor.plan.choose import scopes_of
 from auditor.plan.costs import costs_of
-from auditor.plan.exceptions import entries_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Capture, Plan, ScopeChoice, Verdict
@@ -76,7 +75,7 @@ def drawn(name: str, strategy: str, fmt: str, rnd: random.Random) -> dict[str, s
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])
     nodes = [node for node in capture.nodes.values() if node.function is not None and not operation(node.op).cast]
-    functions = {(node.owner, rnd.choice(entries_of(node))) for node in nodes}
+    functions = {(node.owner, node.function.path) for node in nodes}
     return labels | {function_in(*found): rnd.choice([fmt, "fp32"]) for found in sorted(functions)}
 
 

@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from auditor.dispatch.importing import Importing
+from auditor.tape.importing import Importing
 
 COMPILED_AFTERWARDS = """
 import sys
 import torch
 from auditor.dispatch.regions import written_as_meant
+from auditor.tape.asks import asking
 
-with written_as_meant():
+own = torch.is_autocast_enabled
+with written_as_meant(), asking(lambda: None):
     assert "torch._dynamo" not in sys.modules
-    replaced = torch.is_autocast_enabled
     import torch._dynamo
-    assert torch.is_autocast_enabled is replaced
-assert torch.is_autocast_enabled is not replaced
+    assert torch.is_autocast_enabled is not own
+assert torch.is_autocast_enabled is own
 
 def step(x):
-    return x + 1 if torch.is_autocast_enabled("cpu") else x - 1
+    with torch.autocast("cpu", enabled=False):
+        return x + 1 if torch.is_autocast_enabled("cpu") else x - 1
 
 print(torch.compile(step, fullgraph=True, backend="eager")(torch.ones(2)).tolist())
 """
