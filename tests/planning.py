@@ -19,9 +19,8 @@ from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
 from auditor.options import Options
 from auditor.paths import enclosing, within
-from auditor.plan.choose import scopes_of
-from auditor.plan.explained import as_candidate
-from auditor.plan.plans import verify
+from auditor.plan.choices import as_candidate, scopes_of
+from auditor.plan.verified import verify
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
 from auditor.plan.solve import Candidate, evaluate

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import PlanError, first_line
 from ..formats.table import runs
-from ..plan.choose import MARGIN
-from ..plan.plans import judged
+from ..plan.search import MARGIN
+from ..plan.verified import judged
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Baseline, Plan, Program, ScopeChoice, Timing, Today
