@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
+from ..paths import module_of
 from ..raised import let_through
 from ..replay.chosen import labelled
 from .choices import everything
@@ -32,11 +33,11 @@ class Modules:
         self.log: dict[frozenset[tuple[str, str]], float] = {}
         self.nothing, self._low = everything(problem, "fp32"), everything(problem, problem.format)
         self._trial, self._known = trial, list(known)
-        self.log |= {_key(point): error for point, error in self._known}
+        self.log |= {self._key(point): error for point, error in self._known}
 
     def error(self, point: Candidate, enough: float = math.inf) -> float:
         """Error of the recorded graph under a choice; inf where an operation raises. enough: batches beyond it are left out."""
-        if (key := _key(point)) not in self.log:
+        if (key := self._key(point)) not in self.log:
             try:
                 self.log[key] = self._trial.error(self.problem.running(labelled(point.precision)), enough)
             except Exception as error:
@@ -55,16 +56,16 @@ class Modules:
 
     def is_logged(self, point: Candidate) -> bool:
         """Whether a choice was run."""
-        return _key(point) in self.log
+        return self._key(point) in self.log
 
     def holding(self) -> list[Candidate]:
         """Choices that hold the budget in runs of the model and lower nothing unsafe."""
         points = [point for point, _ in self._known]
-        return [point for point in points if point.feasible and self.log[_key(point)] <= self.budget]
+        return [point for point in points if point.feasible and self.log[self._key(point)] <= self.budget]
 
     def reject(self, point: Candidate) -> None:
         """Note that the artefact of a choice did not hold."""
-        self.log[_key(point)] = math.inf
+        self.log[self._key(point)] = math.inf
 
     def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low where that takes hardly
@@ -77,8 +78,15 @@ class Modules:
             point = next(step for step in steps if step is point or _within(step, allowed))
         if _is_worth(curve[0], point):
             point = refined(self.problem, point, max(allowed, point.predicted_error))
-        plain = _within(self._low, allowed) and not self.log.get(_key(self._low), 0.0) > self.budget
+        plain = _within(self._low, allowed) and not self.log.get(self._key(self._low), 0.0) > self.budget
         return self._low if plain and _is_as_fast(self._low, point) else point
+
+    def _key(self, point: Candidate) -> frozenset[tuple[str, str]]:
+        """What tells runs apart: the precisions of what has operations."""
+        own = self.problem.operations_of
+        return frozenset(
+            (path, kind) for path, kind in point.precision.items() if module_of(path) != path or path in own
+        )
 
     @cached_property
     def _curve(self) -> list[Candidate]:
@@ -102,7 +110,3 @@ def _within(point: Candidate, allowed: float) -> bool:
 def _is_worth(better: Candidate, point: Candidate) -> bool:
     """Whether the better one takes less by as much as is worth a search."""
     return better.price < (1 - LITTLE) * point.price
-
-
-def _key(point: Candidate) -> frozenset[tuple[str, str]]:
-    return frozenset(point.precision.items())

@@ -18,7 +18,7 @@ from auditor.errors import PlanError
 from auditor.formats.metrics import output_error
 from auditor.graphs import stage
 from auditor.graphs.search import search
-from auditor.plan.plans import judged
+from auditor.plan.verified import judged
 from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.report.layer import explain_layer
