@@ -30,14 +30,14 @@ from .measure.workingset import working_set
 from .options import Options
 from .plan.baselines import baselines_of, today_of
 from .plan.costs import costs_of, heavy
-from .plan.everything import everything_low
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
-from .plan.plans import as_run, plans_of
+from .plan.plans import everything_low, plans_of
 from .plan.reach import with_reach
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
+from .plan.verified import as_run
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
 from .raised import device_failed, device_is_full, gave_up, origin_of

@@ -16,11 +16,12 @@ from ..runs.answer import answer, as_on
 from ..runs.outputs import NamedTensors
 from ..state.flags import loose, under
 from ..verify import failure_of
-from .choose import ruled, simulated_error
-from .plans import NONE, as_run, worst_of
+from .choices import everything, ruled
+from .modules import Modules
+from .plans import NONE
 from .problem import Problem
-from .solve import evaluate
 from .trial import Trial
+from .verified import as_run, worst_of
 from .workbench import Workbench
 
 
@@ -39,12 +40,12 @@ def baselines_of(
         name, kept = problem.name, ruled(problem, bench.findings)
         ran = name in plain and plain[name].measured_error is not None
         if not ran:
-            found[name] = _plain(bench, problem) if runs(problem.format) else _replayed(problem, trial)
+            found[name] = _plain(bench, problem) if runs(problem.format) else _replayed(bench, problem, trial)
         else:
             found |= as_run({name: Baseline(None, False)}, {name: plain[name]})
         alone = found[name].measured_error, found[name].finite
         if "fp32" in kept.precision.values():
-            alone = _measured(simulated_error(problem, kept, trial))
+            alone = _measured(Modules(problem, trial, bench.max_error).error(kept))
         found[name] = replace(found[name], rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
     return found
 
@@ -80,10 +81,10 @@ def _plain(bench: Workbench, problem: Problem) -> Baseline:
     return Baseline(*_measured(worst_of(errors)), criteria=criteria)
 
 
-def _replayed(problem: Problem, trial: Trial) -> Baseline:
+def _replayed(bench: Workbench, problem: Problem, trial: Trial) -> Baseline:
     """Everything low in a format that torch does not compute in: the captured graph stands in for the model."""
-    low = evaluate(problem, dict.fromkeys(problem.energy.scopes, problem.format))
-    return Baseline(*_measured(simulated_error(problem, low, trial)))
+    low = everything(problem, problem.format)
+    return Baseline(*_measured(Modules(problem, trial, bench.max_error).error(low)))
 
 
 def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> NamedTensors:

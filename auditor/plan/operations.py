@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
 from .problem import Problem
-from .reasons import together
 from .solve import Candidate
 
 _REGION = "the autocast region around it"
@@ -40,6 +40,25 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
             found.append(Reason(kind, words, operations=(name,), by=by))
     return together([reason for reason in found if not problem.capture.twins.keys() & set(reason.operations)])
+
+
+def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
+    found: dict[tuple[Reason, bool], list[Reason]] = {}
+    for reason in reasons:
+        alike = replace(reason, modules=(), operations=())
+        idle = reason.kind == "no-gain" and reason.adds is not None
+        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+    return tuple(
+        replace(
+            alike,
+            modules=tuple(path for each in several for path in each.modules),
+            operations=tuple(name for each in several for name in each.operations),
+            adds=max((each.adds for each in several if each.adds is not None), default=None),
+            saves=max((each.saves for each in several if each.saves is not None), default=None),
+        )
+        for (alike, _), several in found.items()
+    )
 
 
 def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:

@@ -19,9 +19,8 @@ from ..runs.outputs import tensor_outputs
 
 @dataclass(eq=False)
 class Begun:
-    """What runs that differ in little take from the first of them. ahead: those that are known to follow, None where any may."""
+    """What runs that differ in little take from the first of them."""
 
-    ahead: Sequence[Running] | None
     run: Run | None = None
 
 
@@ -41,15 +40,10 @@ class Trial:
     beside: Begun | None = None
     paths: Sequence[Capture] = ()
 
-    def near(self, ahead: Sequence[Running] | None = None) -> Trial:
+    def near(self) -> Trial:
         """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
-        again. ahead: those that will follow it, where only what they need is to be kept."""
-        return replace(self, beside=Begun(ahead))
-
-    def forget(self) -> None:
-        """Give up what runs begin from: the next one is made from its start."""
-        if self.beside is not None:
-            self.beside.run = None
+        again."""
+        return replace(self, beside=Begun())
 
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
@@ -76,7 +70,7 @@ class Trial:
             if beside is None:
                 result = PolicyInterpreter(capture, how).run(*inputs)
             elif beside.run is None:
-                result, beside.run = begun(capture, inputs, how, beside.ahead)
+                result, beside.run = begun(capture, inputs, how)
             else:
                 result = PolicyAgain(capture, how, beside.run).run(*inputs)
         return tensor_outputs(result)

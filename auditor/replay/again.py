@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,30 +37,14 @@ def kept(capture: Capture, inputs: Sequence[Any]) -> Run:
     return Run(values)
 
 
-def begun(
-    capture: Capture, inputs: Sequence[Any], how: Running, ahead: Iterable[Running] | None = None
-) -> tuple[Any, Run]:
-    """What a run under a policy gives, and what is kept of it for others on the same inputs: all of it, or what those
-    `ahead` take from it and all that is stored low."""
+def begun(capture: Capture, inputs: Sequence[Any], how: Running) -> tuple[Any, Run]:
+    """What a run under a policy gives, and what is kept of it for others on the same inputs."""
     values: dict[fx.Node, Any] = {}
-    taken = None if ahead is None else _read_by(capture, how, ahead)
 
     def keep(n: fx.Node, result: Any) -> None:
-        if taken is None or n in taken:
-            values[n] = result
+        values[n] = result
 
     return PolicyInterpreter(capture, how, keep).run(*inputs), Run(values, how)
-
-
-def _read_by(capture: Capture, how: Running, ahead: Iterable[Running]) -> set[fx.Node]:
-    """Nodes that come to the same under a policy as under those `ahead`, where what reads them does not in one of these."""
-    nodes = capture.graph_module.graph.nodes
-    found = {n for n in nodes if n.op == "placeholder" and n.name in how.placeholder_precision}
-    for other in ahead:
-        changed = differing(capture, other, how)
-        read = {source for n in changed for source in n.all_input_nodes}
-        found |= read - changed
-    return found
 
 
 class _Keeping(Replay):

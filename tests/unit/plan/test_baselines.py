@@ -14,7 +14,7 @@ from auditor.formats.metrics import output_error
 from auditor.plan import baselines as module
 from auditor.plan.baselines import baselines_of, today_of
 from auditor.plan.costs import costs_of
-from auditor.plan.plans import verify
+from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, ScopeChoice, Verdict
 from auditor.state.flags import flags

@@ -16,7 +16,7 @@ from auditor.ops.table import operation
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
 from auditor.paths import function_in
-from auditor.plan.choose import scopes_of
+from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
-from auditor.plan.choose import scopes_of
+from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
