@@ -46,8 +46,8 @@ from .report.words import op, plan_title, scope
 from .runs.outputs import NamedTensors
 from .runs.wrapped import structure_of
 from .sparing import now
-from .state.flags import Flags, libraries
 from .state.members import named_modules, size_of
+from .state.process import Flags, libraries
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""

@@ -45,8 +45,8 @@ from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
 from .stages import Stages
-from .state.flags import flags
-from .state.process import untouched
+from .state import isolated
+from .state.process import flags, ieee
 from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
@@ -67,7 +67,8 @@ def _once(subject: Subject, options: Options) -> Audit:
         limit.loaded()
     with (
         deep(),
-        untouched(seed),
+        ieee(),
+        isolated(seed=seed),
         torch.inference_mode(False),
         torch.enable_grad(),
         in_eval(subject.model),

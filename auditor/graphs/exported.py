@@ -25,7 +25,7 @@ from ..raised import let_through
 from ..records import Batch
 from ..runs.answer import answer
 from ..runs.outputs import tensor_outputs
-from ..state import unchanged
+from ..state import isolated
 
 _aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ def program_of(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedPro
     """What torch.export makes of a module. dynamic: the first dimension of the inputs is left open. Raises: what it raises."""
     args, kwargs = batch
     shapes = _shapes(module.forward, args, kwargs) if dynamic else None
-    with unchanged(module, batch), torch.no_grad(), _quietly(), unfused():
+    with isolated(module, batch), torch.no_grad(), _quietly(), unfused():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 

@@ -21,7 +21,7 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
 from ..replay.execute import low_literals, with_literals
-from ..state import unchanged
+from ..state import isolated
 from .aligned import aligned
 from .exported import Exported
 
@@ -84,7 +84,7 @@ class Seen:
     def __init__(self, exported: Exported, batch: Batch, bench: Workbench) -> None:
         self.graph = exported.graph_module.graph
         run = _Kept(exported.graph_module)
-        with unchanged(exported.graph_module, batch), torch.no_grad():
+        with isolated(exported.graph_module, batch), torch.no_grad():
             run.run(*pytree.tree_leaves(batch), enable_io_processing=False)
         self.values: Mapping[str, Any] = run.kept
         self.captured = aligned(self.graph, self.values, bench.capture.first)

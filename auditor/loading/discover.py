@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import LoadError
 from ..records import Origin
-from ..state.draws import reseed
+from ..state.process import reseed
 from .importer import digest_of
 from .sandbox import call
 from .target import Target

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import LoadError
 from ..records import Batch
-from ..state.draws import reseed
+from ..state.process import reseed
 from .inputs import Inputs, as_batches, bind_named, named_inputs
 from .statedicts import read_tensors
 from .synthesis import vocabulary

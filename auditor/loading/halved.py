@@ -14,7 +14,8 @@ from ..raised import let_through
 from ..records import Batch, Subject
 from ..recursion import deep
 from ..runs.answer import answer
-from ..state.process import untouched
+from ..state import isolated
+from ..state.process import ieee
 from ..trees import tensors_in
 from .placement import placed
 from .state import in_eval
@@ -61,7 +62,7 @@ def _cut(tree: Any, total: int) -> Any:
 def _independent(whole: Subject, total: int, seed: int) -> bool:
     """Whether the first half of the model's FP32 outputs, run on the CPU, is what it gives for that half alone."""
     whole = placed(whole, CPU)
-    with deep(), untouched(seed), torch.inference_mode(False), in_eval(whole.model), raised(whole):
+    with deep(), ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(whole.model), raised(whole):
         try:
             first = whole.batches[0]
             every, fewer = (answer(whole.model, batch, seed=seed) for batch in (first, _half(first)))

@@ -15,8 +15,7 @@ from torch import nn
 from .. import mapped
 from ..errors import LoadError
 from ..records import Origin
-from ..state.draws import reseed
-from ..state.process import swapped
+from ..state.process import reseed, swapped
 from .checkpoint import counted, fitted, low_of, refuse_quantised, stored_by, told
 from .discover import Found
 from .sandbox import blame, call

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
 from ..records import Batch
-from ..state.draws import reseed
+from ..state.process import reseed
 from .sandbox import call
 from .synthesis import synthesise
 from .typical import typical

@@ -24,8 +24,7 @@ from ..recursion import deep
 from ..runs.answer import answer
 from ..runs.outputs import NamedTensors
 from ..runs.wrapped import is_wrapped
-from ..state.draws import reseed
-from ..state.flags import flags, under
+from ..state.process import flags, reseed, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .fused import otherwise

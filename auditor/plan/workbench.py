@@ -16,6 +16,7 @@ from .. import ranks
 from ..cache.kept import NO_RUNS, NOTHING, Kept, Met, Runs
 from ..devices import is_native
 from ..folder import own
+from ..imitation import operations_of
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..measure.known import measure_of
@@ -23,9 +24,9 @@ from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
-from ..runs.answer import answer, operations_of
+from ..runs.answer import answer
 from ..runs.outputs import NamedTensors
-from ..state.flags import Flags
+from ..state.process import Flags
 from ..tape.paths import path_of, usable
 from ..verify import Verifier, unwound
 from .costs import Cost, costs_of, heavy

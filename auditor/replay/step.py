@@ -18,7 +18,7 @@ from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from ..state.draws import forked
-from ..state.ieee import open_to_changes
+from ..state.process import under
 from .execute import Replay, apart
 
 
@@ -150,13 +150,6 @@ def _differentiable(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    cudnn = torch.backends.cudnn
-    kept = cudnn.enabled
-    with open_to_changes():
-        cudnn.enabled = False  # its recurrent layers have no second derivative
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        with open_to_changes():
-            cudnn.enabled = kept
+    # cuDNN's recurrent layers have no second derivative.
+    with under({"cudnn.enabled": False}), sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -18,8 +18,7 @@ from ..dispatch import uncompiled, unfused
 from ..loading.importer import as_script
 from ..loading.sandbox import blame
 from ..raised import let_through
-from ..state import unchanged
-from ..state.draws import reseed
+from ..state import isolated
 from ..state.process import swapped
 from .function import Scoring
 from .watched import Changed, watched
@@ -75,8 +74,13 @@ def given_by(
             raise Unscored(f"the function gave no score within {limit:g} seconds")
 
     try:
-        with _importable(scoring), unchanged(model, scoring.function), unfused(), uncompiled(), torch.no_grad():
-            reseed(seed)
+        with (
+            _importable(scoring),
+            isolated(model, scoring.function, seed=seed),
+            unfused(),
+            uncompiled(),
+            torch.no_grad(),
+        ):
             with watched(model, lambda: in_time(None)) as calls, around():
                 values, single = _values(scoring.function(model), in_time, most)
             return Given(values, single, calls.count)

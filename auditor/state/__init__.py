@@ -1,5 +1,5 @@
-"""Every run starts from the same state and leaves it bit for bit as it was: `unchanged`."""
+"""Every run starts from the same state and leaves it bit for bit as it was: `isolated`."""
 
-from .unchanged import unchanged
+from .isolated import isolated
 
-__all__ = ["unchanged"]
+__all__ = ["isolated"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,30 +11,21 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..devices import NATIVE, generators
+from ..devices import NATIVE
 from ..formats.table import is_low
 from ..ops.nodes import mutates
-
-
-def reseed(seed: int) -> None:
-    """Seed the generators of Python, torch, and NumPy where it is in use."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
+from .process import random_state, reseed
 
 
 @contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """The body draws from `seed`; afterwards torch's generators, those of GPUs too, are as they were."""
-    kept, of_gpus = torch.get_rng_state(), generators()
-    torch.manual_seed(seed)
+    """The body draws from `seed`; afterwards the global generators are as they were."""
+    back = random_state()
+    reseed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(kept)
-        for back in of_gpus:
-            back()
+        back()
 
 
 @dataclass(frozen=True)

@@ -1,109 +1,200 @@
-"""One tensor: where its entries lie, its flags, hooks and gradient; the entries themselves are the storages' affair."""
+"""Tensors put back: where their entries lie, flags and gradients; entries are copied just before they are written."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from .storages import Role, Storages, memory
+from ..trees import tensors_in
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""The dense tensors that a sparse one is made of."""
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """No gradients, and neither modes nor subclasses of tensors take part."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        yield
 
 
 class TensorState:
-    """What `tensor` was at the start."""
+    """What a tensor was at the start, but for its entries."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        self._tensor = tensor
         self._leaf, self._requires_grad = tensor.is_leaf, tensor.requires_grad
-        # A wrapper has no entries of its own, and its parts are found among its attributes.
-        self._wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+        self._grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        self._hooks = {name: getattr(tensor, name, None) for name in _HOOKS}
         self._place = _place(tensor)
-        self._alias = None if self._wraps else _alias(tensor)
-        self._copy: torch.Tensor | None = None
-        self._hooks = {name: _hooks_of(tensor, name) for name in _HOOKS}
+        # The same entries in another object, which shares nothing else with the tensor. A wrapper has none of its own,
+        # and what a transform of torch.func passes around can't be given others.
+        wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+        self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
 
-    def watch(self, storages: Storages, role: Role) -> None:
-        """Hand the memory to `storages`; entries that lie nowhere torch can say are copied here."""
-        if not storages.add(memory(self.tensor), role) and not self._wraps and not self.tensor.is_meta:
-            self._copy = _copy(self.tensor)
+    @property
+    def children(self) -> Iterable[Any]:
+        """The objects that hang on it."""
+        return (self._grad, *self._hooks.values())
 
     def restore(self) -> None:
         """The old entries in the old shape, a leaf again, with the old flag and hooks."""
-        if self._alias is not None and self.moved:
-            self.tensor.data = self._alias
-        if self._copy is not None:
-            self.tensor.copy_(self._copy)
-        if self._leaf and not self.tensor.is_leaf:
-            self._cut_off()
-        if self.tensor.requires_grad != self._requires_grad:
-            self.tensor.requires_grad_(self._requires_grad)
+        tensor = self._tensor
+        if self._alias is not None and (self._place is None or _place(tensor) != self._place):
+            tensor.data = self._alias
+        if self._leaf and not tensor.is_leaf:
+            tensor.detach_()
+        if tensor.requires_grad != self._requires_grad:
+            tensor.requires_grad_(self._requires_grad)
         for name, hooks in self._hooks.items():
-            if _hooks_of(self.tensor, name) != hooks:
-                self._put_hooks(name, hooks)
-
-    @property
-    def moved(self) -> bool:
-        """Whether its entries lie elsewhere now, by an assignment to `data`; True where torch cannot say."""
-        return not self._wraps and (self._place is None or _place(self.tensor) != self._place)
-
-    @property
-    def regraded(self) -> bool:
-        """Whether it has another gradient now, or one where it had none."""
-        return self._leaf and self.tensor.grad is not self.grad
+            if hooks is None:  # torch may go on calling what is taken from it as a whole
+                (getattr(tensor, name, None) or {}).clear()
 
     def restore_gradient(self) -> None:
         """The same gradient, or none."""
-        if self.regraded:
-            self.tensor.grad = self.grad
-
-    def _cut_off(self) -> None:
-        """Torch doesn't detach views in place: such a tensor changes places with a new view of the same base."""
-        base = self.tensor._base
-        if base is None:
-            self.tensor.detach_()
-            return
-        if not base.is_leaf:
-            base.detach_()
-        # Not torch.utils.swap_tensors, which refuses a tensor that anything refers to weakly: such references stay true.
-        torch._C._swap_tensor_impl(self.tensor, self._viewed(base))
-
-    def _viewed(self, base: torch.Tensor) -> torch.Tensor:
-        assert self._place is not None and self._alias is not None
-        _, _, shape, stride, offset = self._place
-        # A view made without gradients may not be written with them.
-        with torch.enable_grad():
-            view = base.as_strided(shape, stride, offset)
-        return view if _place(view) == self._place else self._alias
-
-    def _put_hooks(self, name: str, hooks: dict[Any, Any]) -> None:
-        held = getattr(self.tensor, name)
-        if held is None or not hooks:
-            setattr(self.tensor, name, hooks or None)
-        else:
-            held.clear()
-            held.update(hooks)
+        if self._leaf and self._tensor.grad is not self._grad:
+            self._tensor.grad = self._grad
 
 
-def _hooks_of(tensor: torch.Tensor, name: str) -> dict[Any, Any]:
-    return dict(getattr(tensor, name, None) or {})
+class Memory:
+    """The storages of some tensors, and what they held before they were written."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Let it be among these tensors."""
+        self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
+
+    def saved_before_written(self) -> AbstractContextManager[object]:
+        """A context in which an operation that writes into one of them finds its memory copied."""
+        return _SaveBeforeWrite(self._before_written) if self._known else nullcontext()
+
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy their memory as it is now, unless that was done before."""
+        for storage in (storage for tensor in tensors for storage in memory(tensor)):
+            if storage._cdata not in self._copies:
+                self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
+                self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+
+    def restore(self) -> Iterator[str]:
+        """Put the bytes back and yield what could not be."""
+        for key, copy in self._copies.items():
+            try:
+                _write(self._known[key][0], copy)
+            except RuntimeError as error:
+                yield f"a storage of {copy.nbytes()} bytes: {error}"
+        for storage, size in self._known.values():
+            if storage.nbytes() != size:
+                yield f"a storage of {size} bytes was given {storage.nbytes()} by no operation that torch shows"
+        # An error on its way holds on to this object.
+        self._copies.clear()
+
+    def _before_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        # Not plain_torch, which takes longer than all the rest: most writes are into tensors that nobody watches.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            watched = [x for x in tensors if any(storage._cdata in self._known for storage in memory(x))]
+        if watched:
+            with plain_torch():
+                self.save(watched)
 
 
-def _alias(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same entries in another object, which shares nothing else with the tensor.
+class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `save` with the tensors that the next operation writes into."""
 
-    None for what a transform of torch.func passes around: it can't be given other entries.
+    supports_higher_order_operators = True
+
+    def __init__(self, save: Callable[[Iterable[torch.Tensor]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._save = save
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: it would import the compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = written_by(func)
+        if written is None:
+            self._save(tensors_in((args, kwargs)))
+        elif written:
+            self._save(tensors_in([args[i] if i < len(args) else kwargs.get(name) for i, name in written]))
+        return func(*args, **kwargs)
+
+
+# A compiler that is there already leaves it and what it calls alone.
+_Frames: Any = torch._C._dynamo.eval_frame
+_alone = _Frames._FrameExecStrategy(_Frames._FrameAction.SKIP, _Frames._FrameAction.SKIP)
+_Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _alone)
+
+
+@cache
+def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
+    """Position and name of every argument that `func` may write into; None: any of them.
+
+    Declared writes, and those that some schemas leave out: the running statistics of the older batch norms, the
+    collectives of c10d, operations whose name ends in an underscore.
     """
-    if tensor.layout == torch.strided and not tensor.is_nested and _place(tensor) is None:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
         return None
-    return tensor.data
+    namespace, name = schema.name.split("::")
+    named = tuple((i, a.name) for i, a in enumerate(schema.arguments) if _is_written(a))
+    if not named and (namespace == "c10d" or (name.endswith("_") and not name.endswith("__"))):
+        return None
+    return named
+
+
+def _is_written(argument: Any) -> bool:
+    alias = argument.alias_info
+    return bool(alias is not None and alias.is_write) or str(argument.name).startswith("running_")
+
+
+def memory(tensor: Any) -> list[torch.UntypedStorage]:
+    """The storages in which the entries of `tensor` lie: several for sparse tensors and for subclasses that wrap."""
+    try:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            return [s for name in names for s in memory(getattr(tensor, name))]
+        if tensor.layout != torch.strided:
+            return [s for name in _PARTS.get(tensor.layout, ()) for s in memory(getattr(tensor, name)())]
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return []
+    # Meta and fake tensors, and some that wrap others, name a size, but have no memory.
+    if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
+        return []
+    return [storage]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Where the entries lie and how they are read; None for those without strides, whose place nobody can tell."""
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if not _is_strided(tensor):
         return None
     try:
         where = tensor.untyped_storage()._cdata
@@ -112,8 +203,16 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return None
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    try:
-        return tensor.clone()
-    except (RuntimeError, NotImplementedError):
-        return None
+def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
+    """Equal bytes are left alone: the memory may be mapped from a file, or not writable at all."""
+    if storage.nbytes() != copy.nbytes():
+        storage.resize_(copy.nbytes())
+    elif torch.equal(_bytes(storage), _bytes(copy)):
+        return
+    storage.copy_(copy)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All of them: as integers of eight where they can be, which compare six times as fast."""
+    size, dtype = (8, torch.int64) if storage.nbytes() % 8 == 0 else (1, torch.uint8)
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (storage.nbytes() // size,), (1,))

@@ -23,7 +23,7 @@ from ..folder import own
 from ..formats.metrics import output_error
 from ..records import Batch, Timed
 from ..score import Given, Scoring
-from ..state.flags import Flags
+from ..state.process import Flags
 from .lifetime import WORKER, Process, end, ended, hand, start, unwound
 from .running import NOT_RUN, Answers, said_no_memory
 from .scores import COUNTED, Told

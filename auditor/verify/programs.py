@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..recursion import deep
 from ..score import Given
-from ..state.ieee import ieee
+from ..state.process import ieee
 from .artefact import READY
 from .lifetime import tasks
 from .running import Answers, answers_of, failure_of

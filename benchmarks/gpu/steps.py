@@ -122,7 +122,7 @@ def ratios(asked: Asked) -> Items:
 def _ratio(model: nn.Module, args: tuple[Any, ...], kwargs: Row, device: str) -> Row:
     from auditor.measure.measure import measure
     from auditor.records import NodeError, Subject
-    from auditor.state.ieee import ieee
+    from auditor.state.process import ieee
     from auditor.tape import capture
     from benchmarks.gpu.both import ratios_of, spread
 

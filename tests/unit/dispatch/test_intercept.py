@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from auditor.state.writes import SaveBeforeWrite
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -16,7 +17,6 @@ from auditor import dispatch
 from auditor.dispatch import Busy, intercepted
 from auditor.errors import CaptureError
 from auditor.state import storages, unchanged
-from auditor.state.writes import SaveBeforeWrite
 from auditor.tape.record import Plain, record
 from tests.replaying import Model, linear, operations, replayed
 from tests.subjects import capture_of, normal

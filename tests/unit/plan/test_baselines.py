@@ -17,8 +17,7 @@ from auditor.plan.costs import costs_of
 from auditor.plan.plans import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, ScopeChoice, Verdict
-from auditor.state.flags import flags
-from auditor.state.ieee import ieee
+from auditor.state.process import flags, ieee
 from auditor.tape import capture
 from tests.problems import NOTHING
 from tests.subjects import FORMATS, normal, seeded, subject_of

@@ -17,7 +17,7 @@ import auditor
 from auditor.formats.metrics import output_error
 from auditor.imitation import imitated
 from auditor.runs.outputs import tensor_outputs
-from auditor.state.draws import reseed
+from auditor.state.process import reseed
 from tests.subjects import normal
 
 
