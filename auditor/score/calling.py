@@ -20,6 +20,7 @@ from ..loading.sandbox import blame
 from ..raised import let_through
 from ..state import isolated
 from ..state.process import swapped
+from ..trees import tensors_in
 from .function import Scoring
 from .watched import Changed, watched
 
@@ -73,10 +74,11 @@ def given_by(
         if time.monotonic() > deadline:
             raise Unscored(f"the function gave no score within {limit:g} seconds")
 
+    kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
         with (
             _importable(scoring),
-            isolated(model, scoring.function, seed=seed),
+            isolated(model, scoring.function, kept, seed=seed),
             unfused(),
             uncompiled(),
             torch.no_grad(),
