@@ -12,6 +12,8 @@ from .assembly import assembled
 from .cache.kept import Kept
 from .facts import gather
 from .graphs import Planned, graphs_of, scored
+from .isolation import isolated
+from .isolation.process import flags, ieee
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
@@ -45,8 +47,6 @@ from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
 from .stages import Stages
-from .state import isolated
-from .state.process import flags, ieee
 from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
@@ -70,7 +70,6 @@ def _once(subject: Subject, options: Options) -> Audit:
         ieee(),
         isolated(seed=seed),
         torch.inference_mode(False),
-        torch.enable_grad(),
         in_eval(subject.model),
         raised(subject),
         listening(stages.beat),

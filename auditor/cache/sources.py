@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..state.members import named_modules
+from ..isolation.members import named_modules
 
 _OURS = __name__.partition(".")[0]
 _LIBRARY = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib"))

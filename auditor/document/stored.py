@@ -9,13 +9,12 @@ from typing import Any
 
 from ..errors import PlanError
 from ..formats.table import runs
+from ..isolation import isolated
+from ..isolation.members import size_of, structure_of
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..plan.scores import raising
 from ..records import Plan, ScopeChoice, Subject
-from ..runs.wrapped import structure_of
-from ..state import isolated
-from ..state.members import size_of
 from ..strategies import GRAPHS
 from ..verify import NotHandedOver, Verifier
 from .live import apply, pick

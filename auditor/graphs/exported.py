@@ -20,12 +20,12 @@ from torch.utils import _pytree as pytree
 from ..dispatch import unfused
 from ..errors import PlanError, first_line
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import answer
+from ..isolation.outputs import tensor_outputs
 from ..ops.nodes import mutates, row_of
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import answer
-from ..runs.outputs import tensor_outputs
-from ..state import isolated
 
 _aten = torch.ops.aten
 

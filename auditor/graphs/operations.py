@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..formats.table import dtype_of
+from ..isolation import isolated
 from ..ops import table
 from ..ops.nodes import op_name, row_of, target_of, tensors_of
 from ..plan.costs import Cost, cast_seconds, seconds
@@ -21,7 +22,6 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
 from ..replay.execute import low_literals, with_literals
-from ..state import isolated
 from .aligned import aligned
 from .exported import Exported
 

@@ -6,13 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
-from torch import nn
-
 from ..devices import is_native
 from ..dispatch import Busy, Traced, intercepted
 from ..errors import MeasureError
-from ..records import Batch
-from ..runs.answer import answer
 from .mode import Imitation
 from .scaler import scaled_as_on_cuda
 
@@ -64,13 +60,6 @@ def as_on(device: str, most: int | None = None) -> Iterator[None]:
     """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
     with nullcontext() if is_native(device) else imitated("cuda", most=most):
         yield
-
-
-def operations_of(model: nn.Module, batch: Batch, seed: int = 0) -> int:
-    """How many operations the model takes for a batch."""
-    counting = Imitation(lenient=True)
-    answer(model, batch, seed=seed, around=lambda: intercepted(counting))
-    return counting.seen
 
 
 @contextmanager

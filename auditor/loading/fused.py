@@ -10,10 +10,10 @@ from torch import nn
 from ..errors import MeasureError
 from ..formats.entries import entries, is_number
 from ..formats.metrics import output_error
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
 
 _WITH_PATH = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 

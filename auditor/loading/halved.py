@@ -10,12 +10,12 @@ from torch.utils import _pytree as pytree
 
 from ..devices import CPU
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import answer
+from ..isolation.process import ieee
 from ..raised import let_through
 from ..records import Batch, Subject
 from ..recursion import deep
-from ..runs.answer import answer
-from ..state import isolated
-from ..state.process import ieee
 from ..trees import tensors_in
 from .placement import placed
 from .state import in_eval

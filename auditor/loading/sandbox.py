@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from ..dispatch.regions import written_as_meant
 from ..errors import LoadError, first_line
-from ..state import isolated
-from ..state.process import ieee
+from ..isolation import isolated
+from ..isolation.process import ieee
 from .importer import as_script
 
 T = TypeVar("T")

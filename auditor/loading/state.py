@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
+from ..isolation.members import modules_of, named_tensors
+from ..isolation.process import reseed
 from ..records import Batch
-from ..state.members import modules_of, named_tensors
-from ..state.process import reseed
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
 from ..imitation import as_on
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import loose, under
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly, Today
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
-from ..state.process import loose, under
 from ..verify import failure_of
 from .choose import ruled, simulated_error
 from .plans import NONE, as_run, worst_of

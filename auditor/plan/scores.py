@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import MeasureError
 from ..formats.table import DEFAULT, runs
+from ..isolation.members import size_of
 from ..options import Options
 from ..patch.emit import emit
 from ..patch.table import plan_table
@@ -19,7 +20,6 @@ from ..pulse import beat
 from ..ranks import from_first
 from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
-from ..state.members import size_of
 from ..strategies import SHIPPED
 from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here
 from .workbench import Workbench, reference

@@ -12,15 +12,15 @@ import torch
 
 from ..devices import let_go, name_of
 from ..formats.table import runs
+from ..isolation import isolated
+from ..isolation.members import size_of
+from ..isolation.process import loose, under
 from ..patch.emit import emit
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..raised import let_through
 from ..records import Plan, Timed, Times, Timing
 from ..recursion import deep
-from ..state import isolated
-from ..state.members import size_of
-from ..state.process import loose, under
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, NotHandedOver, Verifier, failure_of, timed
 from .scores import raising

@@ -12,13 +12,13 @@ from torch import nn
 from ..cache.kept import NO_RUNS
 from ..cache.kept import Runs as KeptRuns
 from ..cache.policy import told
+from ..isolation.outputs import tensor_outputs
 from ..pulse import beat
 from ..ranks import shared
 from ..records import Batch, Capture, Distance
 from ..replay.again import PolicyAgain, Run, begun
 from ..replay.execute import PolicyInterpreter
 from ..replay.running import Running
-from ..runs.outputs import tensor_outputs
 
 
 @dataclass(eq=False)

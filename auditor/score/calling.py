@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from ..dispatch import uncompiled, unfused
+from ..isolation import isolated
+from ..isolation.process import swapped
 from ..loading.importer import as_script
 from ..loading.sandbox import blame
 from ..raised import let_through
-from ..state import isolated
-from ..state.process import swapped
 from ..trees import tensors_in
 from .function import Scoring
 from .watched import Changed, watched

@@ -14,11 +14,11 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError, MeasureError
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import from_the_start
+from ..isolation.outputs import NamedTensors, identical, tensor_outputs
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from ..runs.answer import from_the_start
-from ..runs.outputs import NamedTensors, identical, tensor_outputs
-from ..state import isolated
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of

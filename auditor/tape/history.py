@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..dispatch import uncompiled, unfused
 from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import copied
+from ..isolation.outputs import tensor_outputs
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import copied
-from ..runs.outputs import tensor_outputs
-from ..state import isolated
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which two answers are one: a kernel may take another path on other memory."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
+from ..isolation import isolated
 from ..loading.inputs import as_batches, forward_parameters
 from ..loading.sandbox import blame
 from ..loading.state import in_eval, switch
@@ -20,8 +21,7 @@ from ..loading.stored import raised
 from ..loading.subject import from_object
 from ..raised import let_through
 from ..records import Batch, Objective, Subject
-from ..runs.step import TrainingStep, step_batches
-from ..state import isolated
+from ..tape.step import TrainingStep, step_batches
 
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"

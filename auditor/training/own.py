@@ -17,6 +17,8 @@ from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
 from ..formats.table import dtype_of, is_low
 from ..imitation import Imitation, imitated
+from ..isolation import isolated
+from ..isolation.answer import copied, from_the_start
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of
 from ..patch.runtime import apply_plan
@@ -28,14 +30,11 @@ from ..replay.chosen import Chosen, scoped
 from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
 from ..replay.step import Step
 from ..replay.strategies import plain
-from ..runs.answer import copied, from_the_start
-from ..runs.step import TrainingStep
-from ..state import isolated
 from ..strategies.base import autocast_type
 from ..tape.capture import assembled
 from ..tape.places import places_of
 from ..tape.record import Plain, record
-from ..tape.step import LOSS, in_its_terms, in_the_model
+from ..tape.step import LOSS, TrainingStep, in_its_terms, in_the_model
 from ..tape.twins import Drawn
 
 Watch = Callable[[str, int, torch.Tensor], None]

@@ -15,10 +15,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .. import mapped
+from ..isolation import isolated
+from ..isolation.members import modules_of, named_modules
+from ..isolation.tensors import plain_torch
 from ..raised import let_through
-from ..state import isolated
-from ..state.members import modules_of, named_modules
-from ..state.tensors import plain_torch
 from ..trees import tensors_in
 from .running import Answers, failure_of
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from ..errors import AuditorError
 from ..imitation import as_on
+from ..isolation import isolated
 from ..recursion import deep
 from ..score import Given, Unscored, given_by, named
-from ..state import isolated
 from .running import failure_of
 from .scores import COUNTED, FP32, counted
 

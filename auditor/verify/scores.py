@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from ..imitation import as_on
+from ..isolation import isolated
 from ..patch.runtime import apply_plan
 from ..raised import let_through
 from ..score import Given, Scoring, Unscored, given_by
-from ..state import isolated
 from .running import failure_of
 
 FP32 = "fp32"

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..isolation import isolated
+from ..isolation.answer import copied
+from ..isolation.members import modules_of
+from ..isolation.process import reseed
+from ..isolation.tensors import memory
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Timed, Times
-from ..runs.answer import copied
-from ..state import isolated
-from ..state.members import modules_of
-from ..state.process import reseed
-from ..state.tensors import memory
 from ..trees import tensors_in
 from . import instruments
 from .running import failure_of

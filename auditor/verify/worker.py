@@ -20,6 +20,9 @@ from torch.utils import _pytree as pytree
 
 from .. import mapped
 from ..devices import is_native, is_spread
+from ..isolation import isolated
+from ..isolation.answer import answer
+from ..isolation.process import ieee, reseed, under
 from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
@@ -28,10 +31,7 @@ from ..ops.remembered import Products
 from ..raised import out_of_memory
 from ..records import Batch, Timed
 from ..recursion import deep
-from ..runs.answer import answer
 from ..score import Given
-from ..state import isolated
-from ..state.process import ieee, reseed, under
 from .artefact import FAILED, READY, SAME, UNREAD
 from .lifetime import tasks
 from .offloading import answers_under

@@ -15,7 +15,7 @@ from auditor import cli
 from auditor.errors import AuditorError
 from auditor.formats.metrics import output_error
 from auditor.imitation import as_on
-from auditor.runs.answer import answer
+from auditor.isolation.answer import answer
 
 MODEL = """
 import torch

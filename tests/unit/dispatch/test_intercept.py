@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from auditor import dispatch
 from auditor.dispatch import Busy, intercepted
 from auditor.errors import CaptureError
-from auditor.state import isolated
+from auditor.isolation import isolated
 from auditor.tape.record import Plain, record
 from tests.replaying import Model, linear, operations, replayed
 from tests.subjects import capture_of, normal

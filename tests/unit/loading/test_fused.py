@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.isolation.answer import answer
 from auditor.loading import cautions, from_object
 from auditor.loading.fused import otherwise
-from auditor.runs.answer import answer
 from tests.subjects import normal, seeded
 
 CLOSED = "the audit leaves that path closed"

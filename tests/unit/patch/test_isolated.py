@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.isolation import isolated
 from auditor.patch import runtime
 from auditor.patch.runtime import apply_plan, is_wrapped
-from auditor.state import isolated
 from tests.patching import PLANS, identity, plan, scope, shared, versions
 from tests.patching import Net as Plain
 from tests.subjects import normal, seeded

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.isolation import isolated
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
 from auditor.records.audit import Audit
@@ -17,7 +18,6 @@ from auditor.report.kept import islands
 from auditor.report.questions import questions
 from auditor.report.reporters import rendered
 from auditor.report.view import view
-from auditor.state import isolated
 from tests.small_models import ConvNet
 from tests.subjects import normal, seeded
 from tests.unet import UNet

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import auditor
+from auditor.isolation import isolated
 from auditor.ops.nodes import tensors_of
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
@@ -18,7 +19,6 @@ from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
 from auditor.report.questions import questions
 from auditor.report.ran import computed_in, dtype_label, tally, why_raised
-from auditor.state import isolated
 from tests.subjects import normal, seeded
 
 

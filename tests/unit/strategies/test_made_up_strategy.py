@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from auditor.state.restored import restored
+from auditor.isolation.restored import restored
 from torch import nn
 
 import auditor

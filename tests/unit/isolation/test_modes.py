@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from auditor.state import isolated
+from auditor.isolation import isolated
 from tests.portrait import portrait
 from tests.writers import X, writer
 

@@ -67,7 +67,7 @@ class _Held:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = Memory()
         self._seen: dict[int, Any] = {}
-        self._kinds: dict[int, list[_Kind]] = {}
+        self._kinds: dict[type, list[_Kind]] = {}
         self._contents: list[tuple[Any, _Kind, list[Any]]] = []
         self._tensors: list[TensorState] = []
         waiting = [*roots]
@@ -112,10 +112,9 @@ class _Held:
             yield from held if kind.leads else ()
 
     def _kinds_of(self, cls: type) -> list[_Kind]:
-        """Keyed by id: a metaclass may refuse to hash its classes."""
-        if id(cls) not in self._kinds:
-            self._kinds[id(cls)] = list(_kinds_of(cls))
-        return self._kinds[id(cls)]
+        if cls not in self._kinds:
+            self._kinds[cls] = list(_kinds_of(cls))
+        return self._kinds[cls]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -64,31 +63,21 @@ def reseed(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def random_state() -> Callable[[], None]:
-    """Call the answer to put back the global generators of Python, NumPy, torch and the GPUs in use."""
+def process_state() -> Callable[[], None]:
+    """Call the answer to put back the global generators and whatever else a model may have set for the whole process."""
     with plain_torch():
-        restores: list[Callable[[], object]] = [
+        drawn: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
             partial(np.random.set_state, np.random.get_state()),
             partial(torch.set_rng_state, torch.get_rng_state()),
             *generators(),
         ]
-
-    def back() -> None:
-        with plain_torch():
-            for restore in restores:
-                restore()
-
-    return back
-
-
-def process_state() -> Callable[[], None]:
-    """Call the answer to put back the generators and whatever else a model may have set for the whole process."""
-    generators_back = random_state()
     before = [read() for read, _ in _SETTINGS]
 
     def back() -> None:
-        generators_back()
+        with plain_torch():
+            for restore in drawn:
+                restore()
         for (read, put), value in zip(_SETTINGS, before, strict=True):
             if read() != value:
                 put(value)
@@ -132,32 +121,6 @@ def loose(found: Flags, device: str) -> tuple[str, ...]:
         }
         precisions += ["tf32" for finer, older in allowed.items() if finer not in found and found.get(older)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
-
-
-def libraries(device: str) -> dict[str, str]:
-    """Versions of what computes on a device."""
-    if not is_native(device):
-        named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-        return {"onednn": named[1]} if named else {}
-    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver()}
-    return {name: version for name, version in found.items() if version}
-
-
-def _cudnn() -> str | None:
-    number: Callable[[], int | None] = torch.backends.cudnn.version
-    with suppress(RuntimeError):  # one that does not go with what torch was built for
-        if (found := number()) is not None:
-            major, rest = divmod(found, 10_000) if found >= 90_000 else divmod(found, 1_000)
-            return f"{major}.{rest // 100}.{rest % 100}"
-    return None
-
-
-def _driver() -> str | None:
-    file = Path("/proc/driver/nvidia/version")
-    with suppress(OSError):
-        named = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", file.read_text(encoding="utf-8"))
-        return named[1] if named else None
-    return None
 
 
 @contextmanager
@@ -207,30 +170,6 @@ def _set_flag(name: str, value: Any) -> None:
         setattr(attrgetter(holder)(torch.backends) if holder else torch.backends, flag, value)
 
 
-def _autocast() -> list[tuple[bool, torch.dtype]]:
-    return [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
-
-
-def _set_autocast(wanted: list[tuple[bool, torch.dtype]]) -> None:
-    for device, (enabled, dtype) in zip(("cpu", "cuda"), wanted, strict=True):
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-
-
-def _attention() -> list[bool]:
-    """Which kernels attention may take."""
-    cuda = torch.backends.cuda
-    asked = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
-    return [bool(enabled()) for enabled in asked]  # type: ignore[no-untyped-call]
-
-
-def _set_attention(wanted: list[bool]) -> None:
-    cuda = torch.backends.cuda
-    setters = (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp, cuda.enable_cudnn_sdp)
-    for enable, value in zip(setters, wanted, strict=True):
-        enable(value)
-
-
 def _set_environment(wanted: dict[str, str]) -> None:
     """Only what differs: torch's compiler names its cache there once it is imported."""
     for name in os.environ.keys() - wanted.keys():
@@ -266,8 +205,12 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (flags, _set_flags),
-    (_autocast, _set_autocast),
-    (_attention, _set_attention),
+    *((partial(torch.is_autocast_enabled, on), partial(torch.set_autocast_enabled, on)) for on in ("cpu", "cuda")),
+    *((partial(torch.get_autocast_dtype, on), partial(torch.set_autocast_dtype, on)) for on in ("cpu", "cuda")),
+    *(
+        (getattr(torch.backends.cuda, f"{kernel}_sdp_enabled"), getattr(torch.backends.cuda, f"enable_{kernel}_sdp"))
+        for kernel in ("flash", "mem_efficient", "math", "cudnn")
+    ),
     (lambda: dict(os.environ), _set_environment),
     (_directory, _set_directory),
     (lambda: list(sys.path), _set_path),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,18 +13,6 @@ from torch.utils import _pytree as pytree
 from ..devices import NATIVE
 from ..formats.table import is_low
 from ..ops.nodes import mutates
-from .process import random_state, reseed
-
-
-@contextmanager
-def forked(seed: int) -> Iterator[None]:
-    """The body draws from `seed`; afterwards the global generators are as they were."""
-    back = random_state()
-    reseed(seed)
-    try:
-        yield
-    finally:
-        back()
 
 
 @dataclass(frozen=True)

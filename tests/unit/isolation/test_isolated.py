@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from auditor.errors import AuditorError
-from auditor.state import isolated
+from auditor.isolation import isolated
 from tests.patching import identity, shared
 from tests.portrait import portrait, values
 from tests.subjects import normal, seeded

@@ -14,7 +14,7 @@ from ..dispatch import uncompiled, unfused
 from ..ops.products import forwards_only
 from ..pulse import beat
 from ..records import Batch
-from ..state import isolated
+from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
 
 T = TypeVar("T")

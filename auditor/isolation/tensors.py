@@ -13,14 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
-"""The dense tensors that a sparse one is made of."""
 
 
 @contextmanager
@@ -170,8 +162,10 @@ def memory(tensor: Any) -> list[torch.UntypedStorage]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             return [s for name in names for s in memory(getattr(tensor, name))]
-        if tensor.layout != torch.strided:
-            return [s for name in _PARTS.get(tensor.layout, ()) for s in memory(getattr(tensor, name)())]
+        if tensor.layout == torch.sparse_coo:
+            return [s for part in (tensor._indices(), tensor._values()) for s in memory(part)]
+        if tensor.layout == torch.sparse_csr:
+            return [s for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()) for s in memory(part)]
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return []

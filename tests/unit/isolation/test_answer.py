@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.runs.answer import answer, stored_in
+from auditor.isolation.answer import answer, stored_in
 from tests.capturing import Function
 from tests.subjects import normal, seeded
 

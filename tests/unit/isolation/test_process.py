@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.state import isolated
-from auditor.state.process import OVERRIDES, flags, ieee, libraries, loose, process_state, swapped, under
+from auditor.isolation import isolated
+from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, swapped, under
 
 
 def state() -> tuple[Any, ...]:
@@ -303,8 +303,3 @@ def test_flags_of_their_own_names_are_there_and_variables_that_overrule_them(mon
     assert not set(OVERRIDES) & set(found)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert flags()["NVIDIA_TF32_OVERRIDE"] == "0"
-
-
-def test_libraries_are_those_of_the_device() -> None:
-    assert libraries("cpu")["onednn"].count(".") >= 1
-    assert "onednn" not in libraries("cuda:0")
