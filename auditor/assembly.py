@@ -13,13 +13,16 @@ from . import __version__
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
 from .criteria.noise import FLOOR
-from .devices import name_of
+from .devices import libraries, name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
 from .facts.written import written
 from .formats.entries import extent
 from .formats.histogram import merged
 from .graphs import Planned
+from .isolation.members import named_modules, size_of, structure_of
+from .isolation.outputs import NamedTensors
+from .isolation.process import Flags
 from .judge.verdicts import GRADES, Judgement
 from .mapped import came_to, within
 from .measure.calibrate import Calibration, larger_effect, worse
@@ -43,10 +46,6 @@ from .records import (
 from .records.training import Training
 from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
-from .runs.outputs import NamedTensors
-from .runs.wrapped import structure_of
-from .state.flags import Flags, libraries
-from .state.members import named_modules, size_of
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""

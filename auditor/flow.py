@@ -14,6 +14,8 @@ from .devices import CPU, let_go, name_of
 from .errors import AuditorError, first_line
 from .facts import gather
 from .graphs import Planned, graphs_of, scored
+from .isolation import isolated
+from .isolation.process import flags, ieee
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
@@ -47,8 +49,6 @@ from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
 from .stages import Stages
-from .state.flags import flags
-from .state.process import untouched
 from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
@@ -89,9 +89,9 @@ def _audited(subject: Subject, options: Options) -> Audit:
         limit.loaded()
     with (
         deep(),
-        untouched(seed),
+        ieee(),
+        isolated(seed=seed),
         torch.inference_mode(False),
-        torch.enable_grad(),
         in_eval(subject.model),
         raised(subject),
         listening(stages.beat),

@@ -27,10 +27,9 @@ BANDS: dict[str, tuple[str, ...]] = {
     ),
     "nouns": ("records", "formats", "ops", "mapped"),
     "engine": (
-        "state",
         "dispatch",
+        "isolation",
         "imitation",
-        "runs",
         "loading",
         "criteria",
         "tape",

@@ -372,14 +372,14 @@ FORMS: dict[str, Form] = {
 
 def tied_parameters(model: Any) -> Groups:
     """Names of each parameter that has more than one."""
-    from ..state.members import named_parameters
+    from ..isolation.members import named_parameters
 
     return _under_several_names(named_parameters(model))
 
 
 def shared_modules(model: Any) -> Groups:
     """Paths of each module that has more than one."""
-    from ..state.members import named_modules
+    from ..isolation.members import named_modules
 
     return _under_several_names(named_modules(model))
 

@@ -12,10 +12,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
+from ..imitation import as_on
+from ..isolation.answer import answer
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import answer, as_on
 from .exported import Exported
 from .lowered import COPIED, lowered
 from .operations import Table

@@ -18,14 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
+from ..isolation.answer import answer
+from ..isolation.members import is_wrapped
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import flags, reseed, under
 from ..raised import let_through
 from ..records import Answer, Batch, Origin, Subject
 from ..recursion import deep
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
-from ..runs.wrapped import is_wrapped
-from ..state.draws import reseed
-from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
 from .hooked import held_outside, present, told

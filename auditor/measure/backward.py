@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ..errors import first_line
 from ..formats.entries import dense
 from ..formats.table import FORMATS
+from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
@@ -22,7 +23,6 @@ from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
 from ..replay.step import Step
-from ..state.draws import forked
 
 Leaves = list[torch.Tensor | None]
 
@@ -175,7 +175,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
     try:
-        with forked(step.seed), torch.enable_grad():
+        with isolated(seed=step.seed), torch.enable_grad():
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:

@@ -15,12 +15,12 @@ from ..devices import generators
 from ..errors import first_line
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors, identical
 from ..ops.nodes import settled, target_of, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
 from ..replay.execute import Replay
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors, identical
 from ..tape.capture import Recording
 from .rerun import Yardstick
 

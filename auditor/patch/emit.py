@@ -12,11 +12,10 @@ from typing import Any
 
 from .. import strategies
 from ..formats.table import label, runs
+from ..isolation import members
 from ..loading import importer, statedicts
 from ..ops import functions
 from ..records import Origin, Plan, ScopeChoice
-from ..runs import wrapped
-from ..state import half, members
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
 from ..strategies.runtime import Runtime
@@ -134,9 +133,7 @@ def emit(
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
         _BUILD if runnable else _BUILD.replace(_CHOOSE, _PROGRAMS if any(map(_is_program, plans.values())) else _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
-        _text_from(members, "def named_modules"),
-        _SEPARATED,
-        _text_from(wrapped, "WRAPPERS = "),
+        _text_from(members, "WRAPPERS = "),
         _SEPARATED,
         _text_from(importer, "_digests: "),
         _SEPARATED,
@@ -144,8 +141,6 @@ def emit(
         _SEPARATED,
         _text_from(source, "def make_original"),
         "\n\n# What is stored low, and how a scope runs.\n\n",
-        _text_from(half, "LOW = "),
-        "\n\n",
         _text_from(functions, "def function_name"),
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),

@@ -8,9 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runs.wrapped import is_wrapped, renamed, unwrapped
-from ..state.half import LOW, raise_in_place, stored_low
-from ..state.members import modules_of, named_modules, named_parameters, parameters_of
+from ..isolation.members import (
+    LOW,
+    is_wrapped,
+    modules_of,
+    named_modules,
+    named_parameters,
+    parameters_of,
+    raise_in_place,
+    renamed,
+    stored_low,
+    unwrapped,
+)
 from ..strategies import strategy_of
 from ..strategies.runtime import DTYPES, Runtime, convert, inside
 

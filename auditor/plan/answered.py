@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
+from ..isolation.members import size_of
 from ..ops.remembered import Products
 from ..patch.emit import emit
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from ..state.members import size_of
 from ..verify import OFFLOADED, Answers, NotHandedOver, answers_of, answers_under
 from .scores import raising
 from .workbench import Workbench

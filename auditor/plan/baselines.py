@@ -10,11 +10,12 @@ from dataclasses import replace
 from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
+from ..imitation import as_on
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import loose, under
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly, Today
-from ..runs.answer import answer, as_on
-from ..runs.outputs import NamedTensors
-from ..state.flags import loose, under
 from ..verify import failure_of
 from .choices import everything, ruled
 from .modules import Modules

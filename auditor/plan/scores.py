@@ -12,13 +12,13 @@ from torch import nn
 
 from ..errors import MeasureError
 from ..formats.table import DEFAULT, runs
+from ..isolation.members import size_of
 from ..options import Options
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..pulse import beat
 from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
-from ..state.members import size_of
 from ..strategies import SHIPPED
 from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here
 from .workbench import Workbench, reference

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from ..isolation.outputs import tensor_outputs
 from ..pulse import beat
 from ..records import Batch, Capture, Distance
 from ..replay.again import PolicyAgain, Run, begun
 from ..replay.execute import PolicyInterpreter
 from ..replay.running import Running
-from ..runs.outputs import tensor_outputs
 
 
 @dataclass(eq=False)

@@ -14,11 +14,11 @@ from ..criteria.noise import FLOOR
 from ..errors import MeasureError, first_line
 from ..formats.metrics import compared_once, output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
+from ..isolation.outputs import on_cpu
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
 from ..replay.chosen import scoped
 from ..replay.strategies import running
-from ..runs.outputs import on_cpu
 from ..verify import Answers, said_no_memory
 from .answered import answered
 from .recommend import has_fp32

@@ -12,16 +12,18 @@ from pathlib import Path
 import torch
 
 from ..devices import is_native
+from ..dispatch import intercepted
 from ..folder import own
+from ..imitation import Imitation
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import Flags
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
-from ..runs.answer import answer, operations_of
-from ..runs.outputs import NamedTensors
-from ..state.flags import Flags
 from ..tape.paths import path_of, usable
 from ..verify import Verifier, unwound
 from .costs import Cost, costs_of
@@ -68,8 +70,13 @@ class Workbench:
         """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
         known = {id(batch) for batch in self.usable(self.checks)}  # of the first one's shapes, and on its path
         others = (batch for batch in self.checks if id(batch) not in known)
-        counts = (operations_of(self.subject.model, batch, self.seed) for batch in others)
-        return 1_000 + 3 * max(self.capture.operations, *counts, 0)
+        return 1_000 + 3 * max(self.capture.operations, *map(self._operations, others), 0)
+
+    def _operations(self, batch: Batch) -> int:
+        """How many operations the model takes for a batch."""
+        counting = Imitation(lenient=True)
+        answer(self.subject.model, batch, seed=self.seed, around=lambda: intercepted(counting))
+        return counting.seen
 
     @property
     def checks(self) -> tuple[Batch, ...]:

@@ -112,7 +112,7 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    structure: see `runs.wrapped.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    structure: see `isolation.members.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
     output in a run of the graph under the recommended plan.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..state.members import named_modules
+from ..isolation.members import named_modules
 from .importing import Importing
 
 _TENSOR = torch.Tensor

@@ -11,9 +11,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..isolation.members import modules_of
 from ..ops.nodes import tensors_of
 from ..records import Batch, Placeholder
-from ..state.members import modules_of
 from .calls import first_paths
 
 if TYPE_CHECKING:

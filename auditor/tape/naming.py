@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
+from ..isolation.members import modules_of
 from ..ops.nodes import row_of
 from ..records import AutocastRegion, Node
-from ..state.members import modules_of
 from .builder import Mark, Tape
 from .calls import first_paths
 from .source import code_at, line_of

@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
+from ..isolation.draws import Draw, draw_of, drew, may_draw
+from ..isolation.members import named_modules
+from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..ops.nodes import mutates, operation_of, tensors_of
 from ..ops.transfers import to_device
 from ..records import Batch
-from ..runs.outputs import NamedTensors, tensor_outputs
-from ..state.draws import Draw, draw_of, drew, may_draw
-from ..state.members import named_modules
 from ..trees import over_tensors
 from .asks import asking, may_ask_unseen
 from .binding import named_inputs

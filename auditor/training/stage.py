@@ -16,9 +16,8 @@ from ..records import Capture, Magnitudes, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
-from ..runs.step import step_batches
 from ..tape.paths import usable_batches
-from ..tape.step import capture_step
+from ..tape.step import capture_step, step_batches
 from .advice import advice_of
 from .batches import batch_sizes
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients

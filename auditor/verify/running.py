@@ -14,10 +14,11 @@ from .. import mapped
 from ..devices import is_native
 from ..errors import AuditorError, first_line
 from ..formats.entries import same
+from ..imitation import as_on
+from ..isolation.answer import answer
 from ..ops.remembered import Products, remembering
 from ..raised import let_through, out_of_memory
 from ..records import Batch
-from ..runs.answer import answer, as_on
 
 NO_MEMORY = "out of memory"
 

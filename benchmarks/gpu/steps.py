@@ -45,7 +45,7 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-UNIT = ("imitation", "formats", "measure", "tape", "training", "state", "ops")
+UNIT = ("imitation", "formats", "measure", "tape", "training", "isolation", "ops")
 
 
 def tests(asked: Asked) -> Items:
@@ -120,9 +120,9 @@ def ratios(asked: Asked) -> Items:
 
 
 def _ratio(model: nn.Module, args: tuple[Any, ...], kwargs: Row, device: str) -> Row:
+    from auditor.isolation.process import ieee
     from auditor.measure.measure import measure
     from auditor.records import NodeError, Subject
-    from auditor.state.ieee import ieee
     from auditor.tape import capture
     from benchmarks.gpu.both import ratios_of, spread
 

@@ -29,7 +29,7 @@ ALLOWED = {
     "report": "formats to ask for where no plan holds; loss scaling, which FP16 needs, and weights stored in BF16",
     "rulebook": "an example, in a document",
     "snippets": "options of other tools; loss scaling, which FP16 needs",
-    "state": "flags of torch, by their names; text of patched_model.py, which has nothing but torch to read",
+    "isolation": "flags of torch, by their names; text of patched_model.py, which has nothing but torch to read",
     "strategies": "text of patched_model.py, which has nothing but torch to read",
     "tape": "the format that stands in for those without a dtype",
     "training": "loss scaling, which FP16 needs, and weights stored in BF16",

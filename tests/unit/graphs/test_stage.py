@@ -17,12 +17,12 @@ from auditor.document.stored import read_plans
 from auditor.errors import PlanError
 from auditor.formats.metrics import output_error
 from auditor.graphs import stage
+from auditor.isolation.outputs import tensor_outputs
 from auditor.plan.search import choose
 from auditor.plan.verified import judged
 from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.report.layer import explain_layer
-from auditor.runs.outputs import tensor_outputs
 from auditor.verify import run_patched
 from tests.unit.graphs.models import flat
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.isolation.answer import answer
 from auditor.loading import from_object
 from auditor.measure.noise import noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Answer, Contribution, Noise
-from auditor.runs.answer import answer
 from auditor.tape import capture
 from auditor.tape import recorded as capture_recorded
 from tests.subjects import seeded, subject_of

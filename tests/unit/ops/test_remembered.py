@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from auditor.imitation import imitated
+from auditor.isolation.answer import answer
 from auditor.ops import remembered as remembered_module
 from auditor.ops.remembered import Products, remembered, remembering
-from auditor.runs.answer import answer
 from auditor.verify.running import answers_of
 from tests.subjects import normal, seeded
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan.choices import accepted, as_plan, everything, scopes_of
 from auditor.plan.costs import costs_of
@@ -24,7 +25,6 @@ from auditor.plan.trial import Trial
 from auditor.records import Capture, ScopeChoice, Verdict
 from auditor.replay.chosen import scoped
 from auditor.replay.strategies import plain, running
-from auditor.runs.outputs import tensor_outputs
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of
 from tests.subjects import capture_of

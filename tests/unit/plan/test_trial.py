@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import trial as module
 from auditor.plan.trial import Trial
 from auditor.records import Capture
 from auditor.replay.running import Running
 from auditor.replay.strategies import running
-from auditor.runs.outputs import tensor_outputs
 from tests.subjects import capture_of, normal, seeded
 
 

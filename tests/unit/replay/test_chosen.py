@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.ops.table import operation
 from auditor.patch.runtime import apply_plan
@@ -25,7 +26,6 @@ from auditor.replay.chosen import kept_functions, labelled, scoped
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import plain, running
-from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
 from tests.flat_models import LARGE, FlatBlock, Stack

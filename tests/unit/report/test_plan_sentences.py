@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.isolation import isolated
+from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
-from auditor.patch.temporary import patched
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
 from auditor.report.reporters import rendered
@@ -225,8 +226,8 @@ def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
             (args, kwargs) = audit.subject.batches[0]
             with torch.no_grad():
                 expected = audit.subject.model(*args, **kwargs)
-                with patched(audit.subject.model, plan_table(plan)) as model, auditor.imitated("cuda"):
-                    got = model(*args, **kwargs)
+                with isolated(audit.subject.model), auditor.imitated("cuda"):
+                    got = apply_plan(audit.subject.model, plan_table(plan))(*args, **kwargs)
             error = (got.float() - expected).norm() / expected.norm()
             assert float(error) == pytest.approx(plan.measured_error, rel=1e-3, abs=1e-7)
 

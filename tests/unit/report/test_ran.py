@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import auditor
+from auditor.isolation import isolated
 from auditor.ops.nodes import tensors_of
+from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
-from auditor.patch.temporary import patched
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
 from auditor.report.ran import computed_in, dtype_label, tally, why_raised
@@ -133,13 +134,10 @@ def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None
             return result
 
     seen: list[tuple[str, torch.dtype]] = []
-    with (
-        patched(audit.subject.model, plan_table(audit.plans["autocast_fp16"])) as model,
-        auditor.imitated("cuda"),
-        torch.no_grad(),
-        Calls(),
-    ):
-        model(*audit.subject.batches[0][0])
+    with isolated(audit.subject.model):
+        model = apply_plan(audit.subject.model, plan_table(audit.plans["autocast_fp16"]))
+        with auditor.imitated("cuda"), torch.no_grad(), Calls():
+            model(*audit.subject.batches[0][0])
     names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
     told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]
     assert [entry for entry in seen if entry[0] != "float"] == [entry for entry in told if entry[0] != "float"]

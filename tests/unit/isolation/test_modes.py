@@ -1,4 +1,4 @@
-"""`unchanged` works with whatever else is switched on in torch, inside its body or around it."""
+"""`isolated` works with whatever else is switched on in torch, inside its body or around it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from auditor.state import storages, unchanged
+from auditor.isolation import isolated
 from tests.portrait import portrait
 from tests.writers import X, writer
 
 NAMES = "batch norm", "adam foreach", "max norm", "buffers", "one storage", "cache", "containers", "instance norm"
-
-
-@pytest.fixture(autouse=True, params=["at once", "before a write"])
-def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "before a write":
-        monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
 
 
 class Seen(TorchDispatchMode):
@@ -81,7 +75,7 @@ def test_modes(name: str, mode: str, where: str) -> None:
     model = writer(name)
     before = portrait(model)
     inside, around = (MODES[mode], nullcontext) if where == "inside" else (nullcontext, MODES[mode])
-    with around(), unchanged(model), inside():
+    with around(), isolated(model), inside():
         model(X)
     assert portrait(model) == before
 
@@ -93,10 +87,10 @@ def test_inference_mode(name: str, where: str) -> None:
     model = writer(name)
     before = portrait(model)
     if where == "inside":
-        with unchanged(model), torch.inference_mode():
+        with isolated(model), torch.inference_mode():
             model(X)
     else:
-        with torch.inference_mode(), unchanged(model):
+        with torch.inference_mode(), isolated(model):
             model(X)
     assert portrait(model) == before
 
@@ -105,14 +99,14 @@ def test_other_modes_see_the_model_s_operations_alone() -> None:
     model = nn.BatchNorm1d(3)
     with Seen() as seen_alone, Called() as called_alone:
         model(X)
-    with Seen() as seen, Called() as called, unchanged(model, X):
+    with Seen() as seen, Called() as called, isolated(model, X):
         model(X)
     assert seen.names == seen_alone.names
     assert called.names == called_alone.names
 
 
 def test_a_mode_inside_sees_its_operations_once() -> None:
-    with unchanged(nn.Linear(2, 2)), Seen() as seen:
+    with isolated(nn.Linear(2, 2)), Seen() as seen:
         torch.ones(2).add_(1)
     assert seen.names == ["aten.ones.default", "aten.add_.Tensor"]
 
@@ -121,7 +115,7 @@ def test_functional_call() -> None:
     model = writer("batch norm")
     before = portrait(model)
     replaced = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with unchanged(model):
+    with isolated(model):
         functional_call(model, replaced, (X,))
     assert portrait(model) == before
 
@@ -135,40 +129,18 @@ def test_transforms_inside() -> None:
         return model(x).sum()
 
     before = portrait(model)
-    with unchanged(model, X):
+    with isolated(model, X):
         vmap(grad(loss))(X)
         vmap(lambda x: x.mul_(2))(X)
     assert portrait(model) == before
     assert X[0, 0] == -1
 
 
-def test_inside_a_transform() -> None:
-    """What is written in the body is undone: the rest is as if there were no body, in the same transform.
-
-    Both ways take the same product, so the bits are the same; four products of one row each may be another kernel's.
-    """
-    model = nn.Linear(3, 1)
-    model.register_buffer("seen", torch.zeros(3))
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        doubled = x * 2
-        with unchanged(model, [x, doubled]):
-            doubled.add_(5)
-        return model(doubled).sum()
-
-    def undone(x: torch.Tensor) -> torch.Tensor:
-        return model(x * 2).sum()
-
-    doubled_weight = 2 * model.weight.detach().expand(4, 3)
-    assert torch.equal(vmap(loss)(X), vmap(undone)(X))
-    assert torch.equal(vmap(grad(loss))(X), doubled_weight)
-
-
 def test_fake_tensors() -> None:
     with torch._subclasses.FakeTensorMode():
         model = nn.BatchNorm1d(3)
         mean = model.running_mean
-        with unchanged(model):
+        with isolated(model):
             model(torch.ones(4, 3))
             model.running_mean = None
     assert model.running_mean is mean
@@ -177,7 +149,7 @@ def test_fake_tensors() -> None:
 def test_real_model_under_fake_mode() -> None:
     model = nn.BatchNorm1d(3)
     before = portrait(model)
-    with torch._subclasses.FakeTensorMode(), unchanged(model):
+    with torch._subclasses.FakeTensorMode(), isolated(model):
         model.extra = torch.ones(2)
     assert portrait(model) == before
 
@@ -185,14 +157,14 @@ def test_real_model_under_fake_mode() -> None:
 def test_export_inside() -> None:
     model = writer("item").eval()
     before = portrait(model)
-    with unchanged(model):
+    with isolated(model):
         torch.export.export(model, (X,))
     assert portrait(model) == before
 
 
 def test_higher_order_operations_inside() -> None:
     model = nn.Linear(3, 3)
-    with unchanged(model):
+    with isolated(model):
         out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
     assert torch.equal(out, X + 1)
 
@@ -202,7 +174,7 @@ def test_compiled_models() -> None:
     compiled = torch.compile(model, backend="eager")
     compiled(X)
     before = portrait(model)
-    with unchanged(compiled):
+    with isolated(compiled):
         compiled(X)
     assert portrait(model) == before
 
@@ -210,6 +182,6 @@ def test_compiled_models() -> None:
 def test_checkpointing() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     before = portrait(model)
-    with unchanged(model):
+    with isolated(model):
         torch.utils.checkpoint.checkpoint(model, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert portrait(model) == before

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,30 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..devices import NATIVE, generators
+from ..devices import NATIVE
 from ..formats.table import is_low
 from ..ops.nodes import mutates
-
-
-def reseed(seed: int) -> None:
-    """Seed the generators of Python, torch, and NumPy where it is in use."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
-
-
-@contextmanager
-def forked(seed: int) -> Iterator[None]:
-    """The body draws from `seed`; afterwards torch's generators, those of GPUs too, are as they were."""
-    kept, of_gpus = torch.get_rng_state(), generators()
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept)
-        for back in of_gpus:
-            back()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.state.draws import Draw, draw_of, drew, in_float32, may_draw
+from auditor.isolation.draws import Draw, draw_of, drew, in_float32, may_draw
 
 aten = torch.ops.aten
 LOW = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,12 +12,19 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.isolation import isolated
 from auditor.patch import runtime
 from auditor.patch.runtime import apply_plan, is_wrapped
-from auditor.patch.temporary import patched
 from tests.patching import PLANS, identity, plan, scope, shared, versions
 from tests.patching import Net as Plain
 from tests.subjects import normal, seeded
+
+
+@contextmanager
+def patched(model: nn.Module, plan: dict[str, Any]) -> Iterator[nn.Module]:
+    with isolated(model):
+        yield apply_plan(model, plan)
+
 
 both = pytest.mark.parametrize("name", PLANS)
 

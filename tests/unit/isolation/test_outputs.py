@@ -19,8 +19,8 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Mul
 from torch.nn.utils.rnn import pack_sequence
 
 import auditor
-from auditor.runs.answer import answer
-from auditor.runs.outputs import tensor_outputs
+from auditor.isolation.answer import answer
+from auditor.isolation.outputs import tensor_outputs
 from tests.subjects import capture_of, normal, seeded
 
 A, B, C = torch.ones(1), torch.ones(2), torch.ones(3)
