@@ -12,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from ..trees import tensors_in
 
+AT_ONCE = 64 << 20
+"""Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
+
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -72,8 +75,14 @@ class Memory:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context in which an operation that writes into one of them finds its memory copied."""
-        return _SaveBeforeWrite(self._before_written) if self._known else nullcontext()
+        """A context in which an operation that writes into one of them finds its memory copied: little memory before the body
+        begins, much of it just before it is written."""
+        pending = {key: known for key, known in self._known.items() if key not in self._copies}
+        if sum(size for _, size in pending.values()) > AT_ONCE:
+            return _SaveBeforeWrite(self._before_written)
+        with plain_torch():
+            self._copies |= {key: storage.clone() for key, (storage, _) in pending.items()}  # type: ignore[no-untyped-call]
+        return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy their memory as it is now, unless that was done before."""

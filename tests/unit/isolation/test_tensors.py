@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from auditor.isolation import isolated
+from auditor.isolation import isolated, tensors
 from auditor.isolation.tensors import TensorState, memory, written_by
 
 aten = torch.ops.aten
@@ -110,8 +110,9 @@ def cloned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return sizes
 
 
-def test_a_parameter_that_is_only_read_is_never_copied(cloned: list[int]) -> None:
+def test_a_parameter_that_is_only_read_is_never_copied(cloned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Large models must not take a second copy of their parameters."""
+    monkeypatch.setattr(tensors, "AT_ONCE", MB)
     model = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024))
     model[0].weight.grad = torch.zeros(1024, 1024)
     with isolated(model, torch.ones(MB)):
