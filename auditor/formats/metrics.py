@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +38,8 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
-        for square, size in _squares(r, c):
+        for run in _runs(r, c):
+            square, size = _squares(*run)
             squares, norm = squares + square, norm + size
     if not math.isfinite(squares):
         return math.inf
@@ -48,37 +47,8 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
     return max(error, flipped)
 
 
-@contextmanager
-def compared_once() -> Iterator[None]:
-    """In the body, in this thread, two tensors that are compared again are known; nothing may write to any that were."""
-    before, _KNOWN.pairs = _KNOWN.pairs, {}
-    try:
-        yield
-    finally:
-        _KNOWN.pairs = before
-
-
-class _Known(threading.local):
-    """pairs: the squares of two tensors, and the two, whose memory is no other's for as long as they are held."""
-
-    pairs: dict[Hashable, tuple[list[tuple[float, float]], torch.Tensor, torch.Tensor]] | None = None
-
-
-_KNOWN = _Known()
-
-
-def _squares(r: torch.Tensor, c: torch.Tensor) -> list[tuple[float, float]]:
-    """The squared error and the squared size of each run of two tensors."""
-    known = _KNOWN.pairs
-    if known is None or any(type(x) is not torch.Tensor or x.device.type != "cpu" for x in (r, c)):
-        return [_square(*pair) for pair in _runs(r, c)]
-    key = tuple((x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in (r, c))
-    if key not in known:
-        known[key] = [_square(*pair) for pair in _runs(r, c)], r, c
-    return known[key][0]
-
-
-def _square(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """The squared error and the squared size of a run."""
     r64, c64 = _as_float64(r), _as_float64(c)
     square, size = _sum_of_squares(c64 - r64), _sum_of_squares(r64)
     return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)

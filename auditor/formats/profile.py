@@ -11,7 +11,6 @@ import torch
 
 from ..records import Magnitudes
 from ..sparing import now
-from .entries import is_plain
 from .metrics import Damage, damage, max_ulp, relative_l2
 from .rounding import round_to
 from .table import Format, is_low
@@ -139,20 +138,6 @@ class Profile:
 def _of_zeros(size: float) -> float:
     """The relative error of a tensor that is to be all zeros."""
     return 0.0 if size == 0 else math.inf
-
-
-def near_relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """As `relative_l2`, in a third of the time: norms of short runs are taken in float32, which is off by some 1e-6 of it."""
-    both = reference, candidate
-    usual = all(is_plain(x) and (x.dtype is torch.float32 or is_low(x.dtype)) for x in both)
-    if not usual or reference.shape != candidate.shape:
-        return relative_l2(*both)
-    size = norm = 0.0
-    for r, c in _chunks(reference.float(), candidate):
-        size, norm = math.hypot(size, _norm(_gap(c, r))), math.hypot(norm, _norm(r))
-    if not math.hypot(size, norm) < math.inf:
-        return relative_l2(*both)
-    return size / norm if norm else _of_zeros(size)
 
 
 class _Span:

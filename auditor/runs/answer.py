@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from ..devices import is_native
 from ..dispatch import intercepted, uncompiled, unfused
 from ..imitation import Imitation, imitated
-from ..ops.products import forwards_only
 from ..pulse import beat
 from ..records import Batch
 from ..state import unchanged
@@ -78,7 +77,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
         asked.append(True)
         raise RuntimeError("a saved tensor was not kept")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted), forwards_only():
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted):
         yield
 
 

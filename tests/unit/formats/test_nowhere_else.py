@@ -27,8 +27,6 @@ ALLOWED = {
     "measure/testrun.py": "differences that enter inner products alone are kept in two bytes",
     "ops/autocast.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
     "ops/lists.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
-    "ops/products.py": "products that some processors have in BF16",
-    "ops/recurrent.py": "recurrent layers in BF16 are left to torch, whose products in it are quick",
     "ops/table.py": "both of these, as columns of the operations",
     "plan/units.py": "the rounding that a metric is tried on",
     "records/audit.py": "examples, in a document",

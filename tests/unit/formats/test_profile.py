@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from auditor.errors import MeasureError
 from auditor.formats.metrics import damage, max_ulp, relative_l2
-from auditor.formats.profile import Profile, near_relative_l2
+from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
 from auditor.records import Magnitudes
 from tests.subjects import normal
@@ -125,25 +124,6 @@ def relative_beats(r: Tensor, c: Tensor) -> bool:
     return bool(torch.isfinite(gap).all()) and bool(torch.isfinite(r).all())
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.lists(st.tuples(numbers, numbers), max_size=40)
-)
-def test_a_near_error_against_the_definition(dtype: torch.dtype, pairs: list[tuple[float, float]]) -> None:
-    reference, candidate = (Tensor([pair[i] for pair in pairs]) for i in (0, 1))
-    expected = relative_l2(reference, candidate.to(dtype))
-    assert near_relative_l2(reference, candidate.to(dtype)) == pytest.approx(expected, rel=1e-5, nan_ok=True)
-
-
-def test_a_near_error_of_what_has_no_runs() -> None:
-    x = torch.rand(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert near_relative_l2(x, x * (1 + 1e-12)) == relative_l2(x, x * (1 + 1e-12)) > 0
-    sparse = x.float().to_sparse()
-    assert near_relative_l2(sparse, sparse * 2) == 1
-    with pytest.raises(MeasureError):
-        near_relative_l2(x.float(), x.float()[:1])
-
-
 def test_infinities_that_belong_there_cost_nothing() -> None:
     mask = torch.tensor([-math.inf, 3.0, 4.0])
     found, gap = Profile(mask).deviation(mask.half(), FORMATS["fp16"])
@@ -200,10 +180,3 @@ def test_exponents_of_many_numbers_are_counted_one_by_one(numbers: int) -> None:
     powers, counts = powers.clamp(min=-127).unique(return_counts=True)
     assert found.exponents == dict(zip(powers.tolist(), counts.tolist(), strict=True))
     assert found.zeros == int((x == 0).sum())
-
-
-@pytest.mark.parametrize("candidate", [torch.zeros(300_000), torch.full((300_000,), 1e-30)])
-def test_of_zeros_the_near_error_is_the_relative_error(candidate: torch.Tensor) -> None:
-    zeros = torch.zeros(300_000)
-    assert near_relative_l2(zeros, candidate) == relative_l2(zeros, candidate)
-    assert near_relative_l2(candidate, zeros) == pytest.approx(relative_l2(candidate, zeros), rel=1e-6)
