@@ -28,7 +28,6 @@ from .measure.regions import run_regions
 from .measure.workingset import working_set
 from .options import Options
 from .plan.baselines import baselines_of, today_of
-from .plan.costs import costs_of, heavy
 from .plan.everything import everything_low
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import as_run, plans_of
@@ -85,7 +84,7 @@ def _once(subject: Subject, options: Options) -> Audit:
         with kept.written(), stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick, kept)
-            noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)
+            noise = heard(first, subject, yardstick, seed, options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):

@@ -38,7 +38,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
-        for run in _runs(r, c):
+        for run in runs(r, c):
             square, size = _squares(*run)
             squares, norm = squares + square, norm + size
     if not math.isfinite(squares):
@@ -59,13 +59,13 @@ def _sum_of_squares(x: torch.Tensor) -> float:
     return float(torch.dot(flat, flat))
 
 
-def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
-    step = _RUN if r.device.type == "cpu" else now().run
-    if r.numel() <= step or r.shape != c.shape:
-        yield r, c
+def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
+    step = _RUN if tensors[0].device.type == "cpu" else now().run
+    if tensors[0].numel() <= step:
+        yield tensors
         return
-    yield from zip(torch.split(r.reshape(-1), step), torch.split(c.reshape(-1), step), strict=True)
+    yield from zip(*(torch.split(x.reshape(-1), step) for x in tensors), strict=True)
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
@@ -107,28 +107,31 @@ def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Dam
 
     Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
     """
-    r, c = reference.detach(), candidate.detach()
-    finite = torch.isfinite(r)
-    nonzero = finite & (r != 0)
-    total = max(int(nonzero.sum()), 1)
-    magnitude = c.float().abs()
-    subnormal = nonzero & (magnitude > 0) & (magnitude < fmt.smallest_normal)
-    return Damage(
-        overflow=int((finite & torch.isinf(c)).sum()),
-        nan=int((finite & torch.isnan(c)).sum()),
-        underflow=float((nonzero & (magnitude == 0)).sum()) / total,
-        subnormal=float(subnormal.sum()) / total,
-    )
+    counts = [0] * 5
+    for r, c in runs(reference.detach(), candidate.detach()):
+        finite, size = torch.isfinite(r), c.float().abs()
+        nonzero = finite & (r != 0)
+        subnormal = nonzero & (size > 0) & (size < fmt.smallest_normal)
+        kinds = nonzero, finite & torch.isinf(c), finite & torch.isnan(c), nonzero & (size == 0), subnormal
+        counts = [count + int(torch.count_nonzero(kind)) for count, kind in zip(counts, kinds, strict=True)]
+    total, overflow, nan, vanished, small = counts
+    return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
 
 
 def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
-    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0."""
-    r, c = _as_float64(reference), _as_float64(candidate)
-    if r.numel() == 0:
-        return 0.0
-    exponent = torch.frexp(r.abs().clamp_min(fmt.smallest_normal))[1] - 1
-    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(torch.where(torch.isfinite(r), ulps, torch.zeros_like(ulps)).max())
+    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0.
+
+    In float32, where the difference of two close numbers is exact (Sterbenz).
+    """
+    most = 0.0
+    for r, c in runs(reference.detach().float(), candidate.detach()):
+        if not r.numel():
+            break
+        size = r.abs().clamp_min(fmt.smallest_normal)
+        ulps = (c.float() - r).abs() / (size / torch.frexp(size).mantissa / 2)
+        ulps = torch.where(torch.isfinite(r), ulps.nan_to_num(math.inf, math.inf), 0.0)
+        most = max(most, float(ulps.max()) / fmt.epsilon)
+    return most
 
 
 def sqnr_db(relative_error: float) -> float:

@@ -38,7 +38,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. enabled: see `noise.graded_on`, where that was run before. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
     Options. flags: how the caller had set torch to compute FP32.
     """
 
@@ -60,7 +60,6 @@ class Workbench:
     floor: Noise = field(default_factory=Noise)
     kept: Kept = NOTHING
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    enabled: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
@@ -113,7 +112,7 @@ class Workbench:
 
     @cached_property
     def _with_gradients(self) -> list[torch.Tensor] | str:
-        return graded_on(self.subject, self.checks[0], self.seed) if self.enabled is None else self.enabled
+        return graded_on(self.subject, self.checks[0], self.seed)
 
     @cached_property
     def holding(self) -> dict[str, str]:
@@ -230,7 +229,6 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
-        enabled=noise.graded,
         kept=kept,
     )
 
