@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..records import Magnitudes
-from .metrics import relative_l2, runs
+from .metrics import relative_l2, runs, sum_of_squares
 from .table import FORMATS, Format
 
 SIGNIFICANT_BITS = 24
@@ -25,15 +25,16 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
     exponents: Counter[int] = Counter()
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
-        sizes = run.abs()
-        if not bool((sizes < math.inf).all()):
+        sizes = run.abs().reshape(-1)
+        if sizes.numel() and not float(sizes.max()) < math.inf:
             sizes = sizes[sizes < math.inf]
         exponents.update(exponent_counts(sizes))
-        zeros += int(torch.count_nonzero(sizes == 0))
-        square += float(sizes.double().square().sum())
+        square += sum_of_squares(sizes.double())
         if sizes.numel():
             largest = max(largest, float(sizes.max()))
-            smallest = min(smallest, float(torch.where(sizes > 0, sizes, math.inf).min()))
+            nothing = sizes == 0
+            zeros += int(torch.count_nonzero(nothing))
+            smallest = min(smallest, float(sizes.masked_fill(nothing, math.inf).min()))
     nonfinite = x.numel() - exponents.total()
     exponents[-_BIAS] -= zeros
     counts = {exponent: count for exponent, count in sorted(exponents.items()) if count}

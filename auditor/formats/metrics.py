@@ -13,6 +13,9 @@ from ..sparing import now
 from .entries import dense, entries, is_plain, places
 from .table import Format
 
+_EXPONENT = 0x7F800000
+"""Bits of a float32's exponent."""
+
 _RUN = 1 << 17
 """Entries of a run: their copies in float64 stay in the cache."""
 
@@ -50,11 +53,12 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
 def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
     """The squared error and the squared size of a run."""
     r64, c64 = _as_float64(r), _as_float64(c)
-    square, size = _sum_of_squares(c64 - r64), _sum_of_squares(r64)
+    square, size = sum_of_squares(c64 - r64), sum_of_squares(r64)
     return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)
 
 
-def _sum_of_squares(x: torch.Tensor) -> float:
+def sum_of_squares(x: torch.Tensor) -> float:
+    """Of all entries, in the dtype that they have."""
     flat = x.reshape(-1)
     return float(torch.dot(flat, flat))
 
@@ -109,11 +113,15 @@ def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Dam
     """
     counts = [0] * 5
     for r, c in runs(reference.detach(), candidate.detach()):
-        finite, size = torch.isfinite(r), c.float().abs()
+        size = c.float().abs()
+        finite = r.abs() < math.inf
         nonzero = finite & (r != 0)
-        subnormal = nonzero & (size > 0) & (size < fmt.smallest_normal)
-        kinds = nonzero, finite & torch.isinf(c), finite & torch.isnan(c), nonzero & (size == 0), subnormal
-        counts = [count + int(torch.count_nonzero(kind)) for count, kind in zip(counts, kinds, strict=True)]
+        kinds = [nonzero]
+        if size.numel() and not fmt.smallest_normal <= float(size.min()) <= float(size.max()) < math.inf:
+            subnormal = (size > 0) & (size < fmt.smallest_normal)
+            kinds += [finite & (size == math.inf), finite & size.isnan(), nonzero & (size == 0), nonzero & subnormal]
+        for index, kind in enumerate(kinds):
+            counts[index] += int(torch.count_nonzero(kind))
     total, overflow, nan, vanished, small = counts
     return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
 
@@ -127,10 +135,13 @@ def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> fl
     for r, c in runs(reference.detach().float(), candidate.detach()):
         if not r.numel():
             break
-        size = r.abs().clamp_min(fmt.smallest_normal)
-        ulps = (c.float() - r).abs() / (size / torch.frexp(size).mantissa / 2)
-        ulps = torch.where(torch.isfinite(r), ulps.nan_to_num(math.inf, math.inf), 0.0)
-        most = max(most, float(ulps.max()) / fmt.epsilon)
+        power = (r.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
+        steps = (c.float() - r).abs() / power.clamp_min(fmt.smallest_normal)
+        largest = float(steps.max())
+        if not largest < math.inf:
+            steps = torch.where(r.abs() < math.inf, steps.nan_to_num(math.inf, math.inf), 0.0)
+            largest = float(steps.max())
+        most = max(most, largest / fmt.epsilon)
     return most
 
 

@@ -83,7 +83,10 @@ class _Way:
             for weight in self._projection:
                 found = (_product(found[0], weight, None, self._row), *found[1:])
             outputs.append(found[0])
-            states = tuple(torch.cat((x, old[len(x) :])) for x, old in zip(found, states, strict=True))
+            ended = len(from_input) < len(
+                states[0]
+            )  # of sequences that are no longer this long, what they ended with stays
+            states = tuple(torch.cat((x, y[len(x) :])) for x, y in zip(found, states, strict=True)) if ended else found
         return torch.cat(outputs[::-1] if backwards else outputs), states
 
 
@@ -115,10 +118,11 @@ _Step = Callable[[Tensor, Tensor, _States], _States]
 
 def _gru(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
     (state,) = states
-    reset_i, update_i, fresh_i = from_input.chunk(3, -1)
-    reset_h, update_h, fresh_h = from_state.chunk(3, -1)
-    fresh = (fresh_i + (reset_i + reset_h).sigmoid() * fresh_h).tanh()
-    return (fresh + (update_i + update_h).sigmoid() * (state - fresh),)
+    sizes = [2 * state.shape[-1], state.shape[-1]]
+    gates_i, fresh_i = torch.split(from_input, sizes, -1)
+    gates_h, fresh_h = torch.split(from_state, sizes, -1)
+    reset, update = (gates_i + gates_h).sigmoid().chunk(2, -1)
+    return (torch.lerp(torch.addcmul(fresh_i, reset, fresh_h).tanh(), state, update),)
 
 
 def _lstm(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
