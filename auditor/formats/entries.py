@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+ON_GPU = 1 << 24
+"""Entries of a tensor that are looked at together on a GPU: few enough to need little memory, enough to keep it busy."""
+
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 

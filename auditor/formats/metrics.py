@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import MeasureError
-from ..sparing import now
-from .entries import dense, entries, is_plain, places
+from .entries import ON_GPU, dense, entries, is_plain, places
 from .table import Format
 
 _EXPONENT = 0x7F800000
@@ -65,7 +64,7 @@ def sum_of_squares(x: torch.Tensor) -> float:
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Tensors of one shape, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
-    step = _RUN if tensors[0].device.type == "cpu" else now().run
+    step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
     if tensors[0].numel() <= step:
         yield tensors
         return

@@ -18,17 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
+from ..isolation.answer import answer
+from ..isolation.members import is_wrapped
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import flags, reseed, under
 from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
-from ..runs.wrapped import is_wrapped
-from ..state.draws import reseed
-from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
-from .fused import otherwise
 from .hooked import held_outside, present, told
 from .placement import beside
 from .sandbox import blame, user_code
@@ -126,8 +124,6 @@ def check(subject: Subject) -> Subject:
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        note = otherwise(subject.model, subject.batches[0], answers[0])
-        subject = replace(subject, warnings=(*subject.warnings, note)) if note else subject
         if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
             raise LoadError(
                 f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"

@@ -15,6 +15,7 @@ from ..errors import first_line
 from ..formats.entries import dense
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
@@ -22,9 +23,7 @@ from ..pulse import beat
 from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
-from ..replay.results import waiting
 from ..replay.step import Step
-from ..state.draws import forked
 
 Leaves = list[torch.Tensor | None]
 
@@ -114,7 +113,7 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
     reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
     gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
-    handed = Handed(reference.sources, [None if g is None else waiting(g.bfloat16()) for g in gaps], results)
+    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
     return Tested(error, handed, reaches)
 
 
@@ -133,7 +132,7 @@ def _error(exact: Leaves, rounded: Leaves) -> NodeError:
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
     if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
         return None
-    return waiting((theirs.float() - ours.float()).bfloat16())
+    return (theirs.float() - ours.float()).bfloat16()
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
     try:
-        with forked(step.seed), torch.enable_grad():
+        with isolated(seed=step.seed), torch.enable_grad():
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:

@@ -30,7 +30,6 @@ class InFormat:
 
     values, profiles: reference results and their magnitudes so far. by_inputs: products whose inputs' errors are told
     apart. cheap: nodes that take little to be run once more. deciding: nodes shortly before a discrete result. guarding: those that keep a denominator from zero.
-    known: {node: (its error, its largest magnitude)}, where they were measured before: nothing runs low from the start then.
     """
 
     def __init__(
@@ -43,14 +42,13 @@ class InFormat:
         cheap: Collection[str],
         deciding: Collection[str],
         guarding: Collection[str],
-        known: Mapping[str, tuple[NodeError, float]] | None = None,
     ) -> None:
         self.low = LowRun(capture, format, values)
         self.errors: dict[str, NodeError] = {}
         self.traces: dict[str, Trace] = {}
         self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
         self._cheap = cheap
-        self._deciding, self._guarding, self._known = deciding, guarding, known
+        self._deciding, self._guarding = deciding, guarding
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> None:
@@ -64,7 +62,7 @@ class InFormat:
 
     def _untold(self, n: fx.Node, error: NodeError) -> None:
         """A node whose errors nobody can tell."""
-        if n not in self.low.env and self._known is None:
+        if n not in self.low.env:
             self.low.advance(n)
         self.errors[n.name], self.traces[n.name] = error, Trace([], [])
 
@@ -78,10 +76,6 @@ class InFormat:
             return
         inputs = self.low.rounded_inputs(n)
         alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
-        if self._known is not None:
-            self.errors[n.name] = error = self._known[n.name][0]
-            self.traces[n.name] = self._trace(n, alone, error)
-            return
         self.low.advance(n)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
         error = self._error(n, alone)
@@ -113,8 +107,6 @@ class InFormat:
         return replace(trace, low=alone.low if kept else None, certain=certain, vanished=vanished)
 
     def _overflows(self, n: fx.Node) -> bool:
-        if self._known is not None:
-            return not self._known[n.name][1] <= self.low.row.largest
         profile = self._profiles.get(n)
         return profile is not None and not profile.range.max_abs <= self.low.row.largest
 

@@ -9,19 +9,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
 from ..ops.nodes import settled, target_of, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
 from ..replay.execute import Replay
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
@@ -34,13 +33,6 @@ class Heard:
 
     found: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-
-
-def heard(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, native: bool = False) -> Heard:
-    """What `noise_of` finds; of several ranks the first listens for all, and outputs stay with it."""
-    if not ranks.together():
-        return noise_of(capture, subject, yardstick, seed, native=native)
-    return Heard(ranks.from_first("noise", lambda: noise_of(capture, subject, yardstick, seed, native=native).found))
 
 
 def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> Heard:

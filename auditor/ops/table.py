@@ -123,8 +123,7 @@ class Operation:
     replaces_memory: bool = False  # the argument has other memory afterwards
     writes_nothing: bool = False  # in place: entries, shape and memory stay
     twin: str = ""  # the packet that returns what this one writes in place, where it has another name
-    known_as: str = ""  # the overload that rules and autocast know it by
-    same_arguments: bool = False  # and that takes the same arguments
+    known_as: str = ""  # the overload with the same arguments that rules know it by
 
     # From the lists of torch: autocast.toml and half_kernels.toml.
     autocast: Treatment = "none"  # what autocast on CUDA does to it

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import nn
 
-from .. import ranks
+from ..isolation.members import size_of
 from ..patch.emit import emit
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from ..state.members import size_of
-from ..verify import OFFLOADED, WITH_GRADIENTS, Answers, NotHandedOver, answers_of, answers_under
+from ..verify import OFFLOADED, Answers, NotHandedOver, answers_of, answers_under
 from .scores import raising
 from .workbench import Workbench
 
@@ -24,15 +23,12 @@ Given = dict[str, Answers | str]
 def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> Given:
     """What the model answers under each plan, on each of the bench's checks, or the one-line reason why it does not.
 
-    The ranks share the checks. waiting: called every second.
+    waiting: called every second.
     """
-    given: Given = {}
-    if ranks.part(bench.checks):
-        fresh = bench.subject.origin is not None and not bench.not_fresh
-        given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
+    fresh = bench.subject.origin is not None and not bench.not_fresh
+    given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
     bench.holding.update({name: one.held for name, one in given.items() if isinstance(one, Answers) and one.held})
-    brought = [one for one in ranks.each_rank("patched models", given) if one]
-    return {name: _joined([one[name] for one in brought], len(bench.checks)) for name in plans}
+    return given
 
 
 def holding_told(bench: Workbench) -> tuple[str, ...]:
@@ -48,17 +44,6 @@ def holding_told(bench: Workbench) -> tuple[str, ...]:
             for reason in others
         ),
     )
-
-
-def _joined(parts: Sequence[Answers | str], count: int) -> Answers | str:
-    """The parts in the order of the checks; why the first of them failed, where one did."""
-    failures = [part for part in parts if isinstance(part, str)]
-    if failures:
-        return min(failures, key=lambda failure: failure.startswith(WITH_GRADIENTS))
-    outputs = [part.outputs for part in parts if isinstance(part, Answers)]
-    first = parts[0]
-    assert isinstance(first, Answers)
-    return Answers([outputs[i % len(outputs)][i // len(outputs)] for i in range(count)], first.graded)
 
 
 def _in_fresh_process(
@@ -90,10 +75,9 @@ def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, A
 
 
 def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
-    gradients, most = bench.graded is not None and ranks.leads(), bench.most  # of the model before it is patched
-    batches = ranks.part(bench.checks)
+    gradients, most = bench.graded is not None, bench.most  # of the model before it is patched
 
     def run(model: nn.Module) -> Answers | str:
-        return answers_of(model, batches, bench.device, bench.seed, gradients, most)
+        return answers_of(model, bench.checks, bench.device, bench.seed, gradients, most)
 
     return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

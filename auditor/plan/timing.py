@@ -12,14 +12,15 @@ import torch
 
 from ..devices import let_go, name_of
 from ..formats.table import runs
+from ..isolation import isolated
+from ..isolation.members import size_of
+from ..isolation.process import loose, under
 from ..patch.emit import emit
+from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
-from ..patch.temporary import patched
 from ..raised import let_through
 from ..records import Plan, Timed, Times, Timing
 from ..recursion import deep
-from ..state.flags import loose, under
-from ..state.members import size_of
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, NotHandedOver, Verifier, failure_of, timed
 from .scores import raising
@@ -100,9 +101,11 @@ def _here(bench: Workbench, plan: Plan | None, name: str) -> Timed | str:
         with (
             deep(),
             under(bench.flags) if name == TODAY else nullcontext(),
-            patched(model, plan_table(plan)) if plan is not None else nullcontext(model) as followed,
+            isolated(model),
         ):
-            return timed(followed, bench.checks[0], bench.device, seed=bench.seed, apart=False)
+            if plan is not None:
+                apply_plan(model, plan_table(plan))
+            return timed(model, bench.checks[0], bench.device, seed=bench.seed, apart=False)
     except Exception as error:
         let_through(error, memory=False)
         return failure_of(error)

@@ -84,7 +84,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call.
+    """One call of a module, or of a function of torch. path: its first name, or the function's; depth: how many calls of
+    modules enclose it; key: differs from call to call.
 
     handed: whether it was given a dtype among its arguments, so that what it casts to is its caller's to say.
     """
@@ -93,18 +94,6 @@ class Call:
     depth: int
     key: str
     handed: bool = False
-
-
-@dataclass(frozen=True)
-class FunctionCall(Call):
-    """One call of a function of torch. path: the function's name.
-
-    numbers: of each module call that encloses it, how many calls of the function there had been by then, this one with
-    them. of: the most there were in one call of the innermost module.
-    """
-
-    numbers: tuple[int, ...] = ()
-    of: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +122,6 @@ CalledFrom = Annotated[
     Written(
         "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
         "of torch that it belongs to; left out where the line stands there itself",
-        later=True,
         left_out=True,
     ),
 ]
@@ -168,7 +156,7 @@ class Node:
     calls: tuple[Call, ...] = ()
     region: AutocastRegion | None = None
     in_place: bool = False
-    function: FunctionCall | None = None
+    function: Call | None = None
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
     called_from: CalledFrom = None
@@ -191,7 +179,7 @@ class Placeholder:
 
     holders: modules whose parameter or buffer it is, each under its first path, whether they are called or not.
     made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
-    argument: of an input, the name of the argument that it is in, or its place among those without one.
+    argument: of an input, what the forward calls it.
     """
 
     name: str

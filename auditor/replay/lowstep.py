@@ -14,10 +14,10 @@ from torch import fx
 from ..formats.entries import dense, is_plain
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
 from ..raised import let_through
-from ..state.draws import forked
 from .execute import PartlyLow, PolicyInterpreter, Replay
 from .step import Step
 from .strategies import plain, running
@@ -96,7 +96,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
 def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
-        with forked(step.seed), torch.enable_grad():
+        with isolated(seed=step.seed), torch.enable_grad():
             loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:

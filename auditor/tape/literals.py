@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from ..dispatch import Region
 from ..formats.table import FORMATS, Format, dtype_of
 from ..imitation import Imitation
+from ..isolation.answer import from_the_start, lowered_batch, stored_in
 from ..ops.nodes import op_name, row_of
 from ..raised import let_through
 from ..records import Batch, Capture, Literals
-from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
 from .outlines import Outlines
 from .record import record

@@ -3,7 +3,7 @@
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .lifetime import unwound
 from .offloading import OFFLOADED, answers_under
-from .running import WITH_GRADIENTS, Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory, says_nothing
+from .running import Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory, says_nothing
 from .scores import FP32, score_here
 from .standing import Standing
 from .timing import TODAY, timed
@@ -13,7 +13,6 @@ __all__ = [
     "OFFLOADED",
     "TIMEOUT",
     "TODAY",
-    "WITH_GRADIENTS",
     "Answers",
     "NotHandedOver",
     "Outputs",

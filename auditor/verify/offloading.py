@@ -15,10 +15,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .. import mapped
+from ..isolation import isolated
+from ..isolation.members import modules_of, named_modules
+from ..isolation.tensors import plain_torch
 from ..raised import let_through
-from ..state.members import modules_of, named_modules
-from ..state.restored import restored
-from ..state.storages import plain_torch
 from ..trees import tensors_in
 from .running import Answers, failure_of
 
@@ -66,7 +66,7 @@ def offloaded(model: nn.Module, apply: Apply, run: Run) -> Answers | str:
 
 
 def _as_it_lies(model: nn.Module, apply: Apply, run: Run) -> Answers | str:
-    with restored(model):
+    with isolated(model):
         try:
             apply(model)
         except Exception as error:
@@ -78,7 +78,7 @@ def _as_it_lies(model: nn.Module, apply: Apply, run: Run) -> Answers | str:
 def _hooked(model: nn.Module, apply: Apply, run: Run) -> Answers | str:
     loaded: set[int] = set()
     absent = _Absent(loaded)
-    with restored(model):
+    with isolated(model):
         try:
             values = emptied(model)
             apply(model)

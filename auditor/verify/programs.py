@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..isolation.process import ieee
 from ..recursion import deep
 from ..score import Given
-from ..state.ieee import ieee
 from .artefact import READY
 from .lifetime import tasks
 from .running import Answers, answers_of, failure_of

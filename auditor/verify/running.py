@@ -11,9 +11,10 @@ from torch import nn
 
 from ..devices import is_native
 from ..errors import AuditorError, first_line
+from ..imitation import as_on
+from ..isolation.answer import answer
 from ..raised import let_through, out_of_memory
 from ..records import Batch
-from ..runs.answer import answer, as_on
 
 NO_MEMORY = "out of memory"
 
@@ -21,9 +22,6 @@ NOT_RUN = "not run, "
 """How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
 
 Outputs = list[list[torch.Tensor]]
-
-WITH_GRADIENTS = "with gradients enabled"
-"""How the reason begins why a model has no answer that has one without."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def answers_of(
         graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
-        return f"{WITH_GRADIENTS}, {failure_of(error)}"
+        return f"with gradients enabled, {failure_of(error)}"
     return Answers(outputs, [x.cpu() for x in graded])
 
 

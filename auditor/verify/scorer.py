@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import AuditorError
+from ..imitation import as_on
+from ..isolation import isolated
 from ..recursion import deep
-from ..runs.answer import as_on
 from ..score import Given, Unscored, given_by, named
-from ..state.restored import restored
 from .running import failure_of
 from .scores import COUNTED, FP32, counted
 
@@ -38,7 +38,7 @@ def score_plan(
             patched.apply(model, plan)
         return model
 
-    with restored(model):
+    with isolated(model):
         return score_model(applied, plan, asked, settings)
 
 

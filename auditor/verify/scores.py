@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from ..patch.temporary import patched
+from ..imitation import as_on
+from ..isolation import isolated
+from ..patch.runtime import apply_plan
 from ..raised import let_through
-from ..runs.answer import as_on
 from ..score import Given, Scoring, Unscored, given_by
 from .running import failure_of
 
@@ -44,10 +45,12 @@ def score_here(
     """
     around = nullcontext if name == FP32 else partial(as_on, device)
     try:
-        with patched(model, plan) if plan is not None else nullcontext(model) as followed:
+        with isolated(model):
+            if plan is not None:
+                apply_plan(model, dict(plan))
             return given_by(
                 scoring,
-                followed,
+                model,
                 seed=seed,
                 around=around,
                 most=most,

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..isolation import isolated
+from ..isolation.answer import copied
+from ..isolation.members import modules_of
+from ..isolation.process import reseed
+from ..isolation.tensors import memory
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Timed, Times
-from ..runs.answer import copied
-from ..state import unchanged
-from ..state.draws import reseed
-from ..state.members import modules_of
-from ..state.storages import memory
 from ..trees import tensors_in
 from . import instruments
 from .running import failure_of
@@ -54,9 +54,8 @@ class Forward:
     def seconds(self, call: Call) -> float:
         """What it takes with `call` in the model's place."""
         beat()
-        with unchanged(self.model, self.batch, watched=False):
+        with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            reseed(self.seed)
             with _disable_current_modes(), torch.no_grad(), instruments.clock(self.device) as elapsed:
                 call(*args, **kwargs)
             return elapsed()
@@ -75,9 +74,8 @@ class Forward:
 
     def memory(self) -> int:
         """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
-        with unchanged(self.model, self.batch, watched=False):
+        with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            reseed(self.seed)
             with _disable_current_modes(), torch.no_grad(), instruments.memory(self.device) as most:
                 self.model(*args, **kwargs)
             held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
@@ -103,7 +101,7 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
             let_through(error, memory=False)
             missing[name] = failure_of(error)
 
-    with unchanged(model, batch):
+    with isolated(model, batch):
         take("first", lambda: _first(forward))  # whose writes are seen, and undone
         if "first" in missing:
             return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
@@ -122,9 +120,8 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
 
 
 def _first(forward: Forward) -> None:
-    with unchanged(forward.model, forward.batch, watched=False):
+    with isolated(forward.model, forward.batch, seed=forward.seed):
         args, kwargs = copied(forward.batch)
-        reseed(forward.seed)
         with torch.no_grad():
             forward.model(*args, **kwargs)
 

@@ -20,18 +20,16 @@ from torch.utils import _pytree as pytree
 
 from .. import mapped
 from ..devices import is_native, is_spread
+from ..isolation import isolated
+from ..isolation.answer import answer
+from ..isolation.process import ieee, reseed, under
 from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
 from ..raised import out_of_memory
 from ..records import Batch, Timed
 from ..recursion import deep
-from ..runs.answer import answer
 from ..score import Given
-from ..state.draws import reseed
-from ..state.flags import under
-from ..state.ieee import ieee
-from ..state.restored import restored
 from .artefact import FAILED, READY, SAME, UNREAD
 from .lifetime import tasks
 from .offloading import answers_under
@@ -168,7 +166,7 @@ def time_plan(
     """What one forward takes under one plan, or in FP32, which as TODAY is that of the caller's flags; see `run_plan`."""
     torch.set_num_threads(asked["threads"])
     flags = under(asked["flags"]) if plan == TODAY else ieee()
-    with deep(), flags, restored(model):
+    with deep(), flags, isolated(model):
         try:
             applied = FP32 if plan == TODAY else plan
             if applied in patched.PLANS:

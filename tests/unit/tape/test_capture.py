@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
+from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
-from auditor.runs.outputs import tensor_outputs
 from auditor.tape.capture import Recording, _check, recorded
 from auditor.tape.history import AGREEMENT
 from tests.capturing import Function
