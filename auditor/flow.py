@@ -26,12 +26,11 @@ from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate_paths
-from .measure.noise import heard
+from .measure.noise import noise_of
 from .measure.regions import run_regions
 from .measure.workingset import working_set
 from .options import Options
 from .plan.baselines import baselines_of, today_of
-from .plan.costs import costs_of, heavy
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import everything_low, plans_of
 from .plan.reach import with_reach
@@ -107,7 +106,7 @@ def _audited(subject: Subject, options: Options) -> Audit:
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
-            noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)
+            noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):

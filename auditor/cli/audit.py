@@ -175,16 +175,13 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
 def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
     """Start the process that verifies, which imports what it needs while the user's code is loaded. From here on this
     process holds what it may."""
-    from ..mapped import limited, now
-    from ..mapped.freeing import keep_freed
+    from ..mapped import limited
 
     if not args.dry_run:
         from ..verify.lifetime import standby
 
         held.enter_context(standby())
     held.enter_context(limited(options.most_resident or _automatic(args, options)))
-    if guard.is_watched() and now() is None:
-        keep_freed()
 
 
 def _automatic(args: argparse.Namespace, options: Options) -> int | None:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..dispatch import uncompiled, unfused
-from ..ops.products import forwards_only
 from ..pulse import beat
 from ..records import Batch
 from .isolated import isolated
@@ -66,7 +65,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
         asked.append(True)
         raise RuntimeError("a saved tensor was not kept")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted), forwards_only():
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted):
         yield
 
 

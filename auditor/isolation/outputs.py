@@ -16,8 +16,6 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from ..formats.entries import same
-
 LONE = "output"
 """What a tensor is called that is all a model returns."""
 
@@ -38,11 +36,6 @@ class NamedTensors(list[torch.Tensor]):
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> NamedTensors:
         """The same names, every tensor changed."""
         return NamedTensors(map(change, self), self.names)
-
-
-def identical(first: NamedTensors, other: NamedTensors) -> bool:
-    """Whether two runs gave the same under the same names, bit for bit."""
-    return first.names == other.names and all(same(a, b) for a, b in zip(first, other, strict=True))
 
 
 def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from ..isolation.members import is_wrapped
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..raised import let_through
-from ..records import Answer, Batch, Origin, Subject
+from ..records import Batch, Origin, Subject
 from ..recursion import deep
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
@@ -118,9 +118,7 @@ def check(subject: Subject) -> Subject:
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         subject, answers = _run(subject)
-        checked = (subject.held_out or subject.batches)[0]
-        subject = replace(subject, answers={id(checked): answers[len(subject.batches) if subject.held_out else 0]})
-        leaves = [leaf for answer in answers for leaf in answer.outputs]
+        leaves = [leaf for answer in answers for leaf in answer]
         _reject_closed(subject, leaves, "returns", "return")
         _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
@@ -152,7 +150,7 @@ def _reject_surroundings() -> None:
         )
 
 
-def _run(subject: Subject) -> tuple[Subject, list[Answer]]:
+def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
     try:
         return subject, _forwards(subject)
@@ -283,22 +281,9 @@ def _reject_lazy(model: nn.Module) -> None:
             )
 
 
-def _forwards(subject: Subject) -> list[Answer]:
-    """What the model gives for each batch; for the first one with gradients enabled where it can be run so.
-
-    The run that is recorded is one without them. Raises: LoadError.
-    """
-    first, *others = subject.batches + subject.held_out
-    found = _with_gradients(subject, first) or Answer(_forward(subject, first), gradients=False)
-    return [found, *(Answer(_forward(subject, batch), gradients=False) for batch in others)]
-
-
-def _with_gradients(subject: Subject, batch: Batch) -> Answer | None:
-    try:
-        return Answer(answer(subject.model, batch, gradients=True), gradients=True)
-    except (Exception, SystemExit) as error:
-        let_through(error, memory=False)
-        return None
+def _forwards(subject: Subject) -> list[NamedTensors]:
+    """What the model gives for each batch. Raises: LoadError."""
+    return [_forward(subject, batch) for batch in subject.batches + subject.held_out]
 
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:

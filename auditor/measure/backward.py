@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..formats.entries import dense
+from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..isolation import isolated
 from ..ops.casting import lowered
@@ -117,34 +118,21 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 of all gradients together, beside what is not finite."""
-    overflow, nan, gap, size = 0, 0, 0.0, 0.0
-    for ours, theirs in zip(exact, rounded, strict=True):
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
-            infinite, undefined, difference, magnitude = _compared(ours, theirs)
-            overflow, nan = overflow + infinite, nan + undefined
-            gap, size = gap + difference**2, size + magnitude**2
-    error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
-    return NodeError(local_error=error, overflow=overflow, nan=nan)
+    """Relative L2 of all gradients together where they are finite in FP32, beside what is not finite there."""
+    pairs = [
+        (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
+        for ours, theirs in zip(exact, rounded, strict=True)
+        if ours is not None and theirs is not None and ours.shape == theirs.shape
+    ]
+    reference, low = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+    overflow, nan = (sum(int(lost(x).sum()) for x in low) for lost in (torch.isinf, torch.isnan))
+    return NodeError(local_error=output_error(reference, low), overflow=overflow, nan=nan)
 
 
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
     if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
         return None
     return (theirs.float() - ours.float()).bfloat16()
-
-
-def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, int, float, float]:
-    """Entries that only the low gradient has infinite, and NaN; the norms of the difference and of the FP32 gradient."""
-    difference = float(torch.linalg.vector_norm(theirs - ours, dtype=torch.float64))
-    magnitude = float(torch.linalg.vector_norm(ours, dtype=torch.float64))
-    if math.isfinite(difference) and math.isfinite(magnitude):
-        return 0, 0, difference, magnitude
-    finite = torch.isfinite(ours)
-    kept, low = ours[finite], theirs[finite]
-    difference = float(torch.linalg.vector_norm(low - kept, dtype=torch.float64))
-    magnitude = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
-    return int(torch.isinf(low).sum()), int(torch.isnan(low).sum()), difference, magnitude
 
 
 @dataclass(frozen=True)

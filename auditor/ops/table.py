@@ -77,7 +77,6 @@ class Operation:
     # Products and layers.
     product: bool = False  # a matrix product or convolution, summed in FP32 on tensor cores
     attention: bool = False  # a product with a softmax inside, and so not linear in each argument
-    bf16_on_cpu: bool = False  # a product that some processors compute in BF16
     flops: str = ""  # the formula for its operations, in ops/flops.py
     gemm: str = ""  # the formula for m, n and k, in facts/dimensions.py
     scan: str = ""  # how partial results along one dimension are joined, in ops/scans.py

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 from ..isolation.members import size_of
-from ..ops.remembered import Products
 from ..patch.emit import emit
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
@@ -55,7 +54,7 @@ def _in_fresh_process(
         verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
         emitted = {**plans, **raising(subject)}
         file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, _by_format(plans), waiting)
+        return verifier.answers(file, list(plans), waiting)
     except NotHandedOver as problem:
         bench.not_fresh.append(str(problem))
         return _in_this_process(bench, plans)
@@ -72,21 +71,13 @@ def fresh_told(bench: Workbench) -> tuple[str, ...]:
 
 def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
     """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    known, order = Products(), _by_format(plans)
-    return {name: _patched_here(bench, plans[name], known, name == order[-1]) for name in order}
+    return {name: _patched_here(bench, plan) for name, plan in plans.items()}
 
 
-def _by_format(plans: Mapping[str, Plan]) -> list[str]:
-    """Their names, those of one format one after the other: such plans have products in common. The formats as they come:
-    under autocast to BF16 a recurrent layer runs in FP16, which comes first."""
-    formats = list(dict.fromkeys(plan.format for plan in plans.values()))
-    return sorted(plans, key=lambda name: formats.index(plans[name].format))
-
-
-def _patched_here(bench: Workbench, plan: Plan, known: Products, last: bool) -> Answers | str:
+def _patched_here(bench: Workbench, plan: Plan) -> Answers | str:
     gradients, most = bench.graded is not None, bench.most  # of the model before it is patched
 
     def run(model: nn.Module) -> Answers | str:
-        return answers_of(model, bench.checks, bench.device, bench.seed, gradients, most, bench.alike, known, last)
+        return answers_of(model, bench.checks, bench.device, bench.seed, gradients, most)
 
     return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)

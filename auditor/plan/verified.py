@@ -12,7 +12,7 @@ from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..errors import MeasureError, first_line
-from ..formats.metrics import compared_once, output_error, worst_output_error
+from ..formats.metrics import output_error, worst_output_error
 from ..formats.table import FORMATS, label, runs
 from ..isolation.outputs import on_cpu
 from ..raised import let_through
@@ -67,8 +67,7 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         if bench.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
         return _failed(bench, plan, answer)
-    with compared_once():
-        return _held_against(bench, plan, *_pairs(expected, answer))
+    return _held_against(bench, plan, *_pairs(expected, answer))
 
 
 def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: Pair | None) -> Plan:

@@ -36,7 +36,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. enabled: see `noise.graded_on`, where that was run before. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
     Options. flags: how the caller had set torch to compute FP32.
     """
 
@@ -57,7 +57,6 @@ class Workbench:
     flags: Flags = field(default_factory=dict)
     floor: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    enabled: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
@@ -105,15 +104,9 @@ class Workbench:
         found = self._with_gradients
         return found if isinstance(found, str) else None
 
-    @property
-    def alike(self) -> bool:
-        """Whether FP32 answers the first check the same, bit for bit, with gradients enabled, where that is known."""
-        known = self.known.get(id(self.checks[0]))
-        return known is not None and known is self.enabled
-
     @cached_property
     def _with_gradients(self) -> list[torch.Tensor] | str:
-        return graded_on(self.subject, self.checks[0], self.seed) if self.enabled is None else self.enabled
+        return graded_on(self.subject, self.checks[0], self.seed)
 
     @cached_property
     def holding(self) -> dict[str, str]:
@@ -145,7 +138,6 @@ class Workbench:
             seed=self.seed,
             device=self.device,
             gradients=self.graded is not None,
-            alike=self.alike,
             most=self.most,
             timeout=self.timeout,
             expected=self.reference(self.checks[0]),
@@ -213,7 +205,6 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
-        enabled=noise.graded,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
 from .dtypes import Dtypes
 from .graph import (
-    Answer,
     AutocastRegion,
     Batch,
     Call,
@@ -40,7 +39,6 @@ from .without import Baseline, RulesOnly
 
 __all__ = [
     "FORMAT_VERSION",
-    "Answer",
     "Audit",
     "AutocastRegion",
     "Baseline",

@@ -54,14 +54,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one FP32 run of the model gave. gradients: whether they were enabled."""
-
-    outputs: Any
-    gradients: bool
-
-
-@dataclass(frozen=True)
 class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
@@ -69,7 +61,6 @@ class Subject:
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
     are not where an audit was loaded from its files. given: the caller's own, where this is a copy on another device.
-    answers: {id of a batch: the run that proved that the model runs}, until someone takes it.
     """
 
     model: nn.Module
@@ -89,7 +80,6 @@ class Subject:
     flags: Mapping[str, Any] = field(default_factory=dict)
     present: bool = True
     given: Subject | None = None
-    answers: dict[int, Answer] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..errors import AuditorError, CaptureError, MeasureError
 from ..formats.metrics import output_error
 from ..isolation import isolated
 from ..isolation.answer import from_the_start
-from ..isolation.outputs import NamedTensors, identical, tensor_outputs
+from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
@@ -128,7 +128,7 @@ def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recordin
     found = compared(found, tape, subject.model, batch, formats, seed)
     warnings = (*found.warnings, *([history] if history else []))
     found = replace(found, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)
-    return Recording(found, subject, _known(answer, subject))
+    return Recording(found, subject, answer)
 
 
 def _nothing_floating(name: str, answer: NamedTensors) -> str:
@@ -143,12 +143,6 @@ def _nothing_floating(name: str, answer: NamedTensors) -> str:
         "(.item()), an array or a text cannot be followed back, nor can entries that choose a shape. Pass a model that "
         "computes its outputs from floating-point tensors."
     )
-
-
-def _known(answer: NamedTensors, subject: Subject) -> NamedTensors:
-    """What the model gave when it was loaded, where that is the same bit for bit: it is held once."""
-    known = subject.answers.get(id(subject.batches[0]))
-    return known.outputs if known is not None and identical(known.outputs, answer) else answer
 
 
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, NamedTensors, str | None]:

@@ -91,14 +91,13 @@ class Verifier:
         seed: int = 0,
         device: str = "cpu",
         gradients: bool = True,
-        alike: bool = False,
         most: int | None = None,
         timeout: float | None = None,
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
         entry: str = WORKER,
     ) -> None:
-        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, alike, most: see `answers_of`.
+        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
         timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
         that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
         self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
@@ -109,7 +108,6 @@ class Verifier:
             "seed": seed,
             "device": device,
             "gradients": gradients,
-            "alike": alike,
             "most": most,
             "memory": limit.size if (limit := mapped.now()) else None,
             "places": [str(x.device) for x in pytree.tree_leaves(list(batches)) if isinstance(x, torch.Tensor)],

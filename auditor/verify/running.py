@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from .. import mapped
 from ..devices import is_native
 from ..errors import AuditorError, first_line
-from ..formats.entries import same
 from ..imitation import as_on
 from ..isolation.answer import answer
-from ..ops.remembered import Products, remembering
 from ..raised import let_through, out_of_memory
 from ..records import Batch
 
@@ -59,24 +55,14 @@ def answers_of(
     seed: int = 0,
     gradients: bool = True,
     most: int | None = None,
-    alike: bool = False,
-    known: Products | None = None,
-    last: bool = True,
 ) -> Answers | str:
     """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
 
     most: operations that a forward may take, see `imitated`. gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
-    transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs. alike: whether
-    FP32 answers the same bit for bit with gradients and without: then products that read the same in both runs are
-    computed in one of them, where memory is not limited, or in neither where another model before did: known holds
-    its products. last: no model follows that could take this one's.
+    transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs.
     """
-    products, alike = known or Products(), alike and gradients and mapped.now() is None
-    products.begin()
     try:
-        with remembering(products) if alike else nullcontext():
-            outputs = run_patched(model, batches[:1], device, seed, most)
-        outputs += run_patched(model, batches[1:], device, seed, most)
+        outputs = run_patched(model, batches, device, seed, most)
         if is_native(device):
             answer(model, batches[0], seed=seed, fused=True)
     except Exception as error:
@@ -85,19 +71,11 @@ def answers_of(
     if not gradients:
         return Answers(outputs)
     try:
-        with remembering(products, last) if alike else nullcontext():
-            graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
+        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
         return f"with gradients enabled, {failure_of(error)}"
-    return Answers(outputs, _once(outputs[0], [x.cpu() for x in graded]))
-
-
-def _once(known: list[torch.Tensor], other: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The others, those that are the same bit for bit as the same tensors: what is handed on holds them once."""
-    if len(known) != len(other):
-        return other
-    return [a if same(a, b) else b for a, b in zip(known, other, strict=True)]
+    return Answers(outputs, [x.cpu() for x in graded])
 
 
 def failure_of(error: BaseException) -> str:

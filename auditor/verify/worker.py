@@ -26,8 +26,6 @@ from ..isolation.process import ieee, reseed, under
 from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
-from ..mapped.freeing import keep_freed
-from ..ops.remembered import Products
 from ..raised import out_of_memory
 from ..records import Batch, Timed
 from ..recursion import deep
@@ -50,8 +48,6 @@ def main() -> None:
     folder, settings, jobs = given
     if (first := next(jobs, None)) is not None:
         with mapped.limited(settings.get("memory")):
-            if mapped.now() is None:
-                keep_freed()
             _work(folder, first, jobs, settings)
 
 
@@ -71,14 +67,14 @@ def _work(folder: Path, first: Path, jobs: Iterator[Path], settings: Mapping[str
 def _do(job: Path, model: nn.Module, batches: list[Batch], settings: Mapping[str, Any]) -> None:
     """One job: what each of its plans answers, is scored or takes."""
     asked = json.loads((job / "job.json").read_text(encoding="utf-8"))
-    patched, known, last = import_file(asked["file"]), Products(), len(asked["plans"]) - 1
+    patched = import_file(asked["file"])
     for index, plan in enumerate(asked["plans"]):
         if "time" in asked:
             write(job, index, time_plan(patched, model, plan, batches[0], settings, asked["time"]))
         elif "score" in asked:
             write(job, index, score_plan(patched, model, plan, asked["score"], settings))
         else:
-            write(job, index, run_plan(patched, model, plan, batches, settings, known, index == last))
+            write(job, index, run_plan(patched, model, plan, batches, settings))
 
 
 def start(folder: Path, job: Path, settings: Mapping[str, Any]) -> tuple[nn.Module, list[Batch]] | None:
@@ -148,14 +144,12 @@ def run_plan(
     plan: str,
     batches: list[Batch],
     settings: Mapping[str, Any],
-    known: Products | None = None,
-    last: bool = True,
 ) -> Answers | str:
-    """What the model answers under one plan, or why it does not; it is then as it was. known, last: see `answers_of`."""
+    """What the model answers under one plan, or why it does not; it is then as it was."""
 
     def run(model: nn.Module) -> Answers | str:
-        asked = {name: settings[name] for name in ("device", "seed", "gradients", "most", "alike")}
-        return answers_of(model, batches, **asked, known=known, last=last)
+        asked = {name: settings[name] for name in ("device", "seed", "gradients", "most")}
+        return answers_of(model, batches, **asked)
 
     with deep(), ieee():
         return answers_under(model, lambda model: patched.apply(model, plan), run)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
 from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
@@ -93,26 +92,6 @@ def inner(dtype: torch.dtype) -> None:
             ):
                 with unchanged(gradient, value):
                     inner_products(gradient, value, 1, error_of)
-
-
-def profile(dtype: torch.dtype) -> None:
-    huge = (normal(400) * 1e20).to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
-    for reference in (normal(400).to(dtype), normal(400).clamp(min=0).to(dtype), awkward(400, dtype), huge):
-        for low in (torch.float16, torch.bfloat16, torch.float32, dtype):
-            for candidate in (reference.to(low), awkward(400, low), normal(400, seed=9).to(low)):
-                for name in LOW:
-                    with unchanged(reference, candidate):
-                        found = Profile(reference)
-                        found.rounding(FORMATS[name])
-                        found.error(candidate, FORMATS[name])
-                        found.deviation(candidate, FORMATS[name])
-                        found.deviation_and_error(candidate, reference, FORMATS[name], keep=True)
-
-
-def ranges(dtype: torch.dtype) -> None:
-    for x in (normal(400).to(dtype), torch.zeros(4, dtype=dtype), awkward(400, dtype)):
-        with unchanged(x):
-            Profile(x)
 
 
 def gaps(dtype: torch.dtype) -> None:
@@ -206,14 +185,8 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
-    "measure/testrun.py:_gap": ("copy_", gaps),
-    "measure/testrun.py:_gap_of": ("nan_to_num_", gaps),
+    "measure/testrun.py:_gap": ("copy_ nan_to_num_", gaps),
     "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
-    "formats/profile.py:Profile._compared": ("copy_", profile),
-    "formats/profile.py:Profile._judged": ("nan_to_num_ nan_to_num_", profile),
-    "formats/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
-    "formats/profile.py:_gap": ("sub_", profile),
-    "formats/profile.py:_steps": ("clamp_min_ div_", profile),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),

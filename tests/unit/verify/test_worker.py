@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.ops.remembered import Products
 from auditor.verify.running import Answers
-from auditor.verify.worker import _do, built, import_file, run_plan, write
-from tests.subjects import normal, seeded
+from auditor.verify.worker import built, import_file, run_plan, write
 
-SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "alike": False, "most": None}
+SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "most": None}
 BATCH = ((torch.ones(1, 2),), {})
 
 
@@ -64,7 +61,7 @@ def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
             raise RuntimeError("not today")
 
     assert run_plan(SimpleNamespace(apply=lambda model, plan: None), Refusing(), "plan", [BATCH], SETTINGS) == (  # type: ignore[arg-type]
-        "RuntimeError: not today (test_worker.py:64)"
+        "RuntimeError: not today (test_worker.py:61)"
     )
 
 
@@ -88,32 +85,6 @@ def apply(model, plan):
             return run(x)
     model.forward = forward
 """
-
-
-@pytest.mark.parametrize("plans", [["a", "b"], ["a", "refused", "b"], ["a", "b", "refused"]])
-def test_plans_of_one_job_share_what_they_compute_alike(
-    plans: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, keep = [], Products.keep
-
-    def keeping(self: Products, *given: Any) -> None:
-        kept.append(given)
-        keep(self, *given)
-
-    monkeypatch.setattr(Products, "keep", keeping)
-    (tmp_path / "patched.py").write_text(LOWERING)
-    (tmp_path / "job.json").write_text(json.dumps({"file": str(tmp_path / "patched.py"), "plans": plans}))
-    model = seeded(lambda: nn.GRU(4, 4))
-    _do(tmp_path, model, [((normal(3, 2, 4),), {})], SETTINGS | {"alike": True})
-    (_, (output, last)) = kept.pop()
-    assert not kept
-    for index, plan in enumerate(plans):
-        found = torch.load(tmp_path / f"{index}.pt")
-        if plan == "refused":
-            assert found == {"failure": "ValueError: refused"}
-        else:
-            for outputs in (found["outputs"][0], found["graded"]):
-                assert torch.equal(outputs[0], output) and torch.equal(outputs[1], last)
 
 
 SOURCE = """
