@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from ..trees import tensors_in
 
-AT_ONCE = 64 << 20
+AT_ONCE = 4 << 20
 """Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -119,8 +119,8 @@ _Step = Callable[[Tensor, Tensor, _States], _States]
 def _gru(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
     (state,) = states
     sizes = [2 * state.shape[-1], state.shape[-1]]
-    gates_i, fresh_i = torch.split(from_input, sizes, -1)
-    gates_h, fresh_h = torch.split(from_state, sizes, -1)
+    gates_i, fresh_i = from_input.split_with_sizes(sizes, -1)
+    gates_h, fresh_h = from_state.split_with_sizes(sizes, -1)
     reset, update = (gates_i + gates_h).sigmoid().chunk(2, -1)
     return (torch.lerp(torch.addcmul(fresh_i, reset, fresh_h).tanh(), state, update),)
 
