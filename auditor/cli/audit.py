@@ -16,7 +16,7 @@ from .. import config, ranks
 from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
-from . import answer, guard, libraries, publish, streams, verbs
+from . import answer, guard, publish, streams, verbs
 
 if TYPE_CHECKING:
     from ..document.compared import Record
@@ -60,8 +60,7 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
     known = _baseline(args.baseline)
     if args.out and ranks.leads():
         publish.check(args.out, args.model_explorer)
-    with libraries.imported():
-        options = _options(args, progress)
+    options = _options(args, progress)
     _set_aside(args, options, held)
     return _Begun(began, progress, known, options)
 
@@ -179,16 +178,13 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
 def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
     """Start the process that verifies, which imports what it needs while the user's code is loaded. From here on this
     process holds what it may."""
-    from ..mapped import limited, now
-    from ..mapped.freeing import keep_freed
+    from ..mapped import limited
 
     if not args.dry_run:
         from ..verify.lifetime import standby
 
         held.enter_context(standby())
     held.enter_context(limited(options.most_resident or _automatic(args, options)))
-    if guard.is_watched() and now() is None:
-        keep_freed()
 
 
 def _automatic(args: argparse.Namespace, options: Options) -> int | None:

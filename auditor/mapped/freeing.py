@@ -1,4 +1,4 @@
-"""Memory of large tensors goes back to the system as soon as nothing holds it, or waits to be used again."""
+"""Memory of large tensors goes back to the system as soon as nothing holds it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 _MMAP_THRESHOLD, _USUAL = -3, 32 << 20
 """What glibc's mallopt calls the size from which memory comes from the system by itself, and where that ends up usually:
 freeing such memory raises it, and smaller pieces then stay in a heap that grows around what is still held."""
-
-_TRIM_THRESHOLD, _KEPT = -1, 2 * _USUAL
-"""What mallopt calls the size from which what lies free at a heap's end goes back to the system, and where that ends up with
-the other one: enough for an operation's results, little beside what an audit takes."""
 
 LEAST = 4 << 20
 """Bytes below which it would cost more than it helps: every page would be a fault again and again."""
@@ -31,15 +27,6 @@ def freeing(size: int) -> Iterator[None]:
         yield
     finally:
         told(_MMAP_THRESHOLD, _USUAL)
-
-
-def keep_freed() -> None:
-    """Have this process keep what is freed for what is allocated next, until it is given back: one operation's results are as
-    large as the next one's, and every page that the system hands out is a fault. For processes of one's own."""
-    told = _mallopt()
-    if told is not None:
-        told(_TRIM_THRESHOLD, _KEPT)
-        told(_MMAP_THRESHOLD, _USUAL)  # either of the two ends that both follow what is freed
 
 
 def _mallopt() -> Any:

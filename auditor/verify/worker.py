@@ -23,7 +23,6 @@ from ..devices import is_native, is_spread
 from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
-from ..mapped.freeing import keep_freed
 from ..ops.remembered import Products
 from ..raised import out_of_memory
 from ..records import Batch, Timed
@@ -52,8 +51,6 @@ def main() -> None:
     folder, settings, jobs = given
     if (first := next(jobs, None)) is not None:
         with mapped.limited(settings.get("memory")):
-            if mapped.now() is None:
-                keep_freed()
             _work(folder, first, jobs, settings)
 
 
