@@ -15,7 +15,6 @@ from ..cache.kept import NOTHING, Kept
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
 from ..formats.histogram import merged
-from ..mapped.trimming import give_back
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..replay.depth import UnderPlan
@@ -81,7 +80,6 @@ def calibrate(
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
         for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
             kept.batches += 1
-            give_back()
             known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
             measured: Measurement | Recalled
             if (recalled := known.recalled(tick)) is not None:
@@ -94,7 +92,6 @@ def calibrate(
             errors = explained(measured.errors, contributions)
             part = Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
             del measured, recalled
-            give_back()
             found = part if found is None else _beside(found, part)
         assert found is not None
         return found
@@ -169,7 +166,6 @@ def _measured(
     def tried(how: Back) -> tuple[Measurement, Contributions]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how, known=known.facts)
         heard(measured.outputs)
-        give_back()
         yardstick = known.listening()
         contributions = attribute(measured, seed, tick, yardstick, known.runs)
         known.keep(measured, contributions, yardstick, how)

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
-from ..mapped.trimming import Trimming
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
 from ..replay.held import Held, Slots, goes
@@ -133,7 +132,6 @@ class _Measuring(Reference):
         self.called: list[str] = []
         self.slots = Slots(Held(_Again(capture))) if resident() else None
         self.values: MutableMapping[str, Any] = self.slots.values if self.slots else results()
-        self._trim = Trimming()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
@@ -175,7 +173,6 @@ class _Measuring(Reference):
                 for low in self.low.values():
                     low.measure(n)
                 self._forget(n)
-                self._trim()
         return reference
 
     def _keep(self, n: fx.Node, reference: Any) -> None:

@@ -15,7 +15,6 @@ from ..cache.kept import NOTHING, Kept
 from ..criteria.measure import for_outputs
 from ..errors import first_line
 from ..formats.metrics import output_error
-from ..mapped.trimming import give_back
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
@@ -67,7 +66,6 @@ def run_regions(
         tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
     kept.put(key, tested, tuple[FlaggedRegion, ...])
     del reference
-    give_back()
     return tested
 
 
