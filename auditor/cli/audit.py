@@ -50,7 +50,7 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
     these, and would keep the model from being deleted.
     """
     quiet = args.quiet or args.dry_run or not ranks.leads()
-    shown = held.enter_context(reporter(quiet, args.mode == "training", guard.drawn))
+    shown = held.enter_context(reporter(quiet, guard.drawn))
     for around in (redirect_stdout(sys.stderr), warnings.catch_warnings(), ranks.joined()):
         held.enter_context(around)
     if not args.debug:

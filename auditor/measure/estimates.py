@@ -116,7 +116,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
             probe, estimates.probe = next(drawn), index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
-            beat("how far errors reach the outputs")
+            beat()
             torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
     finally:
         for handle in handles:

@@ -156,7 +156,7 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
-    beat(f"{len(region.nodes)} operations together")
+    beat()
     inside = {node.name for node in region.nodes}
     try:
         PartlyLowAgain(capture, inside, region.fmt, rounder(capture, region.fmt), reference, low).run(*flat)

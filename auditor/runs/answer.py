@@ -42,7 +42,6 @@ def answer(
     """
 
     def run() -> NamedTensors:
-        beat()
         args, kwargs = copied(batch)
         with nullcontext() if fused else unfused(), uncompiled(), around():
             return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
@@ -87,6 +86,7 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
 
     What it sets of context variables ends with it.
     """
+    beat()
     try:
         with unchanged(model, batch), torch.set_grad_enabled(gradients):
             reseed(seed)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Timed, Times
 from ..runs.answer import copied
@@ -53,7 +52,6 @@ class Forward:
 
     def seconds(self, call: Call) -> float:
         """What it takes with `call` in the model's place."""
-        beat()
         with unchanged(self.model, self.batch, watched=False):
             args, kwargs = copied(self.batch)
             reseed(self.seed)
