@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from torch import nn
-
 from .. import ranks
-from ..ops.remembered import Products
 from ..patch.emit import emit
-from ..patch.runtime import apply_plan
-from ..patch.table import plan_table
 from ..records import Plan
 from ..state.members import size_of
-from ..verify import OFFLOADED, WITH_GRADIENTS, Answers, NotHandedOver, answers_of, answers_under
+from ..verify import WITH_GRADIENTS, Answers, NotHandedOver, Runs, in_hand
 from .scores import raising
 from .workbench import Workbench
 
@@ -31,24 +26,8 @@ def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], 
     if ranks.part(bench.checks):
         fresh = bench.subject.origin is not None and not bench.not_fresh
         given = _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
-    bench.holding.update({name: one.held for name, one in given.items() if isinstance(one, Answers) and one.held})
     brought = [one for one in ranks.each_rank("patched models", given) if one]
     return {name: _joined([one[name] for one in brought], len(bench.checks)) for name in plans}
-
-
-def holding_told(bench: Workbench) -> tuple[str, ...]:
-    """How the weights of patched models were held, where memory was limited."""
-    runs = Counter(bench.holding.values())
-    others = [reason for reason in runs if reason != OFFLOADED]
-    told = ["The patched models were run with the weights of one module in memory at a time, by accelerate's hooks."]
-    return (
-        *(told if runs[OFFLOADED] else ()),
-        *(
-            f"{runs[reason]} of {runs.total()} patched models were run with all weights mapped into memory, and not by "
-            f"accelerate's hooks: {reason}."
-            for reason in others
-        ),
-    )
 
 
 def _joined(parts: Sequence[Answers | str], count: int) -> Answers | str:
@@ -70,7 +49,7 @@ def _in_fresh_process(
         verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
         emitted = {**plans, **raising(subject)}
         file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, _by_format(plans), waiting)
+        return verifier.answers(file, list(plans), waiting)
     except NotHandedOver as problem:
         bench.not_fresh.append(str(problem))
         return _in_this_process(bench, plans)
@@ -87,22 +66,7 @@ def fresh_told(bench: Workbench) -> tuple[str, ...]:
 
 def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
     """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    known, order = Products(), _by_format(plans)
-    return {name: _patched_here(bench, plans[name], known, name == order[-1]) for name in order}
-
-
-def _by_format(plans: Mapping[str, Plan]) -> list[str]:
-    """Their names, those of one format one after the other: such plans have products in common. The formats as they come:
-    under autocast to BF16 a recurrent layer runs in FP16, which comes first."""
-    formats = list(dict.fromkeys(plan.format for plan in plans.values()))
-    return sorted(plans, key=lambda name: formats.index(plans[name].format))
-
-
-def _patched_here(bench: Workbench, plan: Plan, known: Products, last: bool) -> Answers | str:
-    gradients, most = bench.graded is not None and ranks.leads(), bench.most  # of the model before it is patched
-    batches = ranks.part(bench.checks)
-
-    def run(model: nn.Module) -> Answers | str:
-        return answers_of(model, batches, bench.device, bench.seed, gradients, most, bench.alike, known, last)
-
-    return answers_under(bench.subject.model, lambda model: apply_plan(model, plan_table(plan)), run)
+    gradients, batches = bench.graded is not None and ranks.leads(), ranks.part(bench.checks)
+    load = partial(in_hand, bench.subject.model, plans)
+    runs = Runs(load, batches, bench.device, bench.seed, gradients, bench.most)
+    return {name: runs.answers(name) for name in plans}

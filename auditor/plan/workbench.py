@@ -111,20 +111,9 @@ class Workbench:
         found = self._with_gradients
         return found if isinstance(found, str) else None
 
-    @property
-    def alike(self) -> bool:
-        """Whether FP32 answers the first check the same, bit for bit, with gradients enabled, where that is known."""
-        known = self.known.get(id(self.checks[0]))
-        return known is not None and known is self.enabled
-
     @cached_property
     def _with_gradients(self) -> list[torch.Tensor] | str:
         return graded_on(self.subject, self.checks[0], self.seed) if self.enabled is None else self.enabled
-
-    @cached_property
-    def holding(self) -> dict[str, str]:
-        """How the weights of patched models were held as they ran, by plan, where memory was limited: see verify."""
-        return {}
 
     @property
     def max_error(self) -> float:
@@ -153,7 +142,6 @@ class Workbench:
             seed=self.seed,
             device=self.device,
             gradients=gradients,
-            alike=self.alike,
             most=self.most,
             timeout=self.timeout,
             expected=self.reference(batches[0]),

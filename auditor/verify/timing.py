@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..devices import has_clock, is_native, type_of
 from ..raised import let_through
 from ..records import Batch, Timed, Times
 from ..runs.answer import copied
@@ -20,8 +24,7 @@ from ..state.draws import reseed
 from ..state.members import modules_of
 from ..state.storages import memory
 from ..trees import tensors_in
-from . import instruments
-from .running import failure_of
+from .failures import failure_of
 
 WARM_UP = 3
 """Forwards before those that are timed: kernels are looked up, memory is reserved, what is built on first use is built."""
@@ -34,9 +37,6 @@ SECONDS = 2.0
 
 PATIENCE = 30.0
 """Seconds of warm-up, building apart, after which a model that slow is warm."""
-
-TODAY = "fp32_today"
-"""What FP32 under the caller's own flags is called among the plans."""
 
 Call = Callable[..., Any]
 
@@ -55,7 +55,7 @@ class Forward:
         with unchanged(self.model, self.batch, watched=False):
             args, kwargs = copied(self.batch)
             reseed(self.seed)
-            with _disable_current_modes(), torch.no_grad(), instruments.clock(self.device) as elapsed:
+            with _disable_current_modes(), torch.no_grad(), clock(self.device) as elapsed:
                 call(*args, **kwargs)
             return elapsed()
 
@@ -76,7 +76,7 @@ class Forward:
         with unchanged(self.model, self.batch, watched=False):
             args, kwargs = copied(self.batch)
             reseed(self.seed)
-            with _disable_current_modes(), torch.no_grad(), instruments.memory(self.device) as most:
+            with _disable_current_modes(), torch.no_grad(), peak(self.device) as most:
                 self.model(*args, **kwargs)
             held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
             held += tensors_in((args, kwargs))
@@ -148,3 +148,66 @@ def timed_of(**plain: Any) -> Timed:
     """One made again from plain data."""
     times = {name: Times(**found) for name, found in plain.items() if isinstance(found, dict) and name != "missing"}
     return Timed(**{**plain, **times})
+
+
+@contextmanager
+def clock(device: str) -> Iterator[Callable[[], float]]:
+    """Call the answer after the body for the seconds that it took on the device, its queue empty before and after."""
+    if not is_native(device):
+        begun = time.perf_counter()
+        yield lambda: ended - begun
+        ended = time.perf_counter()
+        return
+    module = torch.get_device_module(type_of(device))
+    module.synchronize(device)
+    if not has_clock(device):
+        begun = time.perf_counter()
+        yield lambda: ended - begun
+        module.synchronize(device)
+        ended = time.perf_counter()
+        return
+    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start.record()
+    yield lambda: float(start.elapsed_time(end)) / 1000
+    end.record()
+    end.synchronize()
+
+
+def peak(device: str) -> AbstractContextManager[Callable[[], int]]:
+    """Call the answer after the body for the most bytes that torch's allocator gave out in it at one time."""
+    return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
+
+
+@contextmanager
+def _of_a_gpu(device: str) -> Iterator[Callable[[], int]]:
+    module = torch.get_device_module(type_of(device))
+    module.synchronize(device)
+    module.reset_peak_memory_stats(device)
+    before = module.max_memory_allocated(device)
+    yield lambda: most - before
+    module.synchronize(device)
+    most = int(module.max_memory_allocated(device))
+
+
+@contextmanager
+def _of_the_cpu() -> Iterator[Callable[[], int]]:
+    """From torch's profiler, which is told of every allocation; it writes two lines to stderr, and is kept from that."""
+    with _silent():
+        profiler = torch.autograd.profiler.profile(use_kineto=False, profile_memory=True)
+        with profiler:
+            yield lambda: max(accumulate(changes), default=0)
+    results: Any = profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -45,7 +45,7 @@ THEMES = {
     "strategies": "made_up_strategy nowhere_else",
     "tape": "control_flow cost examples kinds_of_values modules operators programs regions state transforms writes",
     "training": "advice_sentences loop_sentences loops report sentences",
-    "verify": "models",
+    "verify": "models scores",
 }
 """{room: tests of what several of its modules do together}."""
 

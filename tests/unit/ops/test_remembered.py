@@ -15,7 +15,6 @@ from auditor.imitation import imitated
 from auditor.ops import remembered as remembered_module
 from auditor.ops.remembered import Products, remembered, remembering
 from auditor.runs.answer import answer
-from auditor.verify.running import answers_of
 from tests.subjects import normal, seeded
 
 WIDE = 128
@@ -144,15 +143,6 @@ def test_inside_vmap_everything_is_computed() -> None:
 
     plain, graded = both(Mapped(), x, Products())
     assert torch.equal(plain, graded)
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_answers_are_the_same_whether_products_are_shared(alike: bool) -> None:
-    x = normal(256, WIDE)
-    found = answers_of(seeded(Net), [((x,), {})], "cpu", alike=alike)
-    expected = answer(seeded(Net), ((x,), {}), around=imitated)
-    assert not isinstance(found, str) and found.graded is not None
-    assert torch.equal(found.outputs[0][0], expected[0]) and found.graded[0] is found.outputs[0][0]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 8 * 65536, 8 * 65536 + 5, 3 * 8 * 65536])
@@ -299,55 +289,6 @@ class Plain(nn.Linear):
         self.low = True
         with torch.autocast("cuda", self.dtype):
             return self.made(self, x).float()
-
-
-@pytest.mark.parametrize(
-    ("forward", "change"),
-    [*((forward, "data") for forward in FORWARDS), *(("plain", change) for change in CHANGES), ("keywords", "a bias")],
-)
-def test_one_model_after_the_other_answers_as_each_does_alone(forward: str, change: str) -> None:
-    """The first, the same once more, and one that is changed."""
-    shared, x = Products(), normal(WIDE, WIDE)
-    for count in range(3):
-        answers = []
-        for known in (shared, None):
-            model = seeded(lambda: Plain(FORWARDS[forward]))
-            with torch.no_grad():
-                for _ in range(count // 2):
-                    CHANGES[change](model)
-            found = answers_of(model, [((x,), {})], "cpu", alike=known is not None, known=known, last=count == 2)
-            assert not isinstance(found, str) and found.graded is not None
-            answers.append([*found.outputs[0], *found.graded])
-        for a, b in zip(*answers, strict=True):
-            assert torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
-    assert shared.taken or forward in ("derivatives", "a view")
-    assert not shared.known and shared.bytes == 0
-
-
-def test_all_but_one_of_equal_models_compute_nothing() -> None:
-    products, x = Products(), normal(256, WIDE)
-    for count in range(3):
-        model = seeded(Net)
-        answers_of(model, [((x,), {})], "cpu", alike=True, known=products, last=count == 2)
-        assert products.taken == 3 * (2 * count + 1)
-    assert not products.known
-
-
-def test_results_of_earlier_models_go_at_the_first_that_is_none_of_theirs() -> None:
-    """A model holds no more beside it than one does that was there alone."""
-    products, x = Products(), normal(256, WIDE)
-    answers_of(seeded(Net), [((x,), {})], "cpu", alike=True, known=products, last=False)
-    held = products.bytes
-    assert held > 0 and len(products.known) == 3
-    for factor in (1.0, 2.0):
-        model = seeded(Net)
-        with torch.no_grad():
-            model.c.weight *= factor  # the second of three
-        products.begin()
-        with remembering(products):
-            answer(model, ((x,), {}), around=imitated)
-        assert products.bytes == held and len(products.known) == 3
-    assert products.taken == 3 + 3 + 1
 
 
 class Dual(nn.Module):

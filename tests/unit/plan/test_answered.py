@@ -1,8 +1,6 @@
-from types import SimpleNamespace
-
 import torch
 
-from auditor.plan.answered import _by_format, _joined
+from auditor.plan.answered import _joined
 from auditor.verify import WITH_GRADIENTS, Answers
 
 
@@ -20,8 +18,3 @@ def test_the_answers_of_two_ranks_stand_in_the_order_of_the_checks():
 def test_a_plan_fails_where_it_fails_on_any_rank_and_without_gradients_first():
     assert _joined([answers(0), "it overflows"], 2) == "it overflows"
     assert _joined([f"{WITH_GRADIENTS}, it overflows", "it does not run"], 2) == "it does not run"
-
-
-def test_plans_of_one_format_are_run_one_after_the_other():
-    plans = {name: SimpleNamespace(format=name.split("_")[1]) for name in ("a_fp16", "a_bf16", "b_fp16", "b_bf16")}
-    assert _by_format(plans) == ["a_fp16", "b_fp16", "a_bf16", "b_bf16"]
