@@ -48,7 +48,6 @@ def start() -> Process:
     messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
     process = Process(
         [sys.executable, *flags, "-c", _BOOT, words],
-        env=_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=messages,
@@ -70,12 +69,6 @@ def standby() -> Iterator[None]:
         process, _standby = _standby, None
         if process is not None:
             end(process)
-
-
-def _environment() -> dict[str, str]:
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    absolute = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
-    return {**os.environ, **({"PYTHONPATH": absolute} if absolute else {})}
 
 
 class _Terminated(BaseException):

@@ -6,10 +6,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ SECONDS = 2.0
 PATIENCE = 30.0
 """Seconds of warm-up, building apart, after which a model that slow is warm."""
 
+T = TypeVar("T")
 Call = Callable[..., Any]
 
 
@@ -50,14 +51,19 @@ class Forward:
     device: str
     seed: int
 
-    def seconds(self, call: Call) -> float:
-        """What it takes with `call` in the model's place."""
+    def run(self, call: Call, measured: AbstractContextManager[T]) -> T:
+        """One forward with `call` in the model's place; what measured it."""
         with unchanged(self.model, self.batch, watched=False):
             args, kwargs = copied(self.batch)
             reseed(self.seed)
-            with _disable_current_modes(), torch.no_grad(), clock(self.device) as elapsed:
+            with torch.no_grad(), measured as found:
                 call(*args, **kwargs)
-            return elapsed()
+            return found
+
+    def seconds(self, call: Call) -> float:
+        """What it takes."""
+        with _disable_current_modes():
+            return self.run(call, clock(self.device))()
 
     def times(self, call: Call) -> Times:
         """Median and quartiles over repeats, after those that warm up."""
@@ -73,15 +79,12 @@ class Forward:
 
     def memory(self) -> int:
         """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
-        with unchanged(self.model, self.batch, watched=False):
-            args, kwargs = copied(self.batch)
-            reseed(self.seed)
-            with _disable_current_modes(), torch.no_grad(), peak(self.device) as most:
-                self.model(*args, **kwargs)
-            held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-            held += tensors_in((args, kwargs))
-            storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
-            return most() + sum(storages.values())
+        with _disable_current_modes():
+            most = self.run(self.model, peak(self.device))()
+        held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
+        held += tensors_in(copied(self.batch))
+        storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
+        return most + sum(storages.values())
 
 
 def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
@@ -102,7 +105,7 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
             missing[name] = failure_of(error)
 
     with unchanged(model, batch):
-        take("first", lambda: _first(forward))  # whose writes are seen, and undone
+        take("first", lambda: forward.run(model, nullcontext()))  # whose writes are seen, and undone
         if "first" in missing:
             return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
         take("eager", lambda: forward.times(model))
@@ -117,14 +120,6 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
                 take("cuda_graph", lambda: _graphed(forward))
     found.pop("first", None)
     return Timed(**found, missing=missing)
-
-
-def _first(forward: Forward) -> None:
-    with unchanged(forward.model, forward.batch, watched=False):
-        args, kwargs = copied(forward.batch)
-        reseed(forward.seed)
-        with torch.no_grad():
-            forward.model(*args, **kwargs)
 
 
 def _compiled(forward: Forward) -> Times:
@@ -153,17 +148,14 @@ def timed_of(**plain: Any) -> Timed:
 @contextmanager
 def clock(device: str) -> Iterator[Callable[[], float]]:
     """Call the answer after the body for the seconds that it took on the device, its queue empty before and after."""
-    if not is_native(device):
-        begun = time.perf_counter()
-        yield lambda: ended - begun
-        ended = time.perf_counter()
-        return
-    module = torch.get_device_module(type_of(device))
-    module.synchronize(device)
-    if not has_clock(device):
-        begun = time.perf_counter()
-        yield lambda: ended - begun
+    module = torch.get_device_module(type_of(device)) if is_native(device) else None
+    if module is not None:
         module.synchronize(device)
+    if module is None or not has_clock(device):
+        begun = time.perf_counter()
+        yield lambda: ended - begun
+        if module is not None:
+            module.synchronize(device)
         ended = time.perf_counter()
         return
     start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)

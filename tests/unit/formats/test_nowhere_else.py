@@ -55,7 +55,7 @@ ALLOWED = {
     "training/trials.py": "loss scaling, which FP16 needs",
     "training/updates.py": "weights stored in BF16",
     "training/window.py": "loss scaling, which FP16 needs",
-    "verify/onnxruns.py": "types of the ONNX format",
+    "verify/loaders.py": "types of the ONNX format",
 }
 """{file: what it says of the one format}."""
 
