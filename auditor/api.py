@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ def audit(
     max_drop: float | None = None,
     better: str | None = None,
     quick: bool = False,
-    cache: str | PathLike[str] | None = None,
     measure_time: bool | None = None,
     memory: int | str | None = None,
 ) -> Audit:
@@ -62,7 +60,7 @@ def audit(
     example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of each. max_error: budget for the relative L2 error of the
     outputs, or for `metric(reference, candidate)` of two lists. criteria: what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function,
     limit), or a list}. gpu: the one that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time", "memory" or "flops".
-    use: "inference" or "training", by default the mode. quick: one format and strategy, no search. cache: a directory that keeps measurements. measure_time: whether forwards are
+    use: "inference" or "training", by default the mode. quick: one format and strategy, no search. measure_time: whether forwards are
     timed, on a GPU unless False. memory: what this process may hold, as "4GB". mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of
     every batch, or those called like its parameters. evaluate(model) -> your own score, or scores; max_drop: how much worse a plan's may be. progress: hears of stages, or True.
     """
@@ -86,7 +84,6 @@ def audit(
             quick=quick,
             measure_time=measure_time,
             memory=memory,
-            cache=cache,
             progress=told,
         )
         return _within(options, model, example_inputs, kwargs or {}, loss_fn)

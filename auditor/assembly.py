@@ -13,13 +13,16 @@ from . import __version__
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
 from .criteria.noise import FLOOR
-from .devices import name_of
+from .devices import libraries, name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
 from .facts.written import written
 from .formats.entries import extent
 from .formats.histogram import merged
 from .graphs import Planned
+from .isolation.members import named_modules, size_of, structure_of
+from .isolation.outputs import NamedTensors
+from .isolation.process import Flags
 from .judge.verdicts import GRADES, Judgement
 from .mapped import came_to, within
 from .measure.calibrate import Calibration, larger_effect, worse
@@ -43,11 +46,6 @@ from .records import (
 from .records.training import Training
 from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
-from .runs.outputs import NamedTensors
-from .runs.wrapped import structure_of
-from .sparing import now
-from .state.flags import Flags, libraries
-from .state.members import named_modules, size_of
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -82,7 +80,7 @@ def assembled(
         classes=_classes(bench),
         tied_parameters=tied_parameters(subject.model),
         shared_modules=shared_modules(subject.model),
-        environment=_environment(options, bench.flags, seconds, bench.kept.said),
+        environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
         max_error=bench.budget,
         use=options.use,
@@ -100,7 +98,6 @@ def assembled(
             *_unheld(subject),
             *_untrained(subject, found["training"]),
             *fresh_told(bench),
-            *_spared(options.native),
         ),
         command=options.command,
         noise=bench.floor,
@@ -150,7 +147,7 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], reused: str | None) -> Environment:
+def _environment(options: Options, flags: Flags, seconds: Mapping[str, float]) -> Environment:
     return Environment(
         auditor=__version__,
         torch=torch.__version__,
@@ -160,8 +157,7 @@ def _environment(options: Options, flags: Flags, seconds: Mapping[str, float], r
         libraries=libraries(options.where),
         flags=flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=(*now().taken, *within()),
-        reused=reused,
+        memory=within(),
         held=came_to(),
     )
 
@@ -185,19 +181,6 @@ def _untrained(subject: Subject, training: Training | None) -> tuple[str, ...]:
         f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
         "the training step of the others has other shapes or takes another path.",
     )
-
-
-def _spared(native: bool) -> tuple[str, ...]:
-    """Said where a GPU had too little memory for the audit as it is."""
-    taken = now().taken
-    if not taken:
-        return ()
-    short = "The GPU's memory was too small for this audit"
-    if not native:
-        return (f"{short}, also with {', '.join(taken[:-1])}: it was run on the CPU, which imitates a GPU.",)
-    fewer = next((words for words in taken if words.endswith("samples")), None)
-    of = f" What was measured is of {fewer} of each batch." if fewer else ""
-    return (f"{short} as it is: it was run with {', '.join(taken)}.{of}",)
 
 
 def _unsteady(bench: Workbench) -> tuple[str, ...]:

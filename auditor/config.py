@@ -100,7 +100,7 @@ def _value(name: str, value: Any, file: Path) -> Any:
 
 def _from_its_folder(name: str, value: str, folder: Path) -> str:
     """An option's value, its path counted from the folder: all of it, or what stands before `:name`, if that is a file."""
-    if name in ("out", "rules", "baseline", "cache", "weights"):
+    if name in ("out", "rules", "baseline", "weights"):
         return str(folder / value)
     path = folder / value.partition(":")[0]
     return str(folder / value) if name in ("inputs", "evaluate", "loss") and path.is_file() else value

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .errors import AuditorError
@@ -103,6 +105,36 @@ def let_go(device: str) -> None:
     """Memory that torch keeps for later, and holds nothing in, goes back to what `chosen` chose."""
     if is_native(device):
         _module(type_of(device)).empty_cache()
+
+
+def libraries(device: str) -> dict[str, str]:
+    """Versions of what computes on a device."""
+    import torch
+
+    if not is_native(device):
+        named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
+        return {"onednn": named[1]} if named else {}
+    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver()}
+    return {name: version for name, version in found.items() if version}
+
+
+def _cudnn() -> str | None:
+    import torch
+
+    number: Callable[[], int | None] = torch.backends.cudnn.version
+    with suppress(RuntimeError):  # one that does not go with what torch was built for
+        if (found := number()) is not None:
+            major, rest = divmod(found, 10_000) if found >= 90_000 else divmod(found, 1_000)
+            return f"{major}.{rest // 100}.{rest % 100}"
+    return None
+
+
+def _driver() -> str | None:
+    file = Path("/proc/driver/nvidia/version")
+    with suppress(OSError):
+        named = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", file.read_text(encoding="utf-8"))
+        return named[1] if named else None
+    return None
 
 
 def generators() -> list[Callable[[], None]]:

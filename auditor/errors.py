@@ -41,10 +41,6 @@ class PlanError(AuditorError):
     """A plan cannot be read, or does not fit the model it is applied to."""
 
 
-class RankError(AuditorError):
-    """Another of the processes that share an audit is not there any more, or does something else."""
-
-
 class CallbackError(AuditorError):
     """A function that the caller passed, such as `metric` or `progress`, raised or returned what it must not."""
 

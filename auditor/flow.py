@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,67 +10,87 @@ import torch
 
 from . import mapped
 from .assembly import assembled
-from .cache.kept import Kept
+from .devices import CPU, let_go, name_of
+from .errors import AuditorError, first_line
 from .facts import gather
 from .graphs import Planned, graphs_of, scored
+from .isolation import isolated
+from .isolation.process import flags, ieee
 from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
 from .judge.classify import classify
 from .judge.findings import concerning, confronted, silenced, with_batches
 from .judge.severities import about
 from .judge.verdicts import Judgement, judge
-from .ladder import climbed
 from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate_paths
-from .measure.noise import heard
+from .measure.noise import noise_of
 from .measure.regions import run_regions
 from .measure.workingset import working_set
 from .options import Options
 from .plan.baselines import baselines_of, today_of
-from .plan.costs import costs_of, heavy
-from .plan.everything import everything_low
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
-from .plan.plans import as_run, plans_of
+from .plan.plans import everything_low, plans_of
 from .plan.reach import with_reach
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
+from .plan.verified import as_run
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
+from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
 from .replay.depth import under_plan
 from .rulebook import spread
 from .stages import Stages
-from .state.flags import flags
-from .state.process import untouched
 from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
+
+TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which imitates a GPU."
 
 
 def run(subject: Subject, options: Options) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
 
-    Where a GPU has too little memory it is begun again, see ladder.py. Raises: AuditorError (its slug names the condition).
+    Where `auto` found a GPU that has too little memory, the audit runs on the CPU and says so.
+    Raises: AuditorError (its slug names the condition).
     """
-    return climbed(_once, subject, options)
+    try:
+        return _audited(subject, options)
+    except Exception as error:
+        if device_failed(error) and not isinstance(error, AuditorError):
+            raise gave_up(error) from error
+        if not options.native or not device_is_full(error):
+            raise
+        if options.device != "auto":
+            said = first_line(origin_of(error))[:200]
+            raise AuditorError(
+                f"out of memory on {options.where} ({name_of(options.where)}: {said}): use the CPU (--device cpu), smaller "
+                "inputs, or a GPU with more memory",
+                slug="out-of-memory",
+            ) from error
+    gc.collect()  # what the error's frames held
+    let_go(options.where)
+    audit = _audited(subject, replace(options, device=CPU))
+    return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
-def _once(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed, kept = Stages(options.progress), options.formats, options.seed, Kept.at(options.cache)
+def _audited(subject: Subject, options: Options) -> Audit:
+    stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
     if (limit := mapped.now()) is not None:
         limit.loaded()
     with (
         deep(),
-        untouched(seed),
+        ieee(),
+        isolated(seed=seed),
         torch.inference_mode(False),
-        torch.enable_grad(),
         in_eval(subject.model),
         raised(subject),
         listening(stages.beat),
@@ -79,26 +100,26 @@ def _once(subject: Subject, options: Options) -> Audit:
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
-            first = kept.begun(recordings.first.capture, subject, options.where)
+            first = recordings.first.capture
             if limit is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with kept.written(), stages("measure", f"{recordings.operations} nodes", recordings.operations):
+        with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick, kept)
-            noise = heard(recordings.first, subject, yardstick, seed, heavy(costs_of(first)), options.native)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
+            noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("regions", "flagged nodes that lie together"):
             ran = subject.model, subject.batches[0]
-            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured, kept)
+            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured)
         with stages("training", "the FP32 step", wanted=options.training):
-            step = prepare(subject, formats, seed, stages.tick, kept) if options.training else None
+            step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rules)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise, kept)
-        with bench.held, kept.written():
+        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
+        with bench.held:
             planned = _planned(bench, options, stages, score)
         judged, graph, findings = _after_runs(bench, judged, graph, findings, planned, options)
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)

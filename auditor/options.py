@@ -9,10 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cache.store import check as check_cache
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
 from .devices import chosen, followed, has_clock, is_native, name_of, row_of
@@ -47,10 +45,6 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
 
 
-def _is_path(value: Any) -> bool:
-    return value is None or isinstance(value, str | PathLike)
-
-
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -60,7 +54,6 @@ def _is_function(value: Any) -> bool:
 
 
 _NAMES = "a name, or several in a list"
-_DIRECTORY = "the path of a directory"
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "kwargs": (lambda value: value is None or isinstance(value, Mapping), "a dict of keyword arguments"),
     "formats": (_is_names, _NAMES),
@@ -71,8 +64,7 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss_fn": (_is_function, "a function: loss_fn(outputs, *targets) -> a scalar"),
     "progress": (lambda value: _is_flag(value) or _is_function(value), "True, False or a function of four arguments"),
     "gpu": (lambda value: value is None or isinstance(value, str), "the name of a GPU, such as 'A100'"),
-    "rules": (_is_path, _DIRECTORY),
-    "cache": (_is_path, _DIRECTORY),
+    "rules": (lambda value: value is None or isinstance(value, str | PathLike), "the path of a directory"),
     "seed": (is_seed, f"a whole number from 0 to {SEEDS - 1}"),
     "quick": (_is_flag, "True or False"),
     "measure_time": (lambda value: value is None or _is_flag(value), "True, False or None"),
@@ -92,7 +84,7 @@ class Options:
     scoring: the user's own function that scores the model.
     measure_time: whether times are measured, on a GPU that times itself unless somebody said.
     quick: of several formats and strategies the first alone, and the plan that is predicted to hold, with no search.
-    cache: a directory where measurements are kept for the next audit. memory: bytes that may be resident, as `size_of` takes it.
+    memory: bytes that may be resident, as `size_of` takes it.
     """
 
     rules: tuple[Rule, ...]
@@ -115,7 +107,6 @@ class Options:
     measure_time: bool | None = None
     selection: Selection = EVERYTHING
     progress: Progress | None = None
-    cache: str | PathLike[str] | None = None
     memory: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -133,8 +124,6 @@ class Options:
                 f"there are no figures for {self.gpu!r}: gpu is one of {', '.join(figures)}", slug="bad-option"
             )
         chosen(self.device)
-        if self.cache is not None:
-            check_cache(Path(self.cache))
         if self.memory is not None:
             object.__setattr__(self, "memory", size_of(self.memory))
         if self.quick:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
-from .errors import AuditorError, CallbackError, DiskError, RankError, first_line
+from .errors import AuditorError, CallbackError, DiskError, first_line
 
 PACKAGES = ("torch", "networkx", "jinja2", "rich", "safetensors", "numpy", "shtab", "pydantic")
 """What the auditor imports beside Python's own modules."""
@@ -97,9 +97,9 @@ def time_is_up(error: BaseException) -> bool:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again where it says nothing of what ran: a time limit, the loss of a rank, a function of the caller's own,
+    """Raise the error again where it says nothing of what ran: a time limit, a function of the caller's own,
     or, with `memory`, that there is none left, nor room on a disk instead, or that the GPU failed."""
-    if isinstance(error, RankError | CallbackError) or time_is_up(error):
+    if isinstance(error, CallbackError) or time_is_up(error):
         raise error
     if memory and (out_of_memory(error) or device_failed(error) or disk_is_full(error) is not None):
         raise error

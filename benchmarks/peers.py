@@ -27,7 +27,7 @@ from auditor.formats.metrics import output_error
 from auditor.graphs.onnxfile import with_onnx
 from auditor.graphs.onnxmodel import counted, tidied
 from auditor.graphs.onnxrounded import rounded
-from auditor.runs.outputs import tensor_outputs
+from auditor.isolation.outputs import tensor_outputs
 from benchmarks import subjects
 from benchmarks.harness import Row, report
 from tests.corpus.case import Distance

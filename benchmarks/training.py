@@ -17,8 +17,7 @@ from auditor.patch.table import plan_table
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.replay.step import Step, bind_step, run_step
 from auditor.replay.strategies import plain
-from auditor.runs.step import step_batches
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle

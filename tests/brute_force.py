@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.measure import Measurement
-from auditor.runs.outputs import tensor_outputs
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -19,18 +19,35 @@ from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
 from auditor.options import Options
 from auditor.paths import enclosing, within
-from auditor.plan.choose import scopes_of
-from auditor.plan.explained import as_candidate
-from auditor.plan.plans import verify
+from auditor.plan.choices import as_candidate, scopes_of
+from auditor.plan.modules import Modules
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
 from auditor.plan.solve import Candidate, evaluate
+from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench, workbench
 from auditor.records import Plan
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
 from auditor.tape import capture
 from tests.subjects import subject_of
+
+
+class Foretold(Modules):
+    """Choices whose replays err by `off` times as predicted, beyond `refused` do not run, and are listed in `asked`."""
+
+    def __init__(
+        self, problem: Problem, budget: float, off: float = 1.0, refused: float = math.inf, **known: Any
+    ) -> None:
+        super().__init__(problem, None, budget, **known)  # type: ignore[arg-type]
+        self.off, self.refused, self.asked = off, refused, list[Candidate]()
+
+    def error(self, point: Candidate, enough: float = math.inf) -> float:
+        if not self.is_logged(point):
+            self.asked.append(point)
+            found = self.off * point.predicted_error if point.predicted_error <= self.refused else math.inf
+            self.log[self._key(point)] = found
+        return super().error(point)
 
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:

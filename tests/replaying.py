@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from auditor.isolation.answer import answer
+from auditor.isolation.outputs import tensor_outputs
 from auditor.records import Batch, Capture, Subject
-from auditor.runs.answer import answer
-from auditor.runs.outputs import tensor_outputs
 from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from auditor.records import Subject
 from auditor.replay.step import Step, bind_step, run_step
-from auditor.runs.step import step_batches
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.training.objective import training_subject
 
 

@@ -23,26 +23,22 @@ BANDS: dict[str, tuple[str, ...]] = {
         "pulse",
         "devices",
         "sizes",
-        "sparing",
-        "ranks",
     ),
     "nouns": ("records", "formats", "ops", "mapped"),
     "engine": (
-        "state",
         "dispatch",
+        "isolation",
         "imitation",
-        "runs",
         "loading",
         "criteria",
         "tape",
         "strategies",
         "replay",
-        "cache",
     ),
     "evidence": ("measure", "facts", "rulebook", "judge"),
     "plans": ("options", "patch", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("progress", "stages", "assembly", "ladder", "flow", "api", "fleet", "cli"),
+    "entry": ("progress", "stages", "assembly", "flow", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

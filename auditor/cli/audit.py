@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import config, ranks
+from .. import config
 from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
@@ -28,7 +28,7 @@ LEVELS = ("info", "warning", "error")
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Audit a model; of several ranks the first one tells, and writes. Raises: AuditorError."""
+    """Audit a model. Raises: AuditorError."""
     with ExitStack() as held:
         return _audited(args, _begun(args, held), held)
 
@@ -49,16 +49,15 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
     No function that waits for this one may hold the model: errors that libraries keep of imports that failed hold all of
     these, and would keep the model from being deleted.
     """
-    quiet = args.quiet or args.dry_run or not ranks.leads()
-    shown = held.enter_context(reporter(quiet, guard.drawn))
-    for around in (redirect_stdout(sys.stderr), warnings.catch_warnings(), ranks.joined()):
+    shown = held.enter_context(reporter(args.quiet or args.dry_run, guard.drawn))
+    for around in (redirect_stdout(sys.stderr), warnings.catch_warnings()):
         held.enter_context(around)
     if not args.debug:
         warnings.simplefilter("ignore")
     progress, began = _told(shown), time.perf_counter()
     progress("load", args.target, 0, 0)
     known = _baseline(args.baseline)
-    if args.out and ranks.leads():
+    if args.out:
         publish.check(args.out, args.model_explorer)
     options = _options(args, progress)
     _set_aside(args, options, held)
@@ -72,11 +71,9 @@ def _audited(args: argparse.Namespace, begun: _Begun, held: ExitStack) -> int:
     options = _with_score(args, begun.options)
     if args.dry_run:
         held.close()
-        return _dry_run(options, subject, directory) if ranks.leads() else 0
+        return _dry_run(options, subject, directory)
     loaded = time.perf_counter() - begun.at
     found = _timed(_run(subject, options), loaded)
-    if not ranks.leads():
-        return 0
     if args.onnx:
         progress("onnx", "write, check, run", 0, 0)
         found = _with_onnx(found, args.onnx)
@@ -169,7 +166,6 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
         quick=args.quick,
         measure_time=args.measure_time,
         memory=args.memory,
-        cache=args.cache,
         selection=config.selection(Path.cwd()),
         progress=progress,
     )
@@ -226,11 +222,10 @@ def _loaded(args: argparse.Namespace) -> tuple[Subject, Path]:
 
     subject = _subject(args)
     directory = args.out or publish.default_directory(subject.name, subject.origin.path if subject.origin else None)
-    if ranks.leads():
-        publish.check(directory, args.model_explorer)
-        guard.writes_into(directory)
-        for warning in cautions(subject):
-            print(f"warning: {printable(warning)}", file=sys.stderr)
+    publish.check(directory, args.model_explorer)
+    guard.writes_into(directory)
+    for warning in cautions(subject):
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     return subject, directory
 
 

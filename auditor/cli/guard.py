@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from .. import ranks
 from ..errors import AuditorError
 from ..folder import swept
 
@@ -34,15 +33,6 @@ AGAIN = 0.1
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 """What the first cell of a live line goes through."""
-
-STOPPED = (
-    "error: torchrun ended this audit, as it does where another rank ends: nothing was written\n"
-    "hint: `python -m auditor explain rank-lost` says more\n"
-)
-"""What the leader of several ranks says last, in one piece: others write to the same stream."""
-
-ENDINGS = ("process-ended", "timed-out")
-"""What only the process that watches can say."""
 
 _tell: int | None = None
 """Where the watched process tells what it is at."""
@@ -160,8 +150,6 @@ class _Watch:
             print("interrupted", file=sys.stderr)
             return 130
         if self._signal is not None:
-            if ranks.launched() and ranks.leads():
-                print(end=STOPPED, file=sys.stderr)
             signal.signal(self._signal, signal.SIG_DFL)
             os.kill(os.getpid(), self._signal)
         raise self._ending(status)

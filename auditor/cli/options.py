@@ -72,12 +72,6 @@ def audit_parser() -> argparse.ArgumentParser:
     add("--rules", metavar="DIR", type=Path, help="a directory of your own rules, besides those that ship")
     _further(parser)
     add("--dry-run", action="store_true", help="say what was found and would be done, then stop")
-    add(
-        "--cache",
-        metavar="DIR",
-        type=Path,
-        help="keep measurements there, and take those of an unchanged model from there",
-    )
     add("--memory", metavar="SIZE", type=_size, help="what each process may hold, as 4GB: the rest waits in files")
     add("--seed", metavar="N", type=verbs.seed, default=0, help="default: %(default)s")
     verbs.add_timeout(parser)

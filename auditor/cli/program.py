@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import ranks
 from ..errors import AuditorError, first_line
 from ..raised import hiding, out_of_memory, time_is_up
 from ..report.words import printable
@@ -98,8 +97,7 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
             error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error) or hiding(error)
         )
         if known is not None:
-            told = ranks.leads() or known.slug in guard.ENDINGS
-            return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug, told)
+            return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug)
         said = f"{type(error).__name__}: {first_line(error)}"
         if time_is_up(error):
             return _failed(f"a time limit ended it, {said}", "give it more time, or smaller inputs", debug)
@@ -125,13 +123,11 @@ def _nowhere(error: Exception) -> AuditorError | None:
     return AuditorError("no temporary directory can be written to: name one with TMPDIR", slug="bad-output")
 
 
-def _failed(message: str, hint: str, debug: bool, told: bool = True) -> int:
+def _failed(message: str, hint: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    if told:
-        where = "" if ranks.leads() else f"rank {ranks.rank()}: "
-        # In one piece: other ranks write to the same stream
-        print(f"error: {where}{_in_a_line(message)}\nhint: {hint}\n", end="", file=sys.stderr)
+    # In one piece: others may write to the same stream
+    print(f"error: {_in_a_line(message)}\nhint: {hint}\n", end="", file=sys.stderr)
     return 2
 
 

@@ -190,11 +190,9 @@ def apply(args: argparse.Namespace) -> int:
         check_artefact(subject, plans, chosen, args.seed)
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
-    calls = sum(" " in name for _, name in plans[chosen].exceptions)
-    functions = len(plans[chosen].exceptions) - calls
-    kept = [count(islands, "scope")] if islands or not (functions or calls) else []
+    functions = len(plans[chosen].exceptions)
+    kept = [count(islands, "scope")] if islands or not functions else []
     kept += [count(functions, "function")] if functions else []
-    kept += [count(calls, "function call")] if calls else []
     streams.say(
         f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
         f"Patched  {file}\n"

@@ -10,9 +10,9 @@ import torch.fx as fx
 
 from ..formats.entries import is_number
 from ..formats.metrics import output_error
+from ..isolation.outputs import NamedTensors
 from ..ops.nodes import arguments, dtype, readers, row_of, shape, source
 from ..records import Capture, Proposal
-from ..runs.outputs import NamedTensors
 from .criterion import Criterion
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5

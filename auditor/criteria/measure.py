@@ -11,8 +11,8 @@ import torch
 
 from ..errors import AuditorError
 from ..formats.metrics import output_error
+from ..isolation.outputs import NamedTensors
 from ..records import CriterionValue, Distance
-from ..runs.outputs import NamedTensors
 from .criterion import Criterion, name_of
 from .values import unfit, value
 

@@ -1,6 +1,6 @@
 """The one place that leans on torch's private parts: a mode that sees operations whole, before autograd and autocast.
 
-Tried on torch 2.11 and 2.13. Where a torch lacks one of these parts, `fallback.py` does what public modes can do.
+Tried on torch 2.11, the oldest that pyproject.toml allows, and 2.13.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..ops.nodes import operation_of
-from ..state.writes import tells_nothing
 from ..trees import tensors_in
 from .branches import cond, while_loop
 from .handler import Handler, Traced, alone, uncompiled, unfused
@@ -88,12 +87,8 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         region = region_now()  # inside the guards below autocast always looks closed
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            tensors = tensors_in((args, kwargs))
-            if not _transformed(tensors):
-                if not tells_nothing(func, tensors):
-                    return self.handler.whole(func, args, kwargs, region)
-                with torch._C._DisableTorchDispatch():
-                    return self.handler.whole(func, args, kwargs, region)
+            if not _transformed(tensors_in((args, kwargs))):
+                return self.handler.whole(func, args, kwargs, region)
             with self.parts.of(region), _below(self.parts):
                 return func(*args, **kwargs)
 

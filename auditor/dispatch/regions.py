@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..devices import CPU, NATIVE
-from .importing import Importing
 
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
@@ -48,15 +47,13 @@ _Flags = list[tuple[str, bool, torch.dtype]]
 
 
 class _State(threading.local):
-    """apart: the state of autocast where it is not torch's own."""
-
     stack: _Stack | None = None
-    apart: _Flags | None = None
 
 
 _STATE = _State()
 _LOCK = threading.Lock()
 _users = 0
+_is_enabled, _dtype = torch.is_autocast_enabled, torch.get_autocast_dtype  # torch's own, which a recording replaces
 
 
 def region_now() -> Region:
@@ -85,24 +82,21 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def one_stack(depth_of: Callable[[], int] = lambda: 0, apart: bool = False) -> Iterator[None]:
+def one_stack(depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """In the body, in this thread: `torch.autocast` of any device type opens and closes the same region.
 
     Whoever asks whether autocast is on, for whichever device, gets that region's answer. depth_of: how many module
-    calls are open, asked whenever a region is entered. apart: torch casts nothing, and only says what region it is.
-    Other threads go on as they were, and so does this one afterwards, whatever the body left open.
+    calls are open, asked whenever a region is entered. Other threads go on as they were, and so does this one
+    afterwards, whatever the body left open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
     with written_as_meant():
         _STATE.stack = _Stack(depth_of, threading.get_ident())
         try:
-            if apart:
-                _mirror(False, torch.float32)
-                _STATE.apart = before
             _mirror(*_outer(before))
             yield
         finally:
-            _STATE.stack, _STATE.apart = outer, None
+            _STATE.stack = outer
             _set(before)
             torch.set_autocast_cache_enabled(cached)
             for _ in range(_nesting() - nesting):
@@ -131,50 +125,29 @@ def written_as_meant() -> Iterator[None]:
         _users += 1
         if _users == 1:
             _install()
-            _BEFORE_COMPILER.begin()
     try:
         yield
     finally:
         with _LOCK:
             _users -= 1
             if _users == 0:
-                _BEFORE_COMPILER.end()
                 _uninstall()
 
 
 _ORIGINAL = {name: getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__")}
 _ORIGINAL_CAST = _Module._cast
-_ORIGINAL_STATE = torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
 def _install() -> None:
     for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
         setattr(_Autocast, name, method)
     _Module._cast = _cast
-    torch.is_autocast_enabled, torch.get_autocast_dtype = _is_enabled, _dtype  # type: ignore[assignment]
 
 
 def _uninstall() -> None:
     for name, method in _ORIGINAL.items():
         setattr(_Autocast, name, method)
     _Module._cast = _ORIGINAL_CAST
-    torch.is_autocast_enabled, torch.get_autocast_dtype = _ORIGINAL_STATE
-
-
-@contextmanager
-def _as_torch_has_them() -> Iterator[None]:
-    with _LOCK:
-        _uninstall()
-    try:
-        yield
-    finally:
-        with _LOCK:
-            if _users:
-                _install()
-
-
-_BEFORE_COMPILER = Importing("torch._dynamo", _as_torch_has_them)
-"""torch's compiler knows functions by what it read when it was imported, and breaks the graph at all others."""
 
 
 def _init(
@@ -228,16 +201,6 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 
 
-def _is_enabled(*device_type: str) -> bool:
-    if _STATE.apart is None:
-        return _ORIGINAL_STATE[0](*device_type)
-    return _STATE.apart[0][1]
-
-
-def _dtype(device_type: str) -> torch.dtype:
-    return _ORIGINAL_STATE[1](device_type) if _STATE.apart is None else _STATE.apart[0][2]
-
-
 def _nesting() -> int:
     """Number of regions that torch counts in this thread."""
     torch.autocast_increment_nesting()
@@ -249,9 +212,6 @@ def _flags() -> _Flags:
 
 
 def _set(flags: _Flags) -> None:
-    if _STATE.apart is not None:
-        _STATE.apart = flags
-        return
     for device, enabled, dtype in flags:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)

@@ -24,7 +24,6 @@ from .read import (
     json_path,
     loaded,
     measured_beside,
-    own_measurements,
     plan_in,
     read_all,
     read_audit,
@@ -58,7 +57,7 @@ def load(directory: str | PathLike[str]) -> Audit:
     path = path_of(directory, "the directory of an audit")
     document = loaded(path)
     read_audit(document, str(path))
-    measured = own_measurements(document) or measured_beside(path, document)
+    measured = measured_beside(path, document)
     if measured is None:
         _refuse_of_another(path)
     odd = read_measurements(measured, str(path), document).not_finite if measured else None
@@ -79,7 +78,7 @@ def _refuse_of_another(path: Path) -> None:
 
 def _whole(plan: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Both in one document; where both have something, it is an object of which each has a share."""
-    whole = {**measured, **{key: item for key, item in plan.items() if key != "findings" or "nodes" in plan}}
+    whole = {**measured, **{key: item for key, item in plan.items() if key != "findings"}}
     for key, item in plan.items():
         share = measured.get(key)
         if isinstance(item, Mapping) and isinstance(share, Mapping):

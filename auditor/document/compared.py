@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .read import loaded, measured_beside, own_measurements, read_audit, read_measurements
-from .steady import Contributions, largest
+from .read import loaded, measured_beside, read_audit, read_measurements
+from .steady import Contributions
 
 LEVELS = ("info", "warning", "error")
 
@@ -45,8 +45,7 @@ class Judged:
 class Figures:
     """What one plan comes to; None where it was not measured, or is not finite. format: what its low scopes are in.
 
-    exceptions: functions that stay FP32 in low scopes, each with its scope. stored: parameters and buffers that stay
-    FP32 in storage for them, each with its scope. given: arguments of the model that are not converted.
+    exceptions: functions that stay FP32 in low scopes, each with its scope.
     """
 
     format: str
@@ -56,8 +55,6 @@ class Figures:
     verified: bool
     islands: int
     exceptions: tuple[tuple[str, str], ...] = ()
-    stored: tuple[tuple[str, str], ...] = ()
-    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,6 @@ def record(document: Any, label: str, measured: Any = None) -> Record:
     Raises: PlanError(slug="bad-plan").
     """
     found = read_audit(document, label)
-    measured = own_measurements(document) if measured is None else measured
     nodes = read_measurements(measured, label, document).nodes if measured is not None else None
     return Record(
         label=label,
@@ -101,7 +97,7 @@ def record(document: Any, label: str, measured: Any = None) -> Record:
         settings=_settings(found.subject, found.environment, found.budget),
         plans={name: _figures(plan) for name, plan in found.plans.items()},
         nodes=tuple(_judged(node) for node in nodes or ()),
-        contributions=found.contributions or _measured(nodes or ()),
+        contributions=found.contributions or {},
         findings=tuple(known for finding in found.findings for known in _known(finding)),
     )
 
@@ -111,12 +107,6 @@ def _known(kind: Any) -> Iterator[Known]:
     first = Known(**{key: getattr(kind, key) for key in _KNOWN} | {"formats": tuple(kind.formats or ())})
     yield first
     yield from (replace(first, owner=owner) for owner in kind.also_in or ())
-
-
-def _measured(nodes: Iterable[Any]) -> Contributions:
-    """Contributions of a file that has those of its operations."""
-    each = ((node, fmt, found) for node in nodes for fmt, found in node.formats().items())
-    return largest((fmt, node.owner, node.op, found.contribution) for node, fmt, found in each)
 
 
 def _settings(subject: Any, environment: Any, budget: Any) -> dict[str, str]:
@@ -142,8 +132,6 @@ def _figures(plan: Any) -> Figures:
         verified=plan.verified,
         islands=sum(bool(path) and choice.precision != root for path, choice in plan.scopes.items()),
         exceptions=tuple((path, name) for path, choice in plan.scopes.items() for name in choice.keep),
-        stored=tuple((path, name) for path, choice in plan.scopes.items() for name in choice.keep_state),
-        given=tuple(name for choice in plan.scopes.values() for name in choice.keep_inputs),
     )
 
 

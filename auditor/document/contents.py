@@ -28,9 +28,7 @@ class AuditedModel:
 
     name: Annotated[str, Written("of the model: the target's, or its class")]
     source: Annotated[str, Written("TARGET, as it was given or as seen from the working directory")]
-    file: Annotated[
-        str | None, Written("the file it was found in, from its repository; `null` where there is none", later=True)
-    ]
+    file: Annotated[str | None, Written("the file it was found in, from its repository; `null` where there is none")]
     parameters: Annotated[
         int,
         Written(
@@ -38,15 +36,15 @@ class AuditedModel:
         ),
     ]
     structure: Annotated[
-        str, Written("digest of the modules' classes and the parameters' shapes; `apply` refuses another", later=True)
+        str, Written("digest of the modules' classes and the parameters' shapes; `apply` refuses another")
     ]
-    tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter", later=True)]
-    shared_modules: Annotated[Groups, Written("groups of paths that are one module", later=True)]
+    tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter")]
+    shared_modules: Annotated[Groups, Written("groups of paths that are one module")]
     inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
     inputs_source: Annotated[str, Written("where the inputs came from")]
-    synthetic_inputs: Annotated[bool, Written("whether they are nobody's", later=True)]
+    synthetic_inputs: Annotated[bool, Written("whether they are nobody's")]
     weights_source: Annotated[str, Written("where the weights came from")]
-    random_weights: Annotated[bool, Written("whether they are nobody's", later=True)]
+    random_weights: Annotated[bool, Written("whether they are nobody's")]
     capture: Annotated[
         str,
         Written(
@@ -98,9 +96,7 @@ class FindingKind:
     op: Annotated[str, Written("ATen overload of the node", needed="audit")]
     owner: Annotated[str, Written("module of the first node that it fired on", needed="audit")]
     node: Annotated[str, Written("that node, by its name in the captured graph")]
-    also_in: Annotated[
-        tuple[str, ...], Written("modules of the other nodes that it fired on, a path for each", later=True)
-    ]
+    also_in: Annotated[tuple[str, ...], Written("modules of the other nodes that it fired on, a path for each")]
     message: Annotated[str, Written("what is wrong at the first, with this model's numbers", needed="audit")]
     agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")]
     cause: CauseName = ""
@@ -124,7 +120,6 @@ class PlanFile:
         Written(
             "what the next audit compares with: by format, module and operation the largest contribution (relative L2), of "
             f"those that are sensitive or would be if they were {BAND:g} times as large; `null`: not finite",
-            later=True,
             before="training",
         ),
     ]
@@ -155,7 +150,7 @@ class Measurements:
         str,
         Written(
             "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
-            "`environment.seconds`, `environment.reused` and `environment.held`",
+            "`environment.seconds` and `environment.held`",
             measured=True,
         ),
     ]
@@ -193,8 +188,8 @@ class Document:
         )
 
 
-VARYING = ("seconds", "reused", "held")
-"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took, and what came from where."""
+VARYING = ("seconds", "held")
+"""Keys of `environment` in plan.json that another audit of the same has otherwise: what it took."""
 
 
 def steady(plan: Any) -> Any:
@@ -377,14 +372,14 @@ FORMS: dict[str, Form] = {
 
 def tied_parameters(model: Any) -> Groups:
     """Names of each parameter that has more than one."""
-    from ..state.members import named_parameters
+    from ..isolation.members import named_parameters
 
     return _under_several_names(named_parameters(model))
 
 
 def shared_modules(model: Any) -> Groups:
     """Paths of each module that has more than one."""
-    from ..state.members import named_modules
+    from ..isolation.members import named_modules
 
     return _under_several_names(named_modules(model))
 

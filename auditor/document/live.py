@@ -11,11 +11,10 @@ from torch import nn
 
 from ..errors import PlanError
 from ..formats.table import label, runs
+from ..isolation.members import size_of, structure_of, unwrapped
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from ..runs.wrapped import structure_of, unwrapped
-from ..state.members import size_of
 from ..strategies import GRAPHS
 from .read import loaded, read_document, read_plan
 

@@ -14,7 +14,7 @@ READERS = {"plan": ("plan",), "audit": ("plan", "audit")}
 """{who reads a file: which fields it cannot do without, by `Written.needed`}."""
 
 WRITER = "all"
-"""The model of what is written today: nothing is missing from it but what `Written` says may be."""
+"""The model of what is written: nothing is missing from it but what `Written` says may be."""
 
 WHOLE_NUMBER = "^-?[0-9]{1,18}$"
 """A key that stands for a whole number."""
@@ -76,7 +76,7 @@ def _model(part: Part, reader: str) -> type[BaseModel]:
 
 def _required(entry: Entry, reader: str) -> bool:
     if reader == WRITER:
-        return not (entry.optional or entry.written.later)
+        return not entry.optional
     return entry.written.needed in READERS[reader]
 
 

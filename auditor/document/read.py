@@ -20,9 +20,6 @@ from .parts import MEASUREMENTS, PLAN, WHOLE
 Place = Sequence[str | int]
 """Keys and indices from the top of a document on."""
 
-READABLE = tuple(range(1, FORMAT_VERSION + 1))
-"""Versions of the files. In the first, plan.json held the measurements too."""
-
 AGAIN = "Audit the model again to write a new one, or undo what was changed in it"
 SHOULD_BE = {
     "string_type": "text",
@@ -70,11 +67,6 @@ def loaded(path: Path) -> Any:
         ) from error
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{file} is not a plan: {error}. {AGAIN}.", slug="bad-plan") from error
-
-
-def own_measurements(document: Any) -> Any:
-    """The document itself where it holds measurements, as those of the first version do; None else."""
-    return document if isinstance(document, Mapping) and "nodes" in document else None
 
 
 def measured_beside(path: Path, document: Any) -> Any:
@@ -140,9 +132,8 @@ def _document(document: Any, where: str, reader: str) -> Any:
 
 def _check_version(document: Any, where: str) -> None:
     version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
-    if version not in READABLE or isinstance(version, bool):
-        known = f"{READABLE[-1]}, or an earlier one that this auditor reads"
-        raise _wrong(where, ("format_version",), known, version)
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise _wrong(where, ("format_version",), str(FORMAT_VERSION), version)
 
 
 def _check_names(plan: Any, where: str, place: Place) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 from ..errors import PlanError
 from ..formats.table import runs
+from ..isolation import isolated
+from ..isolation.members import size_of, structure_of
 from ..patch.emit import emit
 from ..patch.table import plan_table
 from ..plan.scores import raising
 from ..records import Plan, ScopeChoice, Subject
-from ..runs.wrapped import structure_of
-from ..state.members import size_of
-from ..state.restored import restored
 from ..strategies import GRAPHS
 from ..verify import NotHandedOver, Verifier
 from .live import apply, pick
@@ -47,7 +46,7 @@ def patched_source(
     given = document.get("subject", {})
     expected = {key: given[key] for key in ("parameters", "structure") if given.get(key)}
     for plan in plans.values():
-        with restored(subject.model):  # what one plan rounds, the next may want in FP32
+        with isolated(subject.model):  # what one plan rounds, the next may want in FP32
             apply(subject.model, {**expected, **plan_table(plan)})
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
@@ -74,8 +73,6 @@ def _record(name: str, found: Any) -> Plan:
             choice.output,
             choice.cost,
             tuple(choice.keep),
-            tuple(choice.keep_state),
-            tuple(choice.keep_inputs),
         )
         for path, choice in found.scopes.items()
     }

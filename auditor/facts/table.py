@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -23,8 +22,6 @@ _TYPES = {
 }
 EACH = "each"
 """In place of a format: every audited one that no other rule of the family speaks of; see rulebook/each.py."""
-_OLDER = re.compile(r"(headroom_bits|verdict|reason)_(fp16|bf16)")
-"""Names of facts in rules that were written when each format had facts of its own."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +163,6 @@ def address_problem(address: str, unknown: str = "not a fact") -> str | None:
     """What is wrong with the address of a fact, None if nothing is. unknown: what to say of a name that no fact has."""
     name, dot, fmt = address.partition(".")
     if name not in FACTS:
-        older = _OLDER.fullmatch(name)
-        if older and not dot:
-            return f"{name!r} is called {'.'.join(older.groups())!r} now"
         return f"{address!r} is {unknown}"
     if not FACTS[name].by_format:
         return f"{name!r} is not kept by format" if dot else None

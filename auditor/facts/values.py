@@ -12,9 +12,9 @@ from torch import fx, nn
 
 from ..formats.entries import entries
 from ..formats.table import Format
+from ..isolation.members import named_tensors
 from ..ops.nodes import arguments, arguments_with_defaults, readers, row_of, shape, source
 from ..records import Capture, Magnitudes
-from ..state.members import named_tensors
 
 _LARGEST_EPS = 1e-2
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ON_GPU = 1 << 24
+"""Entries of a tensor that are looked at together on a GPU: few enough to need little memory, enough to keep it busy."""
+
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
@@ -35,15 +37,6 @@ def is_plain(x: torch.Tensor) -> bool:
 def is_number(x: torch.Tensor) -> bool:
     """Whether its entries are real or complex numbers, which formats round; on the meta device it has none."""
     return (x.is_floating_point() or x.is_complex()) and x.device.type != "meta"
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are plain, of one dtype, and the same bit for bit."""
-    if not (is_plain(a) and is_plain(b) and a.dtype is b.dtype and a.shape == b.shape):
-        return False
-    a, b = entries(a), entries(b)
-    bits = _BITS.get(a.itemsize)
-    return torch.equal(a, b) if bits is None else torch.equal(a.view(bits), b.view(bits))
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..records import Magnitudes
-from .profile import Profile
+from .metrics import relative_l2, runs, sum_of_squares
 from .table import FORMATS, Format
 
 SIGNIFICANT_BITS = 24
@@ -20,25 +20,43 @@ _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
 
 
+def histogram_of(x: torch.Tensor) -> Magnitudes:
+    """Histogram of a real tensor of any shape, and its norm in float64; only finite entries count."""
+    exponents: Counter[int] = Counter()
+    zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
+    for (run,) in runs(x.detach().float()):
+        sizes = run.abs().reshape(-1)
+        if sizes.numel() and not float(sizes.max()) < math.inf:
+            sizes = sizes[sizes < math.inf]
+        exponents.update(exponent_counts(sizes))
+        square += sum_of_squares(sizes.double())
+        if sizes.numel():
+            largest = max(largest, float(sizes.max()))
+            nothing = sizes == 0
+            zeros += int(torch.count_nonzero(nothing))
+            smallest = min(smallest, float(sizes.masked_fill(nothing, math.inf).min()))
+    nonfinite = x.numel() - exponents.total()
+    exponents[-_BIAS] -= zeros
+    counts = {exponent: count for exponent, count in sorted(exponents.items()) if count}
+    least = smallest if smallest < math.inf else 0.0
+    return Magnitudes(largest, least, zeros, counts, nonfinite, math.sqrt(square))
+
+
 def magnitudes_of(x: torch.Tensor) -> Magnitudes:
-    """Histogram of a real tensor of any shape, its norm in float64, and what FP16 and BF16 round off."""
-    found = Profile(x).range
+    """`histogram_of` the tensor, with what FP16 and BF16 round off."""
+    found = histogram_of(x)
     if not found.max_abs:
         return found
     values = x.detach().float().reshape(-1)
     finite = values[torch.isfinite(values)] if found.nonfinite else values
-    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
     rounding = {name: _rounding(finite, FORMATS[name], found.max_abs) for name in ("fp16", "bf16")}
-    return replace(found, norm=norm, rounding=rounding)
+    return replace(found, rounding=rounding)
 
 
 def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:
     """Relative L2 error of rounding, after scaling by the power of two that brings the largest entry near 1."""
     scaled = torch.ldexp(x, torch.tensor(-math.floor(math.log2(largest))))
-    gap = scaled.to(fmt.dtype).float() - scaled
-    return float(
-        torch.linalg.vector_norm(gap, dtype=torch.float64) / torch.linalg.vector_norm(scaled, dtype=torch.float64)
-    )
+    return relative_l2(scaled, scaled.to(fmt.dtype))
 
 
 def exponent_counts(x: torch.Tensor) -> dict[int, int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import MeasureError
-from ..sparing import now
-from .entries import dense, entries, is_plain, places
+from .entries import ON_GPU, dense, entries, is_plain, places
 from .table import Format
+
+_EXPONENT = 0x7F800000
+"""Bits of a float32's exponent."""
 
 _RUN = 1 << 17
 """Entries of a run: their copies in float64 stay in the cache."""
@@ -40,7 +40,8 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
-        for square, size in _squares(r, c):
+        for run in runs(r, c):
+            square, size = _squares(*run)
             squares, norm = squares + square, norm + size
     if not math.isfinite(squares):
         return math.inf
@@ -48,54 +49,26 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
     return max(error, flipped)
 
 
-@contextmanager
-def compared_once() -> Iterator[None]:
-    """In the body, in this thread, two tensors that are compared again are known; nothing may write to any that were."""
-    before, _KNOWN.pairs = _KNOWN.pairs, {}
-    try:
-        yield
-    finally:
-        _KNOWN.pairs = before
-
-
-class _Known(threading.local):
-    """pairs: the squares of two tensors, and the two, whose memory is no other's for as long as they are held."""
-
-    pairs: dict[Hashable, tuple[list[tuple[float, float]], torch.Tensor, torch.Tensor]] | None = None
-
-
-_KNOWN = _Known()
-
-
-def _squares(r: torch.Tensor, c: torch.Tensor) -> list[tuple[float, float]]:
-    """The squared error and the squared size of each run of two tensors."""
-    known = _KNOWN.pairs
-    if known is None or any(type(x) is not torch.Tensor or x.device.type != "cpu" for x in (r, c)):
-        return [_square(*pair) for pair in _runs(r, c)]
-    key = tuple((x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in (r, c))
-    if key not in known:
-        known[key] = [_square(*pair) for pair in _runs(r, c)], r, c
-    return known[key][0]
-
-
-def _square(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """The squared error and the squared size of a run."""
     r64, c64 = _as_float64(r), _as_float64(c)
-    square, size = _sum_of_squares(c64 - r64), _sum_of_squares(r64)
+    square, size = sum_of_squares(c64 - r64), sum_of_squares(r64)
     return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)
 
 
-def _sum_of_squares(x: torch.Tensor) -> float:
+def sum_of_squares(x: torch.Tensor) -> float:
+    """Of all entries, in the dtype that they have."""
     flat = x.reshape(-1)
     return float(torch.dot(flat, flat))
 
 
-def _runs(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
-    step = _RUN if r.device.type == "cpu" else now().run
-    if r.numel() <= step or r.shape != c.shape:
-        yield r, c
+def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
+    step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
+    if tensors[0].numel() <= step:
+        yield tensors
         return
-    yield from zip(torch.split(r.reshape(-1), step), torch.split(c.reshape(-1), step), strict=True)
+    yield from zip(*(torch.split(x.reshape(-1), step) for x in tensors), strict=True)
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
@@ -137,28 +110,38 @@ def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Dam
 
     Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
     """
-    r, c = reference.detach(), candidate.detach()
-    finite = torch.isfinite(r)
-    nonzero = finite & (r != 0)
-    total = max(int(nonzero.sum()), 1)
-    magnitude = c.float().abs()
-    subnormal = nonzero & (magnitude > 0) & (magnitude < fmt.smallest_normal)
-    return Damage(
-        overflow=int((finite & torch.isinf(c)).sum()),
-        nan=int((finite & torch.isnan(c)).sum()),
-        underflow=float((nonzero & (magnitude == 0)).sum()) / total,
-        subnormal=float(subnormal.sum()) / total,
-    )
+    counts = [0] * 5
+    for r, c in runs(reference.detach(), candidate.detach()):
+        size = c.float().abs()
+        finite = r.abs() < math.inf
+        nonzero = finite & (r != 0)
+        kinds = [nonzero]
+        if size.numel() and not fmt.smallest_normal <= float(size.min()) <= float(size.max()) < math.inf:
+            subnormal = (size > 0) & (size < fmt.smallest_normal)
+            kinds += [finite & (size == math.inf), finite & size.isnan(), nonzero & (size == 0), nonzero & subnormal]
+        for index, kind in enumerate(kinds):
+            counts[index] += int(torch.count_nonzero(kind))
+    total, overflow, nan, vanished, small = counts
+    return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
 
 
 def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
-    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0."""
-    r, c = _as_float64(reference), _as_float64(candidate)
-    if r.numel() == 0:
-        return 0.0
-    exponent = torch.frexp(r.abs().clamp_min(fmt.smallest_normal))[1] - 1
-    ulps = torch.ldexp((c - r).abs(), fmt.mantissa - exponent).nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(torch.where(torch.isfinite(r), ulps, torch.zeros_like(ulps)).max())
+    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0.
+
+    In float32, where the difference of two close numbers is exact (Sterbenz).
+    """
+    most = 0.0
+    for r, c in runs(reference.detach().float(), candidate.detach()):
+        if not r.numel():
+            break
+        power = (r.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
+        steps = (c.float() - r).abs() / power.clamp_min(fmt.smallest_normal)
+        largest = float(steps.max())
+        if not largest < math.inf:
+            steps = torch.where(r.abs() < math.inf, steps.nan_to_num(math.inf, math.inf), 0.0)
+            largest = float(steps.max())
+        most = max(most, largest / fmt.epsilon)
+    return most
 
 
 def sqnr_db(relative_error: float) -> float:

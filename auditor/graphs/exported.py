@@ -20,12 +20,12 @@ from torch.utils import _pytree as pytree
 from ..dispatch import unfused
 from ..errors import PlanError, first_line
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import answer
+from ..isolation.outputs import tensor_outputs
 from ..ops.nodes import mutates, row_of
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import answer
-from ..runs.outputs import tensor_outputs
-from ..state import unchanged
 
 _aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ def program_of(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedPro
     """What torch.export makes of a module. dynamic: the first dimension of the inputs is left open. Raises: what it raises."""
     args, kwargs = batch
     shapes = _shapes(module.forward, args, kwargs) if dynamic else None
-    with unchanged(module, batch), torch.no_grad(), _quietly(), unfused():
+    with isolated(module, batch), torch.no_grad(), _quietly(), unfused():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 

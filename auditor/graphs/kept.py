@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from ..records import Kept
 from .cut import Network
 from .operations import Operation
-from .search import Choice
-
-Runs = Mapping[frozenset[str], float]
-"""Errors of choices that were run, by what was low in them."""
+from .search import Choice, Operations
 
 
-def kept_of(network: Network, choice: Choice, budget: float, runs: Runs) -> tuple[Kept, ...]:
-    """Every operation that reads FP32 values and does not run low, with the reason. budget: what the choice may take."""
-    weighing = _Weighing(network, choice.low, network.price(choice.low).square, budget, runs)
-    operations = choice.table.operations.values()
+def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[Kept, ...]:
+    """Every operation that reads FP32 values and does not run low, with the reason, from the log of what was run.
+
+    budget: what the choice may take.
+    """
+    square = space.network.price(choice.low).square
+    weighing = _Weighing(space.network, choice.low, square, budget, space.log)
+    operations = space.table.operations.values()
     return tuple(
         Kept(each.name, each.op, *weighing.reason(each), each.captured)
         for each in operations
@@ -34,7 +35,7 @@ class _Weighing:
     low: frozenset[str]
     square: float
     budget: float
-    runs: Runs
+    runs: Mapping[frozenset[str], float]
 
     def reason(self, operation: Operation) -> tuple[str, str]:
         """Why an operation is FP32: in one word, and in a clause."""

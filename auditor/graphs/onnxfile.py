@@ -21,9 +21,9 @@ from ..errors import AuditorError, MeasureError, first_line
 from ..folder import own
 from ..formats.metrics import output_error
 from ..formats.table import label
+from ..isolation.answer import answer
 from ..raised import let_through
 from ..records import Audit, Batch, Onnx, Plan, Program
-from ..runs.answer import answer
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
 from .onnxmodel import counted, lowered_ends, tidied

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..formats.table import dtype_of
+from ..isolation import isolated
 from ..ops import table
 from ..ops.nodes import op_name, row_of, target_of, tensors_of
 from ..plan.costs import Cost, cast_seconds, seconds
@@ -21,7 +22,6 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
 from ..replay.execute import low_literals, with_literals
-from ..state import unchanged
 from .aligned import aligned
 from .exported import Exported
 
@@ -84,7 +84,7 @@ class Seen:
     def __init__(self, exported: Exported, batch: Batch, bench: Workbench) -> None:
         self.graph = exported.graph_module.graph
         run = _Kept(exported.graph_module)
-        with unchanged(exported.graph_module, batch), torch.no_grad():
+        with isolated(exported.graph_module, batch), torch.no_grad():
             run.run(*pytree.tree_leaves(batch), enable_io_processing=False)
         self.values: Mapping[str, Any] = run.kept
         self.captured = aligned(self.graph, self.values, bench.capture.first)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..plan.scores import InFp32, tell
 from ..plan.workbench import Workbench
-from ..ranks import from_first
 from ..score import Given, judged
 from ..verify import PROGRAM, NotHandedOver, Runs, Verifier, saved
 from .stage import Planned
@@ -23,7 +22,7 @@ def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
     if score is None or not verified:
         return planned
     files = {name: planned.files[program.file] for name, program in verified.items()}
-    given = from_first("scores of programs", lambda: _given(files, score, bench))
+    given = _given(files, score, bench)
     plans = {
         name: replace(plan, score=judged(score.scorer.scoring, score.given, given[name])) if name in given else plan
         for name, plan in planned.plans.items()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import PlanError, first_line
 from ..formats.table import runs
-from ..plan.choose import MARGIN
-from ..plan.plans import judged
+from ..plan.search import MARGIN, RUNS, choose, verified
+from ..plan.verified import judged
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Baseline, Plan, Program, ScopeChoice, Timing, Today
@@ -22,11 +22,8 @@ from .kept import kept_of
 from .lowered import lowered
 from .needed import memory_in_fp32, memory_needed
 from .operations import Seen, Table, low_flops, table_of
-from .search import NONE, Choice, search, without
+from .search import Choice, Operations, without
 from .trial import Refused, Trial, fitting
-
-ROUNDS = 3
-"""Times a plan is made for less error, where its artefact is beyond the budget."""
 
 Tick = Callable[[str], None]
 
@@ -52,9 +49,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class _Made:
-    """A choice, the plan that it is, and its file."""
+    """A plan, and its file."""
 
-    choice: Choice
     plan: Plan
     artefact: Artefact
 
@@ -96,40 +92,40 @@ class _Stage:
     def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
         """All there is."""
         tables = {f"{strategy}_{fmt}": table_of(self.seen, fmt, self.bench) for fmt in formats if runs(fmt)}
-        targets = dict.fromkeys(tables, MARGIN * self.bench.max_error)
+        spaces = {name: Operations(table, self.trial) for name, table in tables.items()}
         found: dict[str, _Made] = {}
-        for _ in range(ROUNDS):
-            pending = {n: t for n, t in targets.items() if n not in found or not found[n].plan.verified}
-            if not pending:
-                break
-            made = {name: self._made(name, strategy, tables[name], target) for name, target in pending.items()}
-            found |= self._verified(made)
-            targets = {
-                name: _tightened(target, found[name].plan, self.bench.max_error) for name, target in targets.items()
-            }
+
+        def make(name: str, limit: float) -> Choice:
+            self.tick(name.replace("_", " "))
+            return spaces[name].without_refused(choose(spaces[name], limit, 0 if self.bench.quick else RUNS))
+
+        def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
+            made = {name: self._made(name, strategy, spaces[name], choice) for name, choice in chosen.items()}
+            found.update(self._verified(made))
+            return {name: found[name].plan for name in chosen}
+
+        verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
         return Planned(
             {name: each.plan for name, each in found.items()},
             {name: self._baseline(table) for name, table in tables.items()},
             {f"{name}{PROGRAM}": each.artefact.content for name, each in found.items()},
         )
 
-    def _made(self, name: str, strategy: str, table: Table, target: float) -> _Made:
-        self.tick(name.replace("_", " "))
-        choice = search(table, None if self.bench.quick else self.trial, target)
-        module = lowered(self.exported, choice.table, choice.low)
+    def _made(self, name: str, strategy: str, space: Operations, choice: Choice) -> _Made:
+        module = lowered(self.exported, space.table, choice.low)
         file = artefact(module, self.exported)
-        plan = self._plan(name, strategy, choice, file, target)
-        needed = memory_needed(module, self.seen, choice.table, choice.low)
-        return _Made(choice, replace(plan, memory=needed, fp32_memory=self.in_fp32), file)
+        plan = self._plan(name, strategy, space, choice, file)
+        needed = memory_needed(module, self.seen, space.table, choice.low)
+        return _Made(replace(plan, memory=needed, fp32_memory=self.in_fp32), file)
 
-    def _plan(self, name: str, strategy: str, choice: Choice, file: Artefact, target: float) -> Plan:
-        table, network = choice.table, Network(choice.table)
+    def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Artefact) -> Plan:
+        table = space.table
         program = Program(
             f"{name}{PROGRAM}",
             len(table.operations),
             len(choice.low),
             file.casts,
-            kept_of(network, choice, target, self.trial.runs(table.format)),
+            kept_of(space, choice, MARGIN * self.bench.max_error),
             file.fixed or None,
         )
         return Plan(
@@ -137,21 +133,20 @@ class _Stage:
             strategy=strategy,
             format=table.format,
             scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
-            predicted_error=math.sqrt(network.price(choice.low).square),
+            predicted_error=choice.predicted_error,
             low_precision_flops=low_flops(table, choice.low),
-            predicted_speedup=self._speedup(choice),
+            predicted_speedup=self._speedup(space, choice),
             objective=self.bench.objective,
             target=self.bench.gpu,
             program=program,
         )
 
-    def _speedup(self, choice: Choice) -> float:
+    def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        timed = replace(self.bench, objective="time")
-        network = Network(
-            choice.table if self.bench.objective == "time" else table_of(self.seen, choice.table.format, timed)
-        )
-        elapsed, slowest = network.price(choice.low).seconds, network.price(NONE).seconds
+        network = space.network
+        if self.bench.objective != "time":
+            network = Network(table_of(self.seen, space.table.format, replace(self.bench, objective="time")))
+        elapsed, slowest = network.price(choice.low).seconds, network.price(frozenset()).seconds
         return slowest / elapsed if elapsed else 1.0
 
     def _verified(self, made: Mapping[str, _Made]) -> dict[str, _Made]:
@@ -181,10 +176,3 @@ class _Stage:
             except Exception as error:
                 let_through(error)
                 return Baseline(None, False, first_line(error))
-
-
-def _tightened(target: float, plan: Plan, max_error: float) -> float:
-    """A target for the solver that is lower by as much as the artefact was over, and by half at least."""
-    if plan.verified:
-        return target
-    return target / 4 if plan.measured_error is None else target * min(0.5, MARGIN * max_error / plan.measured_error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError
+from ..imitation import as_on
+from ..isolation.answer import answer
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import answer, as_on
 from .exported import Exported
 from .lowered import COPIED, lowered
 from .operations import Table
@@ -34,31 +35,23 @@ class Refused(Exception):
 
 @dataclass
 class Trial:
-    """One exported model and the batches that choices are tried on. known: errors of choices that were run."""
+    """One exported model and the batches that choices are tried on."""
 
     exported: Exported
     bench: Workbench
     batches: Sequence[Batch]
-    known: dict[tuple[str, frozenset[str]], float] = field(default_factory=dict)
 
     def error(self, table: Table, low: frozenset[str], enough: float = math.inf) -> float:
         """Error of the outputs with these operations low: the worst batch's, or the first beyond `enough`.
 
         Raises: Refused where an operation raises.
         """
-        key = table.format, low
-        if key not in self.known:
-            module, worst = lowered(self.exported, table, low), 0.0
-            for batch in self.batches:
-                worst = max(worst, found) if (found := self.distance(module, batch)) == found else math.inf
-                if worst > enough:
-                    break
-            self.known[key] = worst
-        return self.known[key]
-
-    def runs(self, format: str) -> dict[frozenset[str], float]:
-        """Errors of the choices in a format that were run, by what was low; of those beyond what was enough, a batch's."""
-        return {low: error for (fmt, low), error in self.known.items() if fmt == format}
+        module, worst = lowered(self.exported, table, low), 0.0
+        for batch in self.batches:
+            worst = max(worst, found) if (found := self.distance(module, batch)) == found else math.inf
+            if worst > enough:
+                break
+        return worst
 
     def distance(self, module: fx.GraphModule, batch: Batch) -> float:
         """Error of one run; inf for one that gives outputs of another kind."""

@@ -1,11 +1,12 @@
-"""The context manager that users run their own evaluation or training step in."""
+"""The context manager that users run their own evaluation or training step in, and runs as on a GPU wherever they are."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
+from ..devices import is_native
 from ..dispatch import Busy, Traced, intercepted
 from ..errors import MeasureError
 from .mode import Imitation
@@ -51,6 +52,13 @@ def imitated(device: str = "cuda", *, most: int | None = None) -> Iterator[None]
             stack.enter_context(_run(most))
         _OPEN.depth += 1
         stack.callback(_leave)
+        yield
+
+
+@contextmanager
+def as_on(device: str, most: int | None = None) -> Iterator[None]:
+    """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
+    with nullcontext() if is_native(device) else imitated("cuda", most=most):
         yield
 
 

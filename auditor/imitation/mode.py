@@ -9,11 +9,11 @@ import torch
 
 from ..dispatch import Region, cast_weight
 from ..formats.table import Format, dtype_of, format_of, is_low
+from ..isolation.draws import in_float32, may_draw
 from ..ops.autocast import autocast_arguments
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import mutates, operation_of
 from ..ops.products import is_tensor_core
-from ..state.draws import in_float32, may_draw
 from ..trees import over_tensors
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import LoadError
 from ..formats.table import is_low
-from ..state.members import size_of
+from ..isolation.members import size_of
 from .statedicts import few, read_tensors, shards_of
 from .weights import refused
 

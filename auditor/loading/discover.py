@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import LoadError
+from ..isolation.process import reseed
 from ..records import Origin
-from ..state.draws import reseed
 from .importer import digest_of
 from .sandbox import call
 from .target import Target

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LoadError
+from ..isolation.process import reseed
 from ..records import Batch
-from ..state.draws import reseed
 from .inputs import Inputs, as_batches, bind_named, named_inputs
 from .statedicts import read_tensors
 from .synthesis import vocabulary

@@ -11,8 +11,8 @@ from torch import nn
 
 from .. import mapped
 from ..errors import LoadError, first_line
+from ..isolation.members import modules_of, named_modules
 from ..raised import let_through
-from ..state.members import modules_of, named_modules
 
 HOOK, CALLED = "_hf_hook", "_old_forward"
 """Where accelerate keeps a module's hook, and the forward that the hook surrounds."""

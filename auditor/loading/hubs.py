@@ -14,9 +14,8 @@ from torch import nn
 
 from .. import mapped
 from ..errors import LoadError
+from ..isolation.process import reseed, swapped
 from ..records import Origin
-from ..state.draws import reseed
-from ..state.process import swapped
 from .checkpoint import counted, fitted, low_of, refuse_quantised, stored_by, told
 from .discover import Found
 from .sandbox import blame, call

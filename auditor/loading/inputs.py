@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
+from ..isolation.process import reseed
 from ..records import Batch
-from ..state.draws import reseed
 from .sandbox import call
 from .synthesis import synthesise
 from .typical import typical

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from ..devices import CPU, NATIVE, is_native, is_spread
 from ..errors import AuditorError, first_line
+from ..isolation.answer import answer
 from ..raised import device_failed, let_through
 from ..records import Subject
-from ..runs.answer import answer
 
 _STORES = ("_parameters", "_buffers", "_modules")
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from ..dispatch.regions import written_as_meant
 from ..errors import LoadError, first_line
-from ..state.process import untouched
+from ..isolation import isolated
+from ..isolation.process import ieee
 from .importer import as_script
 
 T = TypeVar("T")
@@ -23,11 +24,11 @@ def user_code(folders: tuple[str, ...], seed: int, script: str) -> Iterator[None
     """Runs the body as the user's script would run, see `as_script`, every generator seeded.
 
     `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: bytecode writing, and what `untouched` restores, `sys.path` among it.
+    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
     """
     no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        with untouched(seed), written_as_meant(), as_script(script, folders):
+        with ieee(), isolated(seed=seed), written_as_meant(), as_script(script, folders):
             yield
     finally:
         sys.dont_write_bytecode = no_bytecode

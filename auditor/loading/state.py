@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
+from ..isolation.members import modules_of, named_tensors
+from ..isolation.process import reseed
 from ..records import Batch
-from ..state.draws import reseed
-from ..state.members import modules_of, named_tensors
 
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """`model.eval()` for the body; every module's own flag comes back. What runs write is `state.unchanged`'s to put back."""
+    """`model.eval()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:

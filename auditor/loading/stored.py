@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
 from ..formats.table import is_low
+from ..isolation.members import raise_in_place, stored_low
 from ..records import Subject
-from ..state.half import raise_in_place, stored_low
 from .hooked import present
 
 T = TypeVar("T")

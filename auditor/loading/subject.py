@@ -18,17 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
+from ..isolation.answer import answer
+from ..isolation.members import is_wrapped
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import flags, reseed, under
 from ..raised import let_through
-from ..records import Answer, Batch, Origin, Subject
+from ..records import Batch, Origin, Subject
 from ..recursion import deep
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors
-from ..runs.wrapped import is_wrapped
-from ..state.draws import reseed
-from ..state.flags import flags, under
 from . import files, hubs, inputs, weights
 from .discover import Found, discover
-from .fused import otherwise
 from .hooked import held_outside, present, told
 from .placement import beside
 from .sandbox import blame, user_code
@@ -120,16 +118,12 @@ def check(subject: Subject) -> Subject:
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         subject, answers = _run(subject)
-        checked = (subject.held_out or subject.batches)[0]
-        subject = replace(subject, answers={id(checked): answers[len(subject.batches) if subject.held_out else 0]})
-        leaves = [leaf for answer in answers for leaf in answer.outputs]
+        leaves = [leaf for answer in answers for leaf in answer]
         _reject_closed(subject, leaves, "returns", "return")
         _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        note = otherwise(subject.model, subject.batches[0], answers[0].outputs)
-        subject = replace(subject, warnings=(*subject.warnings, note)) if note else subject
         if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
             raise LoadError(
                 f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
@@ -156,7 +150,7 @@ def _reject_surroundings() -> None:
         )
 
 
-def _run(subject: Subject) -> tuple[Subject, list[Answer]]:
+def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
     try:
         return subject, _forwards(subject)
@@ -287,22 +281,9 @@ def _reject_lazy(model: nn.Module) -> None:
             )
 
 
-def _forwards(subject: Subject) -> list[Answer]:
-    """What the model gives for each batch; for the first one with gradients enabled where it can be run so.
-
-    The run that is recorded is one without them. Raises: LoadError.
-    """
-    first, *others = subject.batches + subject.held_out
-    found = _with_gradients(subject, first) or Answer(_forward(subject, first), gradients=False)
-    return [found, *(Answer(_forward(subject, batch), gradients=False) for batch in others)]
-
-
-def _with_gradients(subject: Subject, batch: Batch) -> Answer | None:
-    try:
-        return Answer(answer(subject.model, batch, gradients=True), gradients=True)
-    except (Exception, SystemExit) as error:
-        let_through(error, memory=False)
-        return None
+def _forwards(subject: Subject) -> list[NamedTensors]:
+    """What the model gives for each batch. Raises: LoadError."""
+    return [_forward(subject, batch) for batch in subject.batches + subject.held_out]
 
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import LoadError
 from ..formats.entries import entries
-from ..state.process import swapped
+from ..isolation.process import swapped
 from . import statedicts
 from .statedicts import few
 

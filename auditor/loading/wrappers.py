@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..runs.wrapped import unwrapped, wrapper_of
+from ..isolation.members import unwrapped, wrapper_of
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, *tuple[str, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ..cache.kept import NO_RUNS, Runs
 from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..ops.casting import raised
@@ -23,7 +22,6 @@ def attribute(
     seed: int = 0,
     tick: Callable[[str], None] = lambda name: None,
     yardstick: Yardstick = PLAIN,
-    runs: Runs = NO_RUNS,
 ) -> dict[str, dict[str, Contribution]]:
     """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria where there are any.
 
@@ -36,7 +34,7 @@ def attribute(
         parts = first_order(measurement, yardstick.distance, seed)
         passes = [part.estimates for part in parts]
         for fmt in measurement.formats:
-            reruns = Reruns(measurement, fmt, yardstick, runs)
+            reruns = Reruns(measurement, fmt, yardstick)
             for name, one in shares(measurement, yardstick.distance, parts, reruns, tick).items():
                 result[name][fmt] = one
     else:
@@ -50,7 +48,7 @@ def attribute(
         if choosing:
             result |= {name: {**result[name], fmt: Contribution(0.0, 0.0, 0.0)} for name in result}
             first = {name: result[name][fmt] for name in first}
-        undecided = Undecided(Reruns(measurement, fmt, yardstick, runs), first, unseen, tick, levels)
+        undecided = Undecided(Reruns(measurement, fmt, yardstick), first, unseen, tick, levels)
         for name, found in undecided.decide(_without_answer(measurement, unseen, fmt)).items():
             result[name][fmt] = found
     return result

@@ -13,16 +13,16 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..formats.entries import dense
+from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
 from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
-from ..replay.results import waiting
 from ..replay.step import Step
-from ..state.draws import forked
 
 Leaves = list[torch.Tensor | None]
 
@@ -111,39 +111,26 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
     reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
     gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
-    handed = Handed(reference.sources, [None if g is None else waiting(g.bfloat16()) for g in gaps], results)
+    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
     return Tested(error, handed, reaches)
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 of all gradients together, beside what is not finite."""
-    overflow, nan, gap, size = 0, 0, 0.0, 0.0
-    for ours, theirs in zip(exact, rounded, strict=True):
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
-            infinite, undefined, difference, magnitude = _compared(ours, theirs)
-            overflow, nan = overflow + infinite, nan + undefined
-            gap, size = gap + difference**2, size + magnitude**2
-    error = math.sqrt(gap / size) if size > 0 else (0.0 if gap == 0 else math.inf)
-    return NodeError(local_error=error, overflow=overflow, nan=nan)
+    """Relative L2 of all gradients together where they are finite in FP32, beside what is not finite there."""
+    pairs = [
+        (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
+        for ours, theirs in zip(exact, rounded, strict=True)
+        if ours is not None and theirs is not None and ours.shape == theirs.shape
+    ]
+    reference, low = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+    overflow, nan = (sum(int(lost(x).sum()) for x in low) for lost in (torch.isinf, torch.isnan))
+    return NodeError(local_error=output_error(reference, low), overflow=overflow, nan=nan)
 
 
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
     if ours is None or theirs is None or not ours.is_floating_point() or ours.shape != theirs.shape:
         return None
-    return waiting((theirs.float() - ours.float()).bfloat16())
-
-
-def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, int, float, float]:
-    """Entries that only the low gradient has infinite, and NaN; the norms of the difference and of the FP32 gradient."""
-    difference = float(torch.linalg.vector_norm(theirs - ours, dtype=torch.float64))
-    magnitude = float(torch.linalg.vector_norm(ours, dtype=torch.float64))
-    if math.isfinite(difference) and math.isfinite(magnitude):
-        return 0, 0, difference, magnitude
-    finite = torch.isfinite(ours)
-    kept, low = ours[finite], theirs[finite]
-    difference = float(torch.linalg.vector_norm(low - kept, dtype=torch.float64))
-    magnitude = float(torch.linalg.vector_norm(kept, dtype=torch.float64))
-    return int(torch.isinf(low).sum()), int(torch.isnan(low).sum()), difference, magnitude
+    return (theirs.float() - ours.float()).bfloat16()
 
 
 @dataclass(frozen=True)
@@ -174,7 +161,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
     try:
-        with forked(step.seed), torch.enable_grad():
+        with isolated(seed=step.seed), torch.enable_grad():
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:

@@ -38,9 +38,6 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     weight, bias, mean, variance, *rest = args
     if mean is None:
         return target(x, *args)
-    if _is_plain(target, x, args):
-        result: torch.Tensor = _BatchNorm.apply(target, x, *args)  # type: ignore[no-untyped-call]
-        return result
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
     if not has_statistics(target, (x, *args)):
         return native
@@ -48,47 +45,6 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     if isinstance(native, torch.Tensor):
         return _ByStatistics.apply(native, x, weight, mean, variance, eps)  # type: ignore[no-untyped-call]
     return _ByStatistics.apply(native[0], x, weight, mean, variance, eps), *native[1:]  # type: ignore[no-untyped-call]
-
-
-def _is_plain(target: Any, x: torch.Tensor, args: Sequence[Any]) -> bool:
-    """Whether one call of torch's own finds all derivatives: `aten.batch_norm` with a weight, by given statistics, on a CPU."""
-    if target is not torch.ops.aten.batch_norm.default or not has_statistics(target, (x, *args)):
-        return False
-    read = [x, *(given for given in args[:4] if given is not None)]
-    return args[0] is not None and all(one.dtype is x.dtype and one.device.type == "cpu" for one in read)
-
-
-class _BatchNorm(torch.autograd.Function):
-    """The native result of w (x - mean) / sqrt(variance + eps) + b, with the gradients by mean and variance too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        target: Callable[..., Any],
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        mean: torch.Tensor,
-        variance: torch.Tensor,
-        *rest: Any,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps = rest[_argument_names(target).index("eps") - 5]
-        result: torch.Tensor = target(x, weight, bias, mean.clone(), variance.clone(), *rest)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, variance = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[1], True, True]
-        rest = mean, variance, None, None, False, ctx.eps, wanted
-        by_x, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward.default(gradient, x, weight, *rest)
-        scale = weight * torch.rsqrt(variance + ctx.eps)
-        by_variance = -0.5 * weight * by_weight / (variance + ctx.eps)
-        found = by_x, by_weight, by_bias, -scale * by_bias, by_variance
-        needed = ctx.needs_input_grad[1:6]
-        kept = (one if need else None for one, need in zip(found, needed, strict=True))
-        return None, *kept, *(None for _ in ctx.needs_input_grad[6:])
 
 
 class _ByStatistics(torch.autograd.Function):

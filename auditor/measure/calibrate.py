@@ -10,24 +10,19 @@ from typing import TypeVar
 
 import torch
 
-from .. import ranks
-from ..cache.kept import NOTHING, Kept
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
 from ..formats.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..replay.depth import UnderPlan
-from ..sparing import now
 from ..tape.capture import Recording
 from ..tape.paths import usable_batches
 from ..tape.several import Recordings, join_paths, number_of, unjudged_line
 from .attribute import attribute
 from .causes import explained
 from .confirm import confirmed
-from .known import Known
 from .measure import Measurement, measure
-from .recalled import Recalled
 from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
 
@@ -61,7 +56,6 @@ def calibrate(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
-    kept: Kept = NOTHING,
     recording: Recording | None = None,
     numbered: Callable[[Batch], int] | None = None,
 ) -> Calibration:
@@ -76,29 +70,14 @@ def calibrate(
 
     def one(batch: Batch) -> Calibration:
         number = numbered(batch) if numbered else number_of(subject, batch)
-        found: Calibration | None = None
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
-        for together in [(fmt,) for fmt in formats] if now().singly else [formats]:
-            kept.batches += 1
-            known = Known(kept, capture, subject.model, batch, together, seed, yardstick)
-            measured: Measurement | Recalled
-            if (recalled := known.recalled(tick)) is not None:
-                measured, contributions = recalled, recalled.attributed.contributions
-                heard(None)
-            else:
-                measured, contributions = _measured(capture, subject, batch, together, seed, tick, known, heard)
-            contributions, linearity = confirmed(measured, contributions, yardstick, tick, known.runs)
-            contributions = _of_batch(number, contributions)
-            errors = explained(measured.errors, contributions)
-            part = Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
-            del measured, recalled
-            found = part if found is None else _beside(found, part)
-        assert found is not None
-        return found
+        measured, contributions = _measured(capture, subject, batch, formats, seed, tick, yardstick, heard)
+        contributions, linearity = confirmed(measured, contributions, yardstick, tick)
+        contributions = _of_batch(number, contributions)
+        errors = explained(measured.errors, contributions)
+        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
 
-    if recording is not None and ranks.together():
-        recording.repeats()  # on every rank, of which one alone measures the recorded batch
-    return ranks.folded("measuring", usable_batches(capture, subject), one, _merged)
+    return reduce(_merged, map(one, usable_batches(capture, subject)))
 
 
 def calibrate_paths(
@@ -108,7 +87,6 @@ def calibrate_paths(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
-    kept: Kept = NOTHING,
 ) -> tuple[Capture, Calibration]:
     """The graph of all paths that the batches take, and `calibrate` of each path with its own batches, taken together.
 
@@ -120,9 +98,9 @@ def calibrate_paths(
 
     recorded, found, unjudged = list[Recording](), list[Calibration](), [*recordings.unjudged]
     for recording in recordings.each:
-        own, by = (kept, yardstick) if recording is recordings.first else (NOTHING, _for_path(yardstick, recording))
+        by = yardstick if recording is recordings.first else _for_path(yardstick, recording)
         try:
-            part = calibrate(recording.capture, recording.subject, formats, seed, tick, by, own, recording, numbered)
+            part = calibrate(recording.capture, recording.subject, formats, seed, tick, by, recording, numbered)
         except (CaptureError, MeasureError) as error:
             if recording is recordings.first:
                 raise
@@ -155,7 +133,7 @@ def _measured(
     formats: tuple[str, ...],
     seed: int,
     tick: Callable[[str], None],
-    known: Known,
+    yardstick: Yardstick,
     heard: Hears,
 ) -> tuple[Measurement, Contributions]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back.
@@ -164,12 +142,9 @@ def _measured(
     """
 
     def tried(how: Back) -> tuple[Measurement, Contributions]:
-        measured = measure(capture, subject.model, batch, formats, tick, back=how, known=known.facts)
+        measured = measure(capture, subject.model, batch, formats, tick, back=how)
         heard(measured.outputs)
-        yardstick = known.listening()
-        contributions = attribute(measured, seed, tick, yardstick, known.runs)
-        known.keep(measured, contributions, yardstick, how)
-        return measured, contributions
+        return measured, attribute(measured, seed, tick, yardstick)
 
     for how in (TRUSTED, TRIED):
         try:
@@ -184,18 +159,7 @@ def _nobody(outputs: Sequence[torch.Tensor] | None) -> None:
     """Told of outputs that somebody has held against the model's already."""
 
 
-def _beside(a: Calibration, b: Calibration) -> Calibration:
-    """What was found of other formats on the same batch."""
-    return replace(
-        a,
-        errors={name: {**found, **b.errors[name]} for name, found in a.errors.items()},
-        contributions={name: {**found, **b.contributions[name]} for name, found in a.contributions.items()},
-        linearity={**a.linearity, **b.linearity},
-        low={**a.low, **b.low},
-    )
-
-
-def _ran_low(measured: Measurement | Recalled) -> dict[str, UnderPlan]:
+def _ran_low(measured: Measurement) -> dict[str, UnderPlan]:
     """Errors and dtypes of the runs that are low from the start; none where FP32 itself holds infinities, which count
     otherwise under a plan."""
     if any(span.nonfinite for span in measured.ranges.values()):

@@ -7,13 +7,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..cache.kept import NO_RUNS, Runs
 from ..formats.metrics import output_error
 from ..ops.flops import flops_of
 from ..records import Contribution, Linearity
 from .estimates import lone_views
 from .measure import Measurement
-from .recalled import Recalled
 from .rerun import SENSITIVE_SHARE, Limits, Reruns, Yardstick
 
 LIMITS = Limits(most=8)
@@ -38,11 +36,7 @@ Contributions = dict[str, dict[str, Contribution]]
 
 
 def confirmed(
-    measurement: Measurement | Recalled,
-    contributions: Contributions,
-    yardstick: Yardstick,
-    tick: Callable[[str], None],
-    runs: Runs = NO_RUNS,
+    measurement: Measurement, contributions: Contributions, yardstick: Yardstick, tick: Callable[[str], None]
 ) -> tuple[Contributions, dict[str, Linearity]]:
     """The contributions with predictions beyond the budget run, and how the predictions of each format fared.
 
@@ -53,10 +47,10 @@ def confirmed(
     checks: dict[str, Linearity] = {}
     if not 0 < yardstick.limit < math.inf:
         return result, checks
-    views = measurement.attributed.views if isinstance(measurement, Recalled) else lone_views(measurement)
+    views = lone_views(measurement)
     for fmt in measurement.formats:
         predicted = _predicted(measurement, contributions, fmt)
-        confirming = _Confirming(Reruns(measurement, fmt, yardstick, runs), predicted, views, tick)
+        confirming = _Confirming(Reruns(measurement, fmt, yardstick), predicted, views, tick)
         relative = yardstick.measured is output_error
         confirming.go(_whole(measurement, contributions, fmt) if relative else None)
         for name, found in confirming.found.items():
@@ -66,7 +60,7 @@ def confirmed(
     return result, checks
 
 
-def _predicted(measurement: Measurement | Recalled, contributions: Contributions, fmt: str) -> dict[str, Contribution]:
+def _predicted(measurement: Measurement, contributions: Contributions, fmt: str) -> dict[str, Contribution]:
     """What rests on first order alone, of operations that run in the format."""
     return {
         name: contributions[name][fmt]
@@ -75,7 +69,7 @@ def _predicted(measurement: Measurement | Recalled, contributions: Contributions
     }
 
 
-def _whole(measurement: Measurement | Recalled, contributions: Contributions, fmt: str) -> tuple[float, float] | None:
+def _whole(measurement: Measurement, contributions: Contributions, fmt: str) -> tuple[float, float] | None:
     """(predicted, run): error of the outputs where everything is low; None where that cannot be compared."""
     if fmt not in measurement.pure:
         return None
@@ -131,8 +125,10 @@ class _Confirming:
 
     def _in_order(self) -> list[str]:
         """By the arithmetic of their modules, for each unit of error."""
-        nodes = self.reruns.measured.capture.nodes
-        flops = {n.name: flops_of(n) for n in self.reruns.measured.capture.graph_module.graph.nodes if n.name in nodes}
+        nodes = self.reruns.measurement.capture.nodes
+        flops = {
+            n.name: flops_of(n) for n in self.reruns.measurement.capture.graph_module.graph.nodes if n.name in nodes
+        }
         owners: dict[str, int] = {}
         for name, count in flops.items():
             owners[nodes[name].owner] = owners.get(nodes[name].owner, 0) + count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import fx
 from ..errors import first_line
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.metrics import disagreement, sqnr_db
-from ..formats.profile import Deviation, Profile
+from ..formats.profile import Profile
 from ..ops.nodes import op_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Capture, NodeError
@@ -20,9 +21,6 @@ from .causes import Quotient, cause_of
 from .lowrun import LowRun, same_shapes
 from .singular import divisors
 from .testrun import Again, Alone, Leaves, Trace, run_alone, trace_of, turned
-
-_LARGE = 1e15
-"""Norm of differences up to which none of them is too large for bfloat16."""
 
 _OTHER_SHAPE = "its shape depends on the precision"
 
@@ -32,7 +30,6 @@ class InFormat:
 
     values, profiles: reference results and their magnitudes so far. by_inputs: products whose inputs' errors are told
     apart. cheap: nodes that take little to be run once more. deciding: nodes shortly before a discrete result. guarding: those that keep a denominator from zero.
-    known: {node: (its error, its largest magnitude)}, where they were measured before: nothing runs low from the start then.
     """
 
     def __init__(
@@ -45,14 +42,13 @@ class InFormat:
         cheap: Collection[str],
         deciding: Collection[str],
         guarding: Collection[str],
-        known: Mapping[str, tuple[NodeError, float]] | None = None,
     ) -> None:
         self.low = LowRun(capture, format, values)
         self.errors: dict[str, NodeError] = {}
         self.traces: dict[str, Trace] = {}
         self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
         self._cheap = cheap
-        self._deciding, self._guarding, self._known = deciding, guarding, known
+        self._deciding, self._guarding = deciding, guarding
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> None:
@@ -66,7 +62,7 @@ class InFormat:
 
     def _untold(self, n: fx.Node, error: NodeError) -> None:
         """A node whose errors nobody can tell."""
-        if n not in self.low.env and self._known is None:
+        if n not in self.low.env:
             self.low.advance(n)
         self.errors[n.name], self.traces[n.name] = error, Trace([], [])
 
@@ -80,17 +76,13 @@ class InFormat:
             return
         inputs = self.low.rounded_inputs(n)
         alone = run_alone(n, inputs, self.low.literals(n), self.low.row)
-        if self._known is not None:
-            self.errors[n.name] = error = self._known[n.name][0]
-            self.traces[n.name] = self._trace(n, alone, error, None)
-            return
         self.low.advance(n)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
-        error, gap = self._error(n, alone)
+        error = self._error(n, alone)
         if alone.unsupported or error.disagreement or turned(error) or self._turns(n):
             error = replace(error, born=not inherited)
         self.errors[n.name] = error
-        self.traces[n.name] = self._trace(n, alone, error, gap)
+        self.traces[n.name] = self._trace(n, alone, error)
 
     def _given(self, n: fx.Node) -> list[Any]:
         return [self._values.get(source.name) for source in n.all_input_nodes]
@@ -99,10 +91,10 @@ class InFormat:
         """Nothing will read these any more."""
         self.low.forget(nodes)
 
-    def _trace(self, n: fx.Node, alone: Alone, error: NodeError, gap: torch.Tensor | None) -> Trace:
+    def _trace(self, n: fx.Node, alone: Alone, error: NodeError) -> Trace:
         by_inputs = n.name in self._by_inputs
-        spared = n.name in self._cheap and gap is None and alone.low is not None and not by_inputs
-        trace = trace_of(n, self._values[n.name], alone, gap, by_inputs or spared)
+        spared = n.name in self._cheap and alone.low is not None and not by_inputs
+        trace = trace_of(n, self._values[n.name], alone, by_inputs or spared)
         if spared:
             again = Again(n, self._values, self.low.round, self.low.row, self.low.literals(n))
             trace = replace(trace, by_inputs=False, again=None if trace.isolated is None else again)
@@ -115,26 +107,25 @@ class InFormat:
         return replace(trace, low=alone.low if kept else None, certain=certain, vanished=vanished)
 
     def _overflows(self, n: fx.Node) -> bool:
-        if self._known is not None:
-            return not self._known[n.name][1] <= self.low.row.largest
         profile = self._profiles.get(n)
         return profile is not None and not profile.range.max_abs <= self.low.row.largest
 
-    def _error(self, n: fx.Node, alone: Alone) -> tuple[NodeError, torch.Tensor | None]:
+    def _error(self, n: fx.Node, alone: Alone) -> NodeError:
         ours = tensors_of(self._values[n.name])
         if not ours:
-            return NodeError(unsupported=alone.unsupported), None
+            return NodeError(unsupported=alone.unsupported)
         propagated = tensors_of(self.low.env[n])
         if not is_number(ours[0]):
-            return self._discrete_error(n, ours, alone, propagated), None
+            return self._discrete_error(n, ours, alone, propagated)
         profile, row = self._profiles[n], self.low.row
+        later = self._propagated_error(n, propagated[0])
+        if not later < math.inf:
+            self._spoilt.add(n)
         if alone.unsupported is not None or not same_shapes(ours, alone.low):
-            later = self._propagated_error(n, propagated[0])
-            self._hear(n, later)
             reason = alone.unsupported or _OTHER_SHAPE
-            return NodeError(propagated_error=later, unsupported=reason, cause="unsupported"), None
-        found, gap, later = self._compared(n, tensors_of(alone.low)[0], propagated[0])
-        self._hear(n, later)
+            return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
+        viewing = viewed(n) is not None
+        found = profile.rounding(row) if viewing else profile.deviation(entries(tensors_of(alone.low)[0]), row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         divisor = next((self._profiles.get(source) for source in divisors(n)), None)
         quotient = Quotient(divisor, any(n in divisors(user) for user in n.users))
@@ -148,11 +139,7 @@ class InFormat:
             max_ulp=found.max_ulp,
             sqnr_db=sqnr_db(found.error),
             cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs, quotient),
-        ), gap
-
-    def _hear(self, n: fx.Node, later: float) -> None:
-        if not later < float("inf"):
-            self._spoilt.add(n)
+        )
 
     def _turns(self, n: fx.Node) -> bool:
         """Whether the run that is low from the start is Inf or NaN here where FP32 is finite: it need not be alone."""
@@ -161,19 +148,6 @@ class InFormat:
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
         )
 
-    def _compared(
-        self, n: fx.Node, low: torch.Tensor, propagated: torch.Tensor
-    ) -> tuple[Deviation, torch.Tensor | None, float]:
-        """What the format does to the node alone, its differences where they are kept, and its error in the low run."""
-        profile, row, cheap = self._profiles[n], self.low.row, n.name in self._cheap
-        if viewed(n) is not None:
-            return profile.rounding(row), None, self._propagated_error(n, propagated)
-        low, keep = entries(low), not (n.name in self._by_inputs or cheap)
-        found, gap, later = profile.deviation_and_error(low, entries(propagated), row, keep=keep)
-        if cheap and not _is_usual(found, profile):
-            _, gap = profile.deviation(low, row)
-        return found, gap, later
-
     def _propagated_error(self, n: fx.Node, low: torch.Tensor) -> float:
         profile, source = self._profiles[n], viewed(n)
         if source is not None:
@@ -181,7 +155,7 @@ class InFormat:
             known = earlier.propagated_error if earlier is not None else profile.rounding(self.low.row).error
             if known is not None:
                 return known
-        return profile.error(entries(low), self.low.row)
+        return profile.error(entries(low))
 
     def _discrete_error(self, n: fx.Node, ours: Leaves, alone: Alone, propagated: Leaves) -> NodeError:
         if _disagreement(ours, propagated):
@@ -190,12 +164,6 @@ class InFormat:
             return NodeError(unsupported=alone.unsupported or _OTHER_SHAPE, cause="unsupported")
         share = _disagreement(ours, tensors_of(alone.low))
         return NodeError(disagreement=share, cause="discrete" if share else None)
-
-
-def _is_usual(found: Deviation, profile: Profile) -> bool:
-    """Whether differences need no mending where they are rounded to bfloat16: all numbers are finite, and far from its end."""
-    damage = found.damage
-    return profile.finite and not damage.overflow and not damage.nan and found.error * profile.norm <= _LARGE
 
 
 def _disagreement(ours: Leaves, theirs: Leaves) -> float:

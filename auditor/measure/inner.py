@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from ..formats.carried import in_format, plain
+from ..formats.entries import ON_GPU
 from ..formats.table import Format
-from ..sparing import now
 
 PARTS = 1024
 _SHORT = 16
@@ -56,7 +56,7 @@ def _sums(
         return [_products(flat, values, row, finite) for row in rows]
     whole = width * PARTS
     parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
-    most = _CHUNK if flat.device.type == "cpu" else now().run
+    most = _CHUNK if flat.device.type == "cpu" else ON_GPU
     if flat.numel() <= most:
         found = [_products(parts, errors, row, finite).sum(2) for row in rows]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,38 +12,19 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from .. import mapped
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
-from ..replay.held import Held, Slots, goes
-from ..replay.results import hollow, put, resident, results, saving
-from ..sparing import now
+from ..replay.held import Held, Slots, goes, hollow
 from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
 from .singular import guarding
 from .testrun import Leaves, Trace
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What each format did to every node, in numbers alone: what needs no other run where nothing changed.
-
-    ranges, low: see Measurement. back: how the reference was run.
-    """
-
-    errors: dict[str, dict[str, NodeError]]
-    ranges: dict[str, Magnitudes]
-    low: dict[str, dict[str, Dtypes]]
-    back: Back = TRUSTED
-
-    def fits(self, capture: Capture, formats: Sequence[str]) -> bool:
-        """Whether it speaks of every operation of the graph in every format."""
-        called = [n.name for n in capture.graph_module.graph.nodes if n.op == "call_function"]
-        return list(self.errors) == called and all(list(found) == list(formats) for found in self.errors.values())
 
 
 @dataclass(frozen=True)
@@ -88,16 +70,15 @@ def measure(
     tick: Callable[[str], None] = lambda name: None,
     *,
     back: Back = TRUSTED,
-    known: Facts | None = None,
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
-    back: see Reference; for models with an operation whose derivative raises. known: of the same, of an earlier run.
+    back: see Reference; for models with an operation whose derivative raises.
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
-    run = _Measuring(capture, formats, tick, back, known if known is not None and known.back == back else None)
-    with torch.enable_grad(), run.slots.hooks() if run.slots else saving():
+    run = _Measuring(capture, formats, tick, back)
+    with torch.enable_grad(), run.slots.hooks() if run.slots else nullcontext():
         run.run(*flat)
     return Measurement(
         capture=capture,
@@ -119,44 +100,25 @@ def measure(
 class _Measuring(Reference):
     """The reference run; it keeps every value, or what it takes little to compute it from, and takes the formats along."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        formats: Sequence[str],
-        tick: Callable[[str], None],
-        back: Back = TRUSTED,
-        known: Facts | None = None,
-    ) -> None:
+    def __init__(self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], back: Back) -> None:
         super().__init__(capture.graph_module, back)
-        self._tick, self._known = tick, known
+        self._tick = tick
         self.called: list[str] = []
-        self.slots = Slots(Held(_Again(capture))) if resident() else None
-        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else results()
+        self.slots = Slots(Held(_Again(capture))) if mapped.now() is None else None
+        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else {}
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
         self._stays, self._cheap = _chosen_by(capture), set[str]()
         near, guards = deciding(capture), guarding(capture)
         self.low = {
-            name: InFormat(
-                capture,
-                name,
-                self.values,
-                self._profiles,
-                self.readings,
-                self._cheap,
-                near,
-                guards,
-                _in_format(known, name),
-            )
+            name: InFormat(capture, name, self.values, self._profiles, self.readings, self._cheap, near, guards)
             for name in formats
         }
 
     @property
     def ran_low(self) -> Mapping[str, Mapping[str, Dtypes]]:
         """Of formats in which the whole model ran low, the dtypes."""
-        if self._known is not None:
-            return self._known.low
         return {name: low.low.dtypes for name, low in self.low.items() if low.low.pure}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -181,7 +143,7 @@ class _Measuring(Reference):
         if not all(is_plain(leaf) for name in around for leaf in self.live[name]):
             self._stays.update(around)  # a sparse tensor's entries are another tensor, not a copy of it
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
-        put(self.values, n.name, detached, stays=n.op != "call_function")
+        self.values[n.name] = detached
         if self.slots is not None:
             read = {source.name: self.values[source.name] for source in n.all_input_nodes}
             if goes(self.slots.values, n.name, n, detached, read):
@@ -190,9 +152,6 @@ class _Measuring(Reference):
             self.slots.settle()
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
-            return
-        if self._known is not None:
-            self.ranges[n.name] = self._known.ranges[n.name]
             return
         source = viewed(n)
         seen = self._profiles.get(source) if source is not None else None
@@ -205,15 +164,14 @@ class _Measuring(Reference):
             self._profiles.pop(source, None)
         for low in self.low.values():
             low.forget(used_up)
-        if self.slots is None and not now().host:
+        if self.slots is None:
             return
         done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._stays]
         own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
         for leaf in filter(_is_usual, [*own, *(leaf for name in done for leaf in self.live[name])]):
             hollow(leaf)
-        if self.slots is not None:
-            for name in done:
-                self.slots.give_up(name)
+        for name in done:
+            self.slots.give_up(name)
 
 
 def _is_usual(x: torch.Tensor) -> bool:
@@ -247,14 +205,6 @@ def _chosen_by(capture: Capture) -> set[str]:
         n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and not capture.nodes[n.name].floating
     )
     return {source.name for n in discrete for source in n.all_input_nodes}
-
-
-def _in_format(known: Facts | None, name: str) -> dict[str, tuple[NodeError, float]] | None:
-    """Of every node its error, and its largest magnitude in FP32."""
-    if known is None:
-        return None
-    sizes = {node: known.ranges[node].max_abs if node in known.ranges else 0.0 for node in known.errors}
-    return {node: (errors[name], sizes[node]) for node, errors in known.errors.items()}
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -9,85 +9,44 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
 from ..ops.nodes import settled, target_of, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
 from ..replay.execute import Replay
-from ..runs.answer import answer
-from ..runs.outputs import NamedTensors, identical
-from ..tape.capture import Recording
 from .rerun import Yardstick
 
-REPEATED = (37, 211, 101)
+REPEATED = (37, 211)
 """Numbers that are allocated before the FP32 model is run once more, a run each, so that its memory lies elsewhere."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What was found, and the outputs of the first run as {id of a batch: outputs}. graded: see `graded_on`, where it was run."""
+    """What was found, and the outputs of the first run as {id of a batch: outputs}."""
 
     found: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    graded: list[torch.Tensor] | str | None = None
 
 
-def heard(
-    recording: Recording, subject: Subject, yardstick: Yardstick, seed: int, dear: bool = False, native: bool = False
-) -> Heard:
-    """What `noise_of` finds; of several ranks the first listens for all, and outputs stay with it."""
-    recorded = recording.answer if not subject.held_out else None
-
-    def found() -> Heard:
-        return noise_of(recording.capture, subject, yardstick, seed, dear=dear, native=native, recorded=recorded)
-
-    if not ranks.together():
-        return found()
-
-    def listened() -> Noise:
-        return found().found
-
-    return Heard(ranks.from_first("noise", listened))
-
-
-def noise_of(
-    capture: Capture,
-    subject: Subject,
-    yardstick: Yardstick,
-    seed: int,
-    *,
-    dear: bool = False,
-    native: bool = False,
-    recorded: NamedTensors | None = None,
-) -> Heard:
+def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> Heard:
     """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
 
-    The recorded graph is run twice, operation by operation, on a GPU and wherever the model differs from itself.
-    Among the runs may be some that were made for another reason and answer the same bit for bit: the one that proved that
-    the model runs, and the one that was recorded. dear: whether a run costs so much that two have to do, and that the one
-    with gradients enabled may be one of them. As far as the model runs again. recorded: what the recorded run gave, where
-    it was of what plans are checked on.
+    The recorded graph is run twice, operation by operation, on a GPU and wherever the model differs from itself. As far as
+    the model runs again.
     """
     batch = (subject.held_out or subject.batches)[0]
-    plain, graded = _made(subject, id(batch), recorded) if not native else ([], None)
-    subject.answers.clear()  # of a copy on another device, too, they are held no longer
-    if dear and not native:
-        graded = graded_on(subject, batch, seed) if graded is None else graded
-        if (twice := _given_twice(plain, graded, id(batch))) is not None:
-            return twice
-    first, runs = (answer(subject.model, batch, seed=seed), 1) if dear or graded is None else (plain[0], 2)
-    if dear and graded is not None and (twice := _given_twice([first, *plain], graded, id(batch))) is not None:
-        return twice
+    first, runs = answer(subject.model, batch, seed=seed), 1
     error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
     moved = []
-    for size in REPEATED[:1] if dear else REPEATED[runs - 1 :]:
+    for size in REPEATED:
         moved.append(torch.empty(size))
         try:
             again = answer(subject.model, batch, seed=seed)
@@ -108,29 +67,7 @@ def noise_of(
         nodes=nodes,
         operations=sources,
     )
-    return Heard(found, {id(batch): first}, graded if dear or not error else None)
-
-
-def _made(
-    subject: Subject, batch: int, recorded: NamedTensors | None
-) -> tuple[list[NamedTensors], NamedTensors | str | None]:
-    """Runs without gradients that were made for another reason, and one with, where it answered what one of them did."""
-    plain, loaded = [recorded] if recorded is not None else [], subject.answers.get(batch)
-    if loaded is None:
-        return plain, None
-    if not loaded.gradients:
-        return [*plain, loaded.outputs], None
-    return plain, loaded.outputs if any(identical(loaded.outputs, run) for run in plain) else None
-
-
-def _given_twice(plain: list[NamedTensors], graded: NamedTensors | str, batch: int) -> Heard | None:
-    """What was heard if two runs, one of them without gradients, gave the same bit for bit."""
-    for at, run in enumerate(plain):
-        if _equal(run, graded):
-            return Heard(Noise(runs=2), {batch: run}, run)
-        if any(identical(run, other) for other in plain[at + 1 :]):
-            return Heard(Noise(runs=2), {batch: run}, graded)
-    return None
+    return Heard(found, {id(batch): first})
 
 
 def graded_on(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
@@ -140,11 +77,6 @@ def graded_on(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
     except Exception as error:
         let_through(error)
         return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _equal(first: NamedTensors, other: NamedTensors | str) -> bool:
-    """Whether two runs answer the same, bit for bit."""
-    return not isinstance(other, str) and identical(first, other)
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

@@ -13,7 +13,6 @@ from ..formats.entries import is_plain
 from ..ops.nodes import row_of, settled, target_of, tensors_of, viewed
 from ..ops.products import is_product
 from ..replay.execute import apart
-from . import convolution, linear, recurrent
 from .batchnorm import batch_norm, takes_statistics
 from .derivatives import differentiated
 
@@ -63,10 +62,7 @@ class Reference(fx.Interpreter):
         if is_product(target_of(n)) and all(map(is_plain, known)):
             return self._product(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if self.back == TRUSTED and (layers := recurrent.with_quick_backward(n.target, args, kwargs)) is not None:
-            result, lost = layers(*args), list[torch.Tensor]()
-        else:
-            result, lost = differentiated(target_of(n), args, kwargs, self.back == TRIED)
+        result, lost = differentiated(target_of(n), args, kwargs, self.back == TRIED)
         if lost:
             leaves = {source: tensors_of(self.env[source]) for source in n.all_input_nodes}
             self.lost |= {source for source in leaves if any(x is y for x in leaves[source] for y in lost)}
@@ -82,11 +78,7 @@ class Reference(fx.Interpreter):
             self.readings[n.name] = {source.name: shared.get(source) for source in values}
             self.env.update(shared)
         try:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            quick = linear.with_quick_backward(n.target, args, kwargs)
-            if quick is None and not kwargs:
-                quick = convolution.with_quick_backward(n.target, args)
-            return target_of(n)(*args, **kwargs) if quick is None else quick(*args)
+            return super().run_node(n)
         finally:
             self.env.update(values)
 

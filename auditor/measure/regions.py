@@ -11,7 +11,6 @@ import networkx as nx
 import torch
 from torch import fx
 
-from ..cache.kept import NOTHING, Kept
 from ..criteria.measure import for_outputs
 from ..errors import first_line
 from ..formats.metrics import output_error
@@ -23,7 +22,6 @@ from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Ver
 from ..replay.again import PartlyLowAgain, Run
 from ..replay.again import kept as whole_run
 from .calibrate import Calibration
-from .known import measure_of
 from .rounded import rounder
 
 MAX_REGIONS = 4
@@ -40,22 +38,16 @@ def run_regions(
     verdicts: Verdicts,
     formats: Sequence[str],
     distance: Distance = output_error,
-    kept: Kept = NOTHING,
 ) -> tuple[FlaggedRegion, ...]:
     """Each region of two nodes or more, low on reference inputs, and the rest of the model run on its results in FP32.
 
     Where the batches take several paths through the model, those on each.
     """
     if capture.paths:
-        return tuple(_over_paths(capture, model, found, verdicts, formats, distance, kept))
+        return tuple(_over_paths(capture, model, found, verdicts, formats, distance))
     regions = [region for fmt in formats for region in _chosen(capture, found, verdicts, fmt)]
     if not regions:
         return ()
-    key = kept.key("regions", kept.batch(capture, model, batch), measure_of(distance), [_told(r) for r in regions])
-    known: tuple[FlaggedRegion, ...] | None = kept.get(key, tuple[FlaggedRegion, ...])
-    if known is not None and len(known) == len(regions):
-        kept.counts["runs"] += len(regions)
-        return known
     flat = [value.detach() if isinstance(value, torch.Tensor) else value for value in capture.bind(model, batch)]
     with torch.no_grad():
         try:
@@ -64,7 +56,6 @@ def run_regions(
             let_through(error)
             return tuple(_failed(region, capture, error) for region in regions)
         tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
-    kept.put(key, tested, tuple[FlaggedRegion, ...])
     del reference
     return tested
 
@@ -76,21 +67,15 @@ def _over_paths(
     verdicts: Verdicts,
     formats: Sequence[str],
     distance: Distance,
-    kept: Kept,
 ) -> Iterator[FlaggedRegion]:
     known = set[tuple[str, ...]]()
     for path in capture.paths:
-        own = kept if path.capture is capture.first else NOTHING
         by = distance if path.capture is capture.first else for_outputs(distance, path.outputs)
-        for region in run_regions(path.capture, model, path.batches[0], found, verdicts, formats, by, own):
+        for region in run_regions(path.capture, model, path.batches[0], found, verdicts, formats, by):
             names = tuple(capture.twins.get(name, name) for name in region.nodes)
             if (key := (region.format, *names)) not in known:
                 known.add(key)
                 yield replace(region, nodes=names)
-
-
-def _told(region: _Region) -> list[object]:
-    return [region.fmt, [node.name for node in region.nodes], region.explained]
 
 
 @dataclass(frozen=True)

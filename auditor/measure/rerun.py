@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..cache.kept import NO_RUNS, Runs
 from ..criteria.measure import Criteria
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
@@ -19,7 +18,6 @@ from ..raised import let_through
 from ..records import Distance
 from ..replay.rest import Rest
 from .measure import Measurement
-from .recalled import Recalled
 from .rounded import rounder
 
 SENSITIVE_SHARE = 0.25
@@ -82,23 +80,13 @@ PLAIN = Yardstick()
 class Reruns:
     """Re-runs of a measured model in one format; `spent` says how many whole runs they cost so far.
 
-    criterion: the one that the last run took most of, where there are any. runs: those that an earlier audit made.
+    criterion: the one that the last run took most of, where there are any.
     """
 
-    def __init__(
-        self, measurement: Measurement | Recalled, format: str, yardstick: Yardstick, runs: Runs = NO_RUNS
-    ) -> None:
-        self.measured, self.format, self.yardstick = measurement, format, yardstick
-        self._runs = runs
-        self._recalled: int = 0
-        self._operations: int = sum(n.op == "call_function" for n in measurement.capture.graph_module.graph.nodes)
+    def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
+        self.measurement, self.format, self.yardstick = measurement, format, yardstick
         self._round = rounder(measurement.capture, format)
         self.criterion = ""
-
-    @cached_property
-    def measurement(self) -> Measurement:
-        """The measured model with all its values."""
-        return self.measured.again if isinstance(self.measured, Recalled) else self.measured
 
     @cached_property
     def _rest(self) -> Rest:
@@ -110,9 +98,8 @@ class Reruns:
 
     @property
     def spent(self) -> float:
-        """In runs of the whole model, by operations; those of an earlier audit count as they did there."""
-        ran = self._rest.executed if "_rest" in vars(self) else 0
-        return float(ran + self._recalled) / max(self._operations, 1)
+        """In runs of the whole model, by operations."""
+        return self._rest.replays
 
     def error(self, name: str, value: Any) -> float:
         """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
@@ -145,18 +132,6 @@ class Reruns:
 
         Of more than one, a choice counts as another where one of them alone might make it so.
         """
-        key = " ".join((self.format, *names))
-        known = self._runs.get(key, float, bool, str, int)
-        if known is not None:
-            error, flipped, self.criterion, executed = known
-            self._recalled += executed
-            return float(error), bool(flipped)
-        before = self._rest.executed
-        error, flipped = self._together(names)
-        self._runs.put(key, (error, flipped, self.criterion, self._rest.executed - before))
-        return error, flipped
-
-    def _together(self, names: Collection[str]) -> tuple[float, bool]:
         try:
             followed = self._rest.together(names, self.format, self._round, provoke=len(names) > 1)
             return self._held(followed.outputs), followed.flipped

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from ..formats.histogram import merged
 from ..formats.table import FORMATS, Format, label
+from ..isolation.members import size_of
 from ..records import Capture, Magnitudes, Subject
-from ..state.members import size_of
 
 
 def storing(

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..errors import first_line
+from ..errors import MeasureError, first_line
 from ..formats.carried import like
 from ..formats.entries import entries, extent, is_number
+from ..formats.metrics import output_error, runs
 from ..formats.table import Format
-from ..ops.casting import lowered
+from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
-from ..ops.nodes import operation_of, row_of, target_of, tensors_of, viewed
+from ..ops.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core, product
 from ..raised import let_through
 from ..records import Literals, NodeError
 from ..replay.execute import with_literals
-from ..replay.results import waiting
-from .exact import Exact, sampled
 
 Leaves = list[torch.Tensor]
 _ONE_ROUNDING = 1.1
-_CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Alone:
     """
 
     low: Any = None
-    exact: Exact | None = None
+    exact: Any = None
     unsupported: str | None = None
 
 
@@ -96,8 +94,7 @@ def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, ro
         if is_tensor_core(target) and _on_cpu(args):
             return Alone(product(target, args, kwargs, row))  # its only error is the rounding of the result
         if not operation_of(target).exact:  # of others that only move entries, a try finds out
-            exact = Exact(target, args, kwargs)
-            exact.prepare()
+            exact = settled(target, target(*raised(args), **raised(kwargs)))
     except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
         let_through(error)
         return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
@@ -110,26 +107,20 @@ def run_alone(n: fx.Node, inputs: tuple[Any, Any], literals: Literals | None, ro
         return Alone(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
 
-def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None, by_inputs: bool) -> Trace:
-    """The errors of a node that ran; gap: low - reference of its first leaf, where that is known already."""
+def trace_of(n: fx.Node, reference: Any, alone: Alone, by_inputs: bool) -> Trace:
+    """The errors of a node that ran."""
     local = alone.low
     if local is None:
         return Trace([], [])
     if viewed(n) is not None:
         return Trace(None, [])
-    if by_inputs:
-        isolated: Leaves = []
-    elif gap is None:
-        isolated = _gaps(reference, local)
-    else:
-        isolated = [waiting(gap), *_gaps(*(tensors_of(x)[1:] for x in (reference, local)))]
+    isolated: Leaves = [] if by_inputs else _gaps(reference, local)
+    exact = row_of(n).exact
     if alone.exact is not None and not any(x.is_quantized for x in tensors_of(local)):  # integers, with a scale
-        own, rounding = _sampled_errors(alone.exact.sample(local), tensors_of(local))
+        own, rounding = _own_errors(alone.exact, local)
         if own > _ONE_ROUNDING * rounding:
-            return Trace(isolated, _gaps(alone.exact.whole, local), by_inputs)
+            return Trace(isolated, _gaps(alone.exact, local), by_inputs)
         exact = own == 0
-    else:
-        exact = row_of(n).exact
     if exact:
         return Trace(None if _is_rounded(reference, local) else isolated, [], by_inputs)
     return Trace(isolated, None, by_inputs)
@@ -137,7 +128,7 @@ def trace_of(n: fx.Node, reference: Any, alone: Alone, gap: torch.Tensor | None,
 
 def _is_rounded(reference: Any, local: Any) -> bool:
     pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(torch.equal(entries(_like(sampled(r), low)), sampled(low)) for r, low in pairs)
+    return all(torch.equal(entries(_like(r, low)), entries(low)) for r, low in pairs)
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -145,17 +136,13 @@ def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return x.to(result.dtype.to_real()) if result.is_complex() and not x.is_complex() else like(x, result)
 
 
-def _sampled_errors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], results: Leaves) -> tuple[float, float]:
-    """L2 over all (exact, low): of low - exact, and of what rounding the exact result once would do."""
-    own, rounding = [0.0], [0.0]
-    for (exact, low), result in zip(pairs, results, strict=True):
-        if exact.shape != low.shape:  # a sparse result that lost entries
-            own.append(math.inf)
-            continue
-        wide = torch.complex128 if exact.is_complex() else torch.float64
-        own.append(float(torch.linalg.vector_norm(low.to(wide) - exact.to(wide))))
-        rounding.append(float(torch.linalg.vector_norm(_like(exact, result).to(wide) - exact.to(wide))))
-    return math.hypot(*own), math.hypot(*rounding)
+def _own_errors(exact: Any, low: Any) -> tuple[float, float]:
+    """Relative L2 of a low result against the exact one, and of what rounding that once would do."""
+    wide, local = tensors_of(exact), tensors_of(low)
+    try:
+        return output_error(wide, local), output_error(wide, [_like(e, x) for e, x in zip(wide, local, strict=True)])
+    except MeasureError:  # a sparse result that lost entries
+        return math.inf, 0.0
 
 
 def turned(error: NodeError) -> bool:
@@ -170,24 +157,17 @@ def _gaps(reference: Any, candidate: Any) -> Leaves:
         if not is_number(r) or extent(r) != extent(c):
             result.append(torch.zeros((), dtype=torch.bfloat16))
             continue
-        result.append(waiting(_gap(entries(r), entries(c))))
+        result.append(_gap(entries(r), entries(c)))
     return result
 
 
 def _gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """candidate - reference in bfloat16; without copies larger than a processor's cache where their entries lie in order."""
-    if not (reference.is_contiguous() and candidate.is_contiguous() and reference.device.type == "cpu"):
-        return _gap_of(reference, candidate)
-    found = torch.empty_like(reference, dtype=torch.bfloat16)
-    runs = (torch.split(x.reshape(-1), _CHUNK) for x in (reference, candidate, found))
-    for r, c, kept in zip(*runs, strict=True):
-        kept.copy_(_gap_of(r, c))
+    """candidate - reference in bfloat16, zero where it is not finite there."""
+    found = torch.empty_like(reference, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
+    for r, c, kept in runs(reference, candidate, found):
+        kept.copy_(c.float() - r.float())
+        kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return found
-
-
-def _gap_of(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    gap = candidate.float() - reference.float()
-    return gap.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).bfloat16()
 
 
 def _on_cpu(tree: Any) -> bool:

@@ -14,12 +14,10 @@ from ..formats.table import Format, format_of, is_low
 from ..raised import let_through
 from ..trees import tensors_in
 from .casting import in_float32, scalars_lowered
-from .cells import is_fused_cell, stepped
+from .cells import is_fused_cell, run_cell, run_layer
 from .fourier import transformed
 from .nodes import operation_of, settled
-from .pooling import quickest_pooling
 from .products import is_tensor_core, product
-from .recurrent import layer
 from .rounded import asks_for_rounding, rounding
 from .scans import is_scan, scanned
 from .table import Operation
@@ -46,8 +44,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """`target(*args, **kwargs)` as a GPU computes it; the result has the dtype that torch gives it.
 
     On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
-    and round the result, as tensor cores do; where the processor has such products for bfloat16, large ones use them.
-    Steps of a GRU or LSTM cell round their products and what they return, those of a layer every gate too. Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
+    and round the result, as tensor cores do. Steps of recurrent layers and cells round their products and what they return.
+    Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
     Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
     In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat where the operation has no half kernel on CUDA (on a GPU it is tried), refuses a literal,
@@ -60,9 +58,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return rounding(target, args, kwargs)
     known = operation_of(target)
     row, on_cpu = _low_format(tensors, known)
-    compute = target if kwargs else quickest_pooling(target, args)
     if row is None:
-        return settled(target, _made(compute, known.name, args, kwargs))
+        return settled(target, _made(target, known.name, args, kwargs))
     name = known.name
     if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
@@ -73,15 +70,16 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return product(target, args, kwargs, row)
     if on_cpu and is_fused_cell(target):
         _refuse_mixed(name, args, kwargs)
-        return stepped(target, args, kwargs, row)
+        return run_cell(target, args, kwargs, row)
+    if on_cpu and known.recurrent:
+        _refuse_mixed(name, args, kwargs)
+        return run_layer(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return scanned(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:
-        if on_cpu and known.recurrent:
-            return settled(target, layer(target, args, kwargs, row))
-        return settled(target, compute(*args, **kwargs))
+        return settled(target, target(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
         why = first_line(error)
@@ -100,10 +98,10 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
     return None, False
 
 
-def _made(compute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _made(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operation on what is not low; one that is told to give a low dtype may have a literal that does not fit it."""
     try:
-        return compute(*args, **kwargs)
+        return target(*args, **kwargs)
     except RuntimeError as error:
         asked = kwargs.get("dtype")
         if not isinstance(asked, torch.dtype) or not is_low(asked) or _TOO_WIDE not in first_line(error):

@@ -77,7 +77,6 @@ class Operation:
     # Products and layers.
     product: bool = False  # a matrix product or convolution, summed in FP32 on tensor cores
     attention: bool = False  # a product with a softmax inside, and so not linear in each argument
-    bf16_on_cpu: bool = False  # a product that some processors compute in BF16
     flops: str = ""  # the formula for its operations, in ops/flops.py
     gemm: str = ""  # the formula for m, n and k, in facts/dimensions.py
     scan: str = ""  # how partial results along one dimension are joined, in ops/scans.py
@@ -124,8 +123,7 @@ class Operation:
     replaces_memory: bool = False  # the argument has other memory afterwards
     writes_nothing: bool = False  # in place: entries, shape and memory stay
     twin: str = ""  # the packet that returns what this one writes in place, where it has another name
-    known_as: str = ""  # the overload that rules and autocast know it by
-    same_arguments: bool = False  # and that takes the same arguments
+    known_as: str = ""  # the overload with the same arguments that rules know it by
 
     # From the lists of torch: autocast.toml and half_kernels.toml.
     autocast: Treatment = "none"  # what autocast on CUDA does to it

@@ -12,11 +12,10 @@ from typing import Any
 
 from .. import strategies
 from ..formats.table import label, runs
+from ..isolation import members
 from ..loading import importer, statedicts
 from ..ops import functions
 from ..records import Origin, Plan, ScopeChoice
-from ..runs import wrapped
-from ..state import half, members
 from ..strategies import runtime as strategies_runtime
 from ..strategies import strategy_of
 from ..strategies.runtime import Runtime
@@ -37,9 +36,7 @@ Needs torch and the model's own source, nothing else. Names of layers below are 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
 codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
 they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
-called ("pow": torch.pow, x.pow, x ** 2), unless in place; "linear 2 of 3" is the second of three calls of linear in one
-forward of the scope. Products of what they give run low again. `keep_state` names parameters and buffers that are
-stored in FP32, `keep_inputs` arguments that are not converted, since only such functions read them. Errors are relative
+called ("pow": torch.pow, x.pow, x ** 2), unless in place. Products of what they give run low again. Errors are relative
 to FP32.
 """
 
@@ -52,7 +49,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import io
 import json
 import re
@@ -137,9 +133,7 @@ def emit(
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
         _BUILD if runnable else _BUILD.replace(_CHOOSE, _PROGRAMS if any(map(_is_program, plans.values())) else _NONE),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
-        _text_from(members, "def named_modules"),
-        _SEPARATED,
-        _text_from(wrapped, "WRAPPERS = "),
+        _text_from(members, "WRAPPERS = "),
         _SEPARATED,
         _text_from(importer, "_digests: "),
         _SEPARATED,
@@ -147,8 +141,6 @@ def emit(
         _SEPARATED,
         _text_from(source, "def make_original"),
         "\n\n# What is stored low, and how a scope runs.\n\n",
-        _text_from(half, "LOW = "),
-        "\n\n",
         _text_from(functions, "def function_name"),
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
@@ -212,9 +204,8 @@ def _readable(value: Any) -> Any:
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     """What a reader wants to know of one scope; what is as everywhere is left out."""
     entry: dict[str, Any] = {"precision": choice.precision}
-    for key in ("keep", "keep_state", "keep_inputs"):
-        if names := getattr(choice, key):
-            entry[key] = list(names)
+    if choice.keep:
+        entry["keep"] = list(choice.keep)
     if choice.because:
         entry["because"] = list(choice.because)
     if choice.cost is not None and math.isfinite(choice.cost):

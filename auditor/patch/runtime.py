@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runs.wrapped import is_wrapped, renamed, unwrapped
-from ..state.half import LOW, raise_in_place, stored_low
-from ..state.members import modules_of, named_modules, named_parameters, parameters_of
+from ..isolation.members import (
+    LOW,
+    is_wrapped,
+    modules_of,
+    named_modules,
+    named_parameters,
+    parameters_of,
+    raise_in_place,
+    renamed,
+    stored_low,
+    unwrapped,
+)
 from ..strategies import strategy_of
-from ..strategies.runtime import DTYPES, Runtime, convert, inside, kept_inputs
+from ..strategies.runtime import DTYPES, Runtime, convert, inside
 
 
 def runtime_of(strategy: str) -> type[Runtime]:
@@ -31,7 +40,7 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
     if how["keep"] is not None or how["region"] is not None:
-        inner = functools.partial(inside, module, inner, how, (args, kwargs))
+        inner = functools.partial(inside, module, inner, how)
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 
 
@@ -95,8 +104,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for module, choice in wrapping.items():
         if choice is not None:
             raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
-            given = kept_inputs(module.forward, names[module], scopes)
-            how = {"runtime": runtime, "raises": raises, "given": given, **choice, **keeping[module]}
+            how = {"runtime": runtime, "raises": raises, **choice, **keeping[module]}
             scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
             # Past the module's own __setattr__; what wraps the scope keeps the signature.
             module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from ..isolation.members import unwrapped
 from ..loading.importer import as_script, import_source, locate, root_of
 from ..loading.statedicts import load_state, read_checkpoint
-from ..runs.wrapped import unwrapped
 
 
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:

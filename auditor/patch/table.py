@@ -15,6 +15,5 @@ def plan_table(plan: Plan) -> dict[str, Any]:
 
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
-    named = {"keep": choice.keep, "keep_state": choice.keep_state, "keep_inputs": choice.keep_inputs}
-    kept = {key: list(names) for key, names in named.items() if names}
+    kept = {"keep": list(choice.keep)} if choice.keep else {}
     return {"precision": choice.precision, "because": list(choice.because), "output": choice.output, **kept}

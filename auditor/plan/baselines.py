@@ -7,21 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from .. import ranks
 from ..criteria.measure import Criteria
 from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
+from ..imitation import as_on
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import loose, under
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly, Today
-from ..runs.answer import answer, as_on
-from ..runs.outputs import NamedTensors
-from ..state.flags import loose, under
 from ..verify import failure_of
-from .choose import ruled, simulated_error
-from .plans import NONE, as_run, worst_of
+from .choices import everything, ruled
+from .modules import Modules
+from .plans import NONE
 from .problem import Problem
-from .solve import evaluate
 from .trial import Trial
+from .verified import as_run, worst_of
 from .workbench import Workbench
 
 
@@ -40,41 +41,38 @@ def baselines_of(
         name, kept = problem.name, ruled(problem, bench.findings)
         ran = name in plain and plain[name].measured_error is not None
         if not ran:
-            found[name] = _plain(bench, problem) if runs(problem.format) else _replayed(problem, trial)
+            found[name] = _plain(bench, problem) if runs(problem.format) else _replayed(bench, problem, trial)
         else:
             found |= as_run({name: Baseline(None, False)}, {name: plain[name]})
         alone = found[name].measured_error, found[name].finite
         if "fp32" in kept.precision.values():
-            alone = _measured(simulated_error(problem, kept, trial))
+            alone = _measured(Modules(problem, trial, bench.max_error).error(kept))
         found[name] = replace(found[name], rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
     return found
 
 
 def today_of(bench: Workbench) -> Today | None:
     """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
-    in IEEE arithmetic, as far as that is from itself. Of several ranks the first runs it for all."""
+    in IEEE arithmetic, as far as that is from itself."""
     allowed = loose(bench.flags, bench.device)
     if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
         return None
     references = bench.references(bench.checks)
 
-    def ran() -> Today | None:
-        try:
-            with under(bench.flags):
-                found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
-            worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
-        except Exception as error:
-            let_through(error)
-            return Today(allowed, None, False, failure_of(error))
-        return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
-
-    return ranks.from_first("FP32 as it is set", ran)
+    try:
+        with under(bench.flags):
+            found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+        worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+    except Exception as error:
+        let_through(error)
+        return Today(allowed, None, False, failure_of(error))
+    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *_measured(worst))
 
 
 def _plain(bench: Workbench, problem: Problem) -> Baseline:
     """The model with everything low, as a user of the strategy runs it without a plan."""
     try:
-        low = bench.each(bench.checks, lambda batch: _plainly_low(bench, problem, batch))
+        low = [_plainly_low(bench, problem, batch) for batch in bench.checks]
         pairs = [*zip(bench.references(bench.checks), low, strict=True)]
         errors = [bench.distance(*pair) for pair in pairs]
     except Exception as error:
@@ -84,10 +82,10 @@ def _plain(bench: Workbench, problem: Problem) -> Baseline:
     return Baseline(*_measured(worst_of(errors)), criteria=criteria)
 
 
-def _replayed(problem: Problem, trial: Trial) -> Baseline:
+def _replayed(bench: Workbench, problem: Problem, trial: Trial) -> Baseline:
     """Everything low in a format that torch does not compute in: the captured graph stands in for the model."""
-    low = evaluate(problem, dict.fromkeys(problem.energy.scopes, problem.format))
-    return Baseline(*_measured(simulated_error(problem, low, trial)))
+    low = everything(problem, problem.format)
+    return Baseline(*_measured(Modules(problem, trial, bench.max_error).error(low)))
 
 
 def _plainly_low(bench: Workbench, problem: Problem, batch: Batch) -> NamedTensors:

@@ -15,9 +15,6 @@ from ..resources import table
 
 DEFAULT_DEVICE = "A100"
 
-HEAVY = 10_000_000_000
-"""Floating-point operations of a forward beyond which every run of it counts in the time of an audit."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -38,11 +35,6 @@ def costs_of(capture: Capture) -> dict[str, Cost]:
             elements = sum(x.numel() for x in tensors if x.is_floating_point())
             found[node.name] = Cost(flops_of(node), elements, _is_free(node))
     return found
-
-
-def heavy(costs: Mapping[str, Cost]) -> bool:
-    """Whether runs are dear: what is not needed of them is left out then."""
-    return sum(cost.flops for cost in costs.values()) > HEAVY
 
 
 def _is_free(node: fx.Node) -> bool:

@@ -10,7 +10,6 @@ from ..ops.table import operation
 from ..paths import function_in, of_function
 from ..replay.chosen import Chosen
 from ..replay.resolve import Resolution
-from .exceptions import MOST_CALLS, entries_of
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -119,12 +118,9 @@ def _functions(problem: Problem, resolution: Resolution, name: str, known: Colle
 
 
 def _entry(problem: Problem, name: str) -> str:
-    """What `keep` calls the function that a node is part of, this call of it alone; "" for one that says itself what it gives."""
+    """What `keep` calls the function that a node is part of; "" for one that says itself what it gives."""
     node = problem.capture.nodes[name]
-    function = node.function
-    if function is None or operation(node.op).cast or function.of > MOST_CALLS:
-        return ""
-    return entries_of(node)[0 if function.of == 1 else -1]
+    return "" if node.function is None or operation(node.op).cast else node.function.path
 
 
 def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:

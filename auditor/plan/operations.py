@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ..formats.table import label
-from ..ops.functions import kept_calls
 from ..ops.table import operation
 from ..records import Capture, Node, Reason
-from ..replay.chosen import keeps, labelled
+from ..replay.chosen import labelled
 from ..replay.resolve import Resolution, is_low
 from ..replay.running import Running
 from ..replay.strategies import running
 from .problem import Problem
-from .reasons import together
 from .solve import Candidate
 
 _REGION = "the autocast region around it"
@@ -43,13 +42,32 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
     return together([reason for reason in found if not problem.capture.twins.keys() & set(reason.operations)])
 
 
+def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
+    found: dict[tuple[Reason, bool], list[Reason]] = {}
+    for reason in reasons:
+        alike = replace(reason, modules=(), operations=())
+        idle = reason.kind == "no-gain" and reason.adds is not None
+        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+    return tuple(
+        replace(
+            alike,
+            modules=tuple(path for each in several for path in each.modules),
+            operations=tuple(name for each in several for name in each.operations),
+            adds=max((each.adds for each in several if each.adds is not None), default=None),
+            saves=max((each.saves for each in several if each.saves is not None), default=None),
+        )
+        for (alike, _), several in found.items()
+    )
+
+
 def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
     """A function that a module around this one keeps, in all that is in it."""
     function = node.function
     assert function is not None
-    by = next(c.path for c in node.calls if keeps(kept_calls(keep.get(c.path, ())), c, function))
-    where = f"{'in all of' if function.path in keep[by] else 'here, by its number, in'} {by or 'the model'}"
-    return Reason("inherited", f"{function.path} stays FP32 {where}", operations=(node.name,), by=by)
+    by = next(call.path for call in node.calls if function.path in keep.get(call.path, ()))
+    where = by or "the model"
+    return Reason("inherited", f"{function.path} stays FP32 in all of {where}", operations=(node.name,), by=by)
 
 
 class _Beginning(NamedTuple):

@@ -19,7 +19,7 @@ from ..strategies import strategy_of
 from ..strategies.base import Strategy
 from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy
-from .exceptions import entries_of, exceptions_of
+from .exceptions import exceptions_of
 from .leaks import Lowest, lowest
 from .memory import memory_of
 from .terms import energy_of, timed_in
@@ -101,15 +101,15 @@ class Problem:
 
     @cached_property
     def exceptions(self) -> Mapping[str, frozenset[str]]:
-        """{module: functions, or single calls of them, that it may keep in FP32 where it is low}."""
+        """{module: functions that it may keep in FP32 where it is low}."""
         return exceptions_of(self)
 
     def variable(self, name: str) -> str:
         """What decides the precision of a node: its module, or a function in it (see paths.function_in)."""
         node = self.capture.nodes[name]
-        offered = self.exceptions.get(node.owner, frozenset())
-        entry = next((entry for entry in entries_of(node) if entry in offered), None) if offered else None
-        return node.owner if entry is None else function_in(node.owner, entry)
+        if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
+            return node.owner
+        return function_in(node.owner, node.function.path)
 
     @cached_property
     def _resolver(self) -> Resolver:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..formats.table import runs
 from ..records import Baseline, Plan
-from .choose import simulated_error
+from .modules import Modules
 from .problem import Problem
 from .recommend import has_low
 from .solve import Candidate, evaluate
@@ -32,7 +32,7 @@ def _reach(bench: Workbench, problem: Problem, baseline: Baseline | None) -> flo
     least = None if bench.quick else _least_harm(problem)
     if least is not None:
         trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
-        errors.append(simulated_error(problem, least, trial))
+        errors.append(Modules(problem, trial, bench.max_error).error(least))
     return min(filter(math.isfinite, errors), default=None)
 
 

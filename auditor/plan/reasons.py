@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..paths import function_in, module_of
-from ..records import Reason
+from ..paths import function_in, module_of, of_function
+from ..records import Finding, Plan, Reason
 from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
-from .choose import FAR, MOST_OFF, Runs
+from .choices import as_candidate
 from .clauses import ALONE, close, little, no_gain, over
-from .costs import heavy
 from .energy import FORBIDDEN
+from .modules import Modules
+from .operations import operation_reasons, together
 from .problem import Problem
+from .search import MARGIN, MOST_OFF
 from .solve import Candidate, evaluate
 
 VISITS = 60_000
 """Operations looked at, over all modules that are lowered in thought: the rest is estimated from the terms of the cut."""
 
-RUNS, RUN_VISITS = 24, 12_000
-"""Modules that are lowered in a run of the recorded graph, at most, and operations in all of these runs; what the others add
-is predicted, and said to be."""
+RUNS, FEW_RUNS, RUN_VISITS = 24, 4, 12_000
+"""Modules that are lowered in a run of the recorded graph, at most and at least, and operations in all of these runs; what the
+others add is predicted, and said to be."""
 
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
 
-FEW_RUNS = 4
-"""How many there may be where runs are dear: the first is run, and of the others those that a prediction leaves open."""
-
-Error = Callable[[Candidate], float]
-"""Error of the recorded graph under a choice; inf where it cannot run."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """budget: the error that is allowed; target: the share of it that the plan was made to use; error: the plan's."""
-
-    budget: float
-    target: float
-    error: float
+FAR = 1.15
+"""How many times the budget a choice may be expected to take, by what runs beside it were off, and is run all the same."""
 
 
 @dataclass(frozen=True)
@@ -56,103 +46,183 @@ class Lowered:
     gains: bool
 
 
-class EachLowered:
-    """Every module in FP32, and every function that a low one keeps so, lowered by itself in thought: what forbids that, or
-    what it gains."""
+class Weighed:
+    """A choice, and every module in FP32 and every function that a low one keeps so, lowered by itself: what forbids that, or what
+    a replay says that it adds.
 
-    def __init__(self, problem: Problem, chosen: Candidate) -> None:
-        self.problem, self.chosen = problem, chosen
-        self.kept = _kept(problem, chosen)
-        self.forbidden: dict[str, Reason] = {}
-        self.open: list[Lowered] = []
-        now = problem.resolve(labelled(chosen.precision))
-        tries = VISITS // max(len(problem.capture.nodes), 1)
-        for owner in sorted(self.kept, key=lambda owner: (-_own_saving(problem, owner), owner)):
-            reason = _without_operations(problem, owner)
+    before: the error of the choice's replay.
+    """
+
+    def __init__(self, space: Modules, chosen: Candidate) -> None:
+        self._space, self._problem, self._chosen = space, space.problem, chosen
+        mixed = len(set(chosen.precision.values())) > 1
+        before = space.error(chosen) if mixed else 0.0
+        self._before = before if math.isfinite(before) else chosen.predicted_error
+        self._kept = _kept(self._problem, chosen)
+        self._forbidden: dict[str, Reason] = {}
+        self._open: list[Lowered] = []
+        now = self._problem.resolve(labelled(chosen.precision))
+        tries = VISITS // max(len(self._problem.capture.nodes), 1)
+        for owner in sorted(self._kept, key=lambda owner: (-_own_saving(self._problem, owner), owner)):
+            reason = _without_operations(self._problem, owner)
             if reason is None and tries > 0:
                 tries -= 1
-                reason = _forbidden(problem, chosen, now, owner)
+                reason = _forbidden(self._problem, chosen, now, owner)
             if reason is not None:
-                self.forbidden[owner] = reason
-                continue
-            self.open.append(_lowered(problem, chosen, owner) if tries > 0 else _estimated(problem, chosen, owner))
+                self._forbidden[owner] = reason
+            elif tries > 0:
+                self._open.append(_lowered(self._problem, chosen, owner))
+            else:
+                self._open.append(_estimated(self._problem, chosen, owner))
+
+    def improved(self) -> Candidate:
+        """The choice with what gains low as well, one module after the other, as long as replays stay within the share of the
+        budget that a plan uses."""
+        found, target, left = self._chosen, MARGIN * self._space.budget, self._most
+        for each in self._open:
+            if left and each.gains and each.owner == module_of(each.owner) and self._may_add(each, target):
+                point = self._lowering(found, each.owner)
+                if point.feasible and point.price < found.price:
+                    left -= 1
+                    found = point if self._space.error(point) <= target else found
+        return found
+
+    def _may_add(self, each: Lowered, target: float) -> bool:
+        """Whether the error may stay within the target, should predictions be off by as much as they are at most."""
+        return self._before + self._adds(each.predicted) / MOST_OFF <= target
+
+    def _lowering(self, point: Candidate, owner: str) -> Candidate:
+        group = dict.fromkeys(lowered_with(self._problem, owner), self._problem.format)
+        return evaluate(self._problem, self._problem.energy.settled({**point.precision, **group}))
 
     @property
-    def idle(self) -> list[Lowered]:
-        """What gains nothing."""
-        return [each for each in self.open if not each.gains]
-
-    @property
-    def ahead(self) -> list[Candidate]:
-        """What is run to weigh them, or may be."""
-        gaining, most = [each for each in self.open if each.gains], most_runs(self.problem)
-        points = [each.point for group in (gaining, self.open) for each in group[:most] if each.point is not None]
-        if self.idle:
-            points.append(_all_low(self.problem, self.chosen, [each.owner for each in self.idle]))
-        return [*{id(point): point for point in points}.values()]
-
-
-class Weighed:
-    """Modules that were lowered in thought, weighed by runs: budget or gain. Those that gain most are run, and of those that
-    gain nothing all together, to see that they hold; each when it is asked for. known: whether a point was run."""
-
-    def __init__(
-        self, lowered: EachLowered, limits: Limits, error: Error, known: Callable[[Candidate], bool] = lambda _: False
-    ) -> None:
-        self._lowered, self._limits, self._error, self._known = lowered, limits, error, known
+    def _most(self) -> int:
+        """How many modules are lowered in runs."""
+        return min(RUNS, max(RUN_VISITS // max(len(self._problem.capture.nodes), 1), FEW_RUNS))
 
     @cached_property
-    def _harmless(self) -> bool:
-        idle, chosen = self._lowered.idle, self._lowered.chosen
-        return not idle or _all_hold(self._lowered.problem, chosen, idle, self._limits, self._error)
+    def _idle_hold(self) -> bool:
+        """Whether all that gains nothing can be low together."""
+        idle = [each.owner for each in self._open if not each.gains]
+        return not idle or self._holds(_all_low(self._problem, self._chosen, idle))
 
-    def _asked(self) -> Iterator[tuple[Lowered, Candidate]]:
-        """Those that are run."""
-        dear = heavy(self._lowered.problem.costs)
-        left = most = most_runs(self._lowered.problem)
-        for each in self._lowered.open:
-            if not left:
-                return
-            if each.point is not None and (each.gains or not self._harmless):
-                left -= 1
-                if not dear or left == most - 1 or self._is_open(each):
-                    yield each, each.point
+    def _holds(self, point: Candidate) -> bool:
+        """Whether a choice holds the budget in a run; none is made where it lowers what is unsafe, or would be over the budget
+        by far, should it be off by as much as the choice was."""
+        off = self._before / self._chosen.predicted_error if self._chosen.predicted_error else 1.0
+        expected = min(max(off, 1 / MOST_OFF), MOST_OFF) * point.predicted_error
+        budget = self._space.budget
+        return point.feasible and expected <= FAR * budget and self._space.error(point) <= budget
 
-    def _is_open(self, each: Lowered) -> bool:
-        """Whether a run may find it on the other side of the budget than predicted, should what it adds be off by as much as
-        predictions are."""
-        before, budget = self._limits.error, self._limits.budget
-        adds = adds_to(each.predicted, self._lowered.chosen, self._limits)
-        most, least = max(adds, MOST_OFF * adds), min(adds, adds / MOST_OFF)
-        return not (before + most <= budget or before + least > budget)
-
-    def affordable(self, own: float, target: float) -> tuple[str, ...]:
-        """Modules that gain something low and, in a run, hold the budget, and add to an error of `own` what keeps it within
-        `target`."""
-        gaining, found = sum(each.gains for each in self._lowered.open), []
-        for each, point in self._asked() if gaining else ():
-            if each.gains:
-                gaining -= 1
-                if holds(self._error(point), self._limits, own, target):
-                    found.append(each.owner)
-            if not gaining:
-                break
-        return tuple(owner for owner in self._lowered.kept if owner in found and owner == module_of(owner))
+    def _ran(self) -> dict[str, float]:
+        """Errors with one module lowered, of those that are run: what gains most first."""
+        found, left = dict[str, float](), self._most
+        for each in self._open:
+            if each.point is None:
+                continue
+            asked = left > 0 and (each.gains or not self._idle_hold)
+            left -= asked
+            if asked or (each.gains and self._space.is_logged(each.point)):
+                found[each.owner] = self._space.error(each.point)
+        return found
 
     def reasons(self) -> tuple[Reason, ...]:
         """One for every module and function, those alike together."""
-        problem, chosen = self._lowered.problem, self._lowered.chosen
-        points = {each.owner: point for each, point in self._asked()}
-        points |= {
-            e.owner: e.point for e in self._lowered.open if e.gains and e.point is not None and self._known(e.point)
-        }
-        ran = {owner: self._error(point) for owner, point in points.items()}
-        found = dict(self._lowered.forbidden)
-        for each in self._lowered.open:
-            held = not each.gains and self._harmless
-            found[each.owner] = _reason(problem, each, chosen, self._limits, ran.get(each.owner), held)
-        kept = [replace(found[owner], modules=(owner,)) for owner in self._lowered.kept]
-        return together(_briefly(kept, problem.objective))
+        ran, found = self._ran(), dict(self._forbidden)
+        for each in self._open:
+            found[each.owner] = self._reason(each, ran.get(each.owner))
+        kept = [replace(found[owner], modules=(owner,)) for owner in self._kept]
+        return together(_briefly(kept, self._problem.objective))
+
+    def least(self, reasons: Iterable[Reason]) -> tuple[str, ...]:
+        """Modules without which in FP32 the budget is known to hold, all others low: those that a run says so of.
+
+        From what the plan keeps, all that gains nothing is lowered; where that does not hold together, one after the other as
+        long as the prediction allows it; and where a run does not bear that out, nothing.
+        """
+        problem, chosen = self._problem, self._chosen
+        idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
+        for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, self._space.budget)):
+            if self._holds(point):
+                return kept_in(problem, point)
+        return kept_in(problem, chosen)
+
+    def _adds(self, predicted: float) -> float:
+        """What lowering more is predicted to add to the error: of their squares, as much as to what was predicted."""
+        squares = self._before**2 + predicted**2 - self._chosen.predicted_error**2
+        return math.sqrt(max(squares, 0.0)) - self._before
+
+    def _reason(self, each: Lowered, ran: float | None) -> Reason:
+        """ran: the error of a run with it low."""
+        before, budget, objective = self._before, self._space.budget, self._problem.objective
+        after = before + self._adds(each.predicted) if ran is None else ran
+        held = not each.gains and self._idle_hold  # in a run with more than this low
+        numbers = Reason(
+            "no-gain",
+            "",
+            adds=after - before if math.isfinite(after) else None,
+            left=max(budget - before, 0.0),
+            saves=max(each.saves, 0.0),
+            ran=ran is not None,
+        )
+        if not held and not after <= budget:
+            words = over(before, after, budget, each.saves, objective, ran is not None)
+            return replace(numbers, kind="budget", words=words)
+        if each.gains:
+            words = close(before, after, budget, MARGIN * budget, ran is not None)
+            return replace(numbers, kind="margin", words=words)
+        scopes, least = self._length(each)
+        return replace(numbers, words=no_gain(each.saves, objective, scopes, least, alone=not held))
+
+    def _length(self, each: Lowered) -> tuple[int, float]:
+        """How many scopes longer the plan would be, and which share of what it takes these must save."""
+        longer, island = self._problem.island, self._problem.island
+        if each.point is not None:
+            longer = (each.point.price - each.point.cost) - (self._chosen.price - self._chosen.cost)
+        cost = self._chosen.cost
+        return round(longer / island) if island else 1, longer / cost if cost else 0.0
+
+
+def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
+    """The plan with one reason for every module and operation that it does not run low, and the least that has to stay."""
+    problem, chosen = space.problem, as_candidate(space.problem, plan)
+    weighed = Weighed(space, chosen)
+    modules = weighed.reasons()
+    scopes = {
+        path: replace(choice, because=_codes_and_words(problem, path, modules, findings))
+        if choice.precision == "fp32" or choice.keep
+        else choice
+        for path, choice in plan.scopes.items()
+    }
+    reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
+    return replace(plan, scopes=scopes, reasons=reasons, least=weighed.least(modules) if modules else ())
+
+
+def _codes_and_words(
+    problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]
+) -> tuple[str, ...]:
+    """Rules that fired on the scope's unsafe and sensitive nodes that are kept, then the reasons of what is."""
+    said = [
+        (of_function(each), reason.words) for reason in reasons for each in reason.modules if module_of(each) == path
+    ]
+    functions = {function_in(*found) for found, _ in said if found is not None}
+    own = (node.name for node in problem.operations_of.get(path, ()))
+    kept = {name for name in own if not functions or problem.variable(name) in functions}
+    marked = {name for name in kept if problem.verdicts[name].verdict != "safe"}
+    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
+    return (*codes, *(words if found is None else f"{found[1]}: {words}" for found, words in said))
+
+
+def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
+    """The reasons of kept functions as those of their operations."""
+    for reason in reasons:
+        functions = {path for path in reason.modules if path != module_of(path)}
+        if modules := tuple(path for path in reason.modules if path not in functions):
+            yield replace(reason, modules=modules)
+        if functions:
+            nodes, twins = problem.capture.nodes, problem.capture.twins
+            names = tuple(name for name in nodes if problem.variable(name) in functions and name not in twins)
+            yield replace(reason, modules=(), operations=names)
 
 
 def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
@@ -163,26 +233,6 @@ def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
     most = max(reason.saves or 0.0 for reason in small)
     words = little(most, objective, alone=small[0].words.startswith(ALONE))
     return [replace(reason, words=words) if reason.kind == "no-gain" and reason.saves else reason for reason in reasons]
-
-
-def holds(after: float, limits: Limits, own: float, target: float) -> bool:
-    """Whether an error holds the budget, and what it adds to the plan's keeps one of `own` within the target."""
-    return after <= limits.budget and own + (after - limits.error) <= target
-
-
-def least(
-    problem: Problem, chosen: Candidate, reasons: Iterable[Reason], limits: Limits, error: Error
-) -> tuple[str, ...]:
-    """Modules without which in FP32 the budget is known to hold, all others low: those that a run says so of.
-
-    From what the plan keeps, all that gains nothing is lowered; where that does not hold together, one after the other as
-    long as the prediction allows it; and where a run does not bear that out, nothing.
-    """
-    idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
-    for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, limits.budget)):
-        if _may_hold(point, chosen, limits) and error(point) <= limits.budget:
-            return kept_in(problem, point)
-    return kept_in(problem, chosen)
 
 
 def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
@@ -212,25 +262,6 @@ def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], bud
     return found
 
 
-def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
-    found: dict[tuple[Reason, bool], list[Reason]] = {}
-    for reason in reasons:
-        alike = replace(reason, modules=(), operations=())
-        idle = reason.kind == "no-gain" and reason.adds is not None
-        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
-    return tuple(
-        replace(
-            alike,
-            modules=tuple(path for each in several for path in each.modules),
-            operations=tuple(name for each in several for name in each.operations),
-            adds=max((each.adds for each in several if each.adds is not None), default=None),
-            saves=max((each.saves for each in several if each.saves is not None), default=None),
-        )
-        for (alike, _), several in found.items()
-    )
-
-
 def _own_saving(problem: Problem, owner: str) -> float:
     low, high, _ = problem.energy.scopes[owner]
     return high - low
@@ -257,12 +288,6 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     group = {owner, *problem.energy.tied_to(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
-
-
-def lowering(problem: Problem, chosen: Candidate, modules: Iterable[str]) -> Candidate:
-    """The choice with these low too, and what must go along."""
-    together = {other for path in modules for other in lowered_with(problem, path)}
-    return evaluate(problem, problem.energy.settled({**chosen.precision, **dict.fromkeys(together, problem.format)}))
 
 
 def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
@@ -331,63 +356,3 @@ def _estimated(problem: Problem, chosen: Candidate, owner: str) -> Lowered:
     square = sum(problem.energy.scopes[each][2] for each in group)
     predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))
     return Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)
-
-
-def most_runs(problem: Problem) -> int:
-    """How many modules are lowered in runs."""
-    if heavy(problem.costs):
-        return FEW_RUNS
-    return min(RUNS, max(RUN_VISITS // max(len(problem.capture.nodes), 1), FEW_RUNS))
-
-
-def _all_hold(problem: Problem, chosen: Candidate, idle: list[Lowered], limits: Limits, error: Error) -> bool:
-    point = _all_low(problem, chosen, [each.owner for each in idle])
-    return _may_hold(point, chosen, limits) and error(point) <= limits.budget
-
-
-def _may_hold(point: Candidate, chosen: Candidate, limits: Limits) -> bool:
-    """Whether a run may show that a choice holds: not where it lowers what is unsafe, nor where it would be over the budget
-    by far, should it be off by as much as the plan was."""
-    runs = Runs()
-    runs.learn(chosen, limits.error)
-    return point.predicted_error < math.sqrt(FORBIDDEN) and runs.expected(point) <= FAR * limits.budget
-
-
-def adds_to(predicted: float, chosen: Candidate, limits: Limits) -> float:
-    """What lowering more is predicted to add to the plan's error: of their squares, as much as to what was predicted of the plan."""
-    squares = limits.error**2 + predicted**2 - chosen.predicted_error**2
-    return math.sqrt(max(squares, 0.0)) - limits.error
-
-
-def _reason(
-    problem: Problem, each: Lowered, chosen: Candidate, limits: Limits, ran: float | None, held: bool
-) -> Reason:
-    """held: whether a run with more than this lowered is within the budget."""
-    before = limits.error
-    after = before + adds_to(each.predicted, chosen, limits) if ran is None else ran
-    numbers = Reason(
-        "no-gain",
-        "",
-        adds=after - before if math.isfinite(after) else None,
-        left=max(limits.budget - limits.error, 0.0),
-        saves=max(each.saves, 0.0),
-        ran=ran is not None,
-    )
-    if not held and not after <= limits.budget:
-        words = over(before, after, limits.budget, each.saves, problem.objective, ran is not None)
-        return replace(numbers, kind="budget", words=words)
-    if each.gains:
-        return replace(
-            numbers, kind="margin", words=close(before, after, limits.budget, limits.target, ran is not None)
-        )
-    scopes, least = _length(problem, each, chosen)
-    return replace(numbers, words=no_gain(each.saves, problem.objective, scopes, least, alone=not held))
-
-
-def _length(problem: Problem, each: Lowered, chosen: Candidate) -> tuple[int, float]:
-    """How many scopes longer the plan would be, and which share of what it takes these must save."""
-    longer = problem.island
-    if each.point is not None:
-        longer = (each.point.price - each.point.cost) - (chosen.price - chosen.cost)
-    scopes = round(longer / problem.island) if problem.island else 1
-    return scopes, longer / chosen.cost if chosen.cost else 0.0

@@ -11,13 +11,12 @@ from typing import Any
 
 from ..errors import MeasureError
 from ..formats.table import DEFAULT, runs
+from ..isolation.members import size_of
 from ..options import Options
 from ..patch.emit import emit
 from ..pulse import beat
-from ..ranks import from_first
 from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
-from ..state.members import size_of
 from ..strategies import SHIPPED
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
 from .workbench import Workbench, reference
@@ -39,10 +38,7 @@ class InFp32:
         def at_work() -> tuple[Verifier, Path]:
             return bench.verifier, Path(bench.scratch)
 
-        def given_by_the_model() -> dict[str, Given | str]:
-            return self.scorer.given(tuple(wanted), wanted, most, at_work)
-
-        given = from_first("scores", given_by_the_model) if wanted else {}
+        given = self.scorer.given(tuple(wanted), wanted, most, at_work) if wanted else {}
         scores = {name: judged(self.scorer.scoring, self.given, found) for name, found in given.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
@@ -55,7 +51,7 @@ def in_fp32(subject: Subject, options: Options) -> InFp32 | None:
     if (scoring := options.scoring) is None:
         return None
     scorer = Scorer(subject, scoring, options.seed, options.where, options.timeout)
-    given = from_first("the score in FP32", scorer.of_fp32)
+    given = scorer.of_fp32()
     try:
         if isinstance(given, str):
             raise Unscored(given)

@@ -10,7 +10,7 @@ from ..paths import nearest_above
 from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
 from .costs import cast_seconds
-from .energy import Energy
+from .energy import FORBIDDEN, Energy
 from .problem import Problem, Term
 
 STEPS = 24
@@ -31,6 +31,12 @@ class Candidate:
     price: float
     low_flops: float
     cost: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether nothing runs low that is unsafe, untested, or would be handed two dtypes: one run that happens to hold does not
+        make it safe."""
+        return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
 def candidates(problem: Problem) -> list[Candidate]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..ops.table import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
-from ..replay.nesting import owners_of, readers_of, reading_of
+from ..replay.nesting import owners_of, readers_of
 from ..replay.resolve import Resolution
 from ..replay.strategies import plain
 from .energy import FORBIDDEN, Energy
@@ -25,7 +25,7 @@ def energy_of(problem: Problem) -> Energy:
     """The energy of a problem, its terms taken where everything is low that can be, and where everything is FP32."""
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
-    nodes, users, reading = problem.capture.nodes, _users(problem.capture), _past_views(problem.capture)
+    nodes, users = problem.capture.nodes, _users(problem.capture)
     functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
     scopes = dict.fromkeys((*owners_of(problem.capture, problem.how), *functions), (0.0, 0.0, 0.0))
     decides = {name: problem.variable(name) for name in nodes}
@@ -54,7 +54,7 @@ def energy_of(problem: Problem) -> Energy:
     for name in problem.rounded_values(resolution):
         if name in nodes and (nodes[name].owner in held or decides[name] in held):
             continue  # the pairs have it
-        casting = resolution.lowered.get(name) or reading.get(name) or users.get(name, [])
+        casting = resolution.lowered.get(name) or _past_views(problem.capture, users, name) or users.get(name, [])
         maker = decides.get(name, "")  # the graph's output is in no scope: the one that hands the value on casts it
         readers = {decides.get(user, maker) for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
@@ -82,12 +82,15 @@ def _users(capture: Capture) -> dict[str, list[str]]:
     return found
 
 
-def _past_views(capture: Capture) -> dict[str, list[str]]:
-    """{weight, buffer or input: nodes that compute with it, views of it passed by}."""
-    views = {name for name, node in capture.nodes.items() if operation(node.op).view}
-    return {
-        name: [reader for reader in readers if reader not in views] for name, readers in reading_of(capture).items()
-    }
+def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:
+    """Nodes that compute with a weight, buffer or input, views of it passed by."""
+    waiting, seen = list(users.get(name, ())), dict[str, None]()
+    while waiting:
+        reader = waiting.pop()
+        if reader not in seen:
+            seen[reader] = None
+            waiting += users.get(reader, ()) if operation(capture.nodes[reader].op).view else ()
+    return [reader for reader in seen if not operation(capture.nodes[reader].op).view]
 
 
 def _shielded(problem: Problem) -> frozenset[str]:

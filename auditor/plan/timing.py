@@ -12,10 +12,10 @@ import torch
 
 from ..devices import let_go, name_of
 from ..formats.table import runs
+from ..isolation.members import size_of
+from ..isolation.process import loose
 from ..patch.emit import emit
 from ..records import Plan, Timed, Times, Timing
-from ..state.flags import loose
-from ..state.members import size_of
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, NotHandedOver, Runs, Verifier, in_hand
 from .scores import raising

@@ -18,13 +18,13 @@ from ..criteria.measure import bound
 from ..errors import CallbackError
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..isolation.outputs import on_cpu
 from ..loading.sandbox import blame
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
 from ..ops.casting import lowered
 from ..raised import let_through
 from ..records import Capture, Contribution, Distance, Subject
-from ..runs.outputs import on_cpu
 from .workbench import reference
 
 LARGEST_BUDGET = 100.0

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .. import ranks
-from ..cache.kept import NO_RUNS, NOTHING, Kept, Met, Runs
 from ..devices import is_native
+from ..dispatch import intercepted
 from ..folder import own
+from ..imitation import Imitation
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..isolation.process import Flags
 from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
-from ..measure.known import measure_of
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
-from ..runs.answer import answer, operations_of
-from ..runs.outputs import NamedTensors
-from ..state.flags import Flags
 from ..tape.paths import path_of, usable
 from ..verify import Verifier, unwound
-from .costs import Cost, costs_of, heavy
+from .costs import Cost, costs_of
 from .problem import Problem
 from .trial import Trial
 
@@ -38,7 +36,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. enabled: see `noise.graded_on`, where that was run before. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
     Options. flags: how the caller had set torch to compute FP32.
     """
 
@@ -58,9 +56,7 @@ class Workbench:
     quick: bool = False
     flags: Flags = field(default_factory=dict)
     floor: Noise = field(default_factory=Noise)
-    kept: Kept = NOTHING
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    enabled: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
@@ -73,8 +69,13 @@ class Workbench:
         """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
         known = {id(batch) for batch in self.usable(self.checks)}  # of the first one's shapes, and on its path
         others = (batch for batch in self.checks if id(batch) not in known)
-        counts = (operations_of(self.subject.model, batch, self.seed) for batch in others)
-        return 1_000 + 3 * max(self.capture.operations, *counts, 0)
+        return 1_000 + 3 * max(self.capture.operations, *map(self._operations, others), 0)
+
+    def _operations(self, batch: Batch) -> int:
+        """How many operations the model takes for a batch."""
+        counting = Imitation(lenient=True)
+        answer(self.subject.model, batch, seed=self.seed, around=lambda: intercepted(counting))
+        return counting.seen
 
     @property
     def checks(self) -> tuple[Batch, ...]:
@@ -83,21 +84,13 @@ class Workbench:
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
         """FP32 outputs of the model on one of the subject's batches; run once."""
-        return self.references([batch])[0]
+        if id(batch) not in self.known:
+            self.known[id(batch)] = reference(self.subject, batch, self.seed)
+        return self.known[id(batch)]
 
     def references(self, batches: Sequence[Batch]) -> list[list[torch.Tensor]]:
         """FP32 outputs of the model on some of the subject's batches; each is run once."""
-        left = [batch for batch in batches if id(batch) not in self.known]
-        found = self.each(left, lambda batch: reference(self.subject, batch, self.seed))
-        self.known.update(zip(map(id, left), found, strict=True))
-        return [self.known[id(batch)] for batch in batches]
-
-    def each(self, batches: Sequence[Batch], run: Callable[[Batch], NamedTensors]) -> list[list[torch.Tensor]]:
-        """What a run gives on each batch, shared between the ranks; on this one's device. Raises: what `run` does."""
-        if not ranks.together():
-            return [run(batch) for batch in batches]
-        found = ranks.shared("runs of the model", batches, lambda batch: run(batch).each(torch.Tensor.cpu))
-        return [outputs.each(lambda x: x.to(self.device)) for outputs in found]
+        return [self.reference(batch) for batch in batches]
 
     @property
     def graded(self) -> list[torch.Tensor] | None:
@@ -113,7 +106,7 @@ class Workbench:
 
     @cached_property
     def _with_gradients(self) -> list[torch.Tensor] | str:
-        return graded_on(self.subject, self.checks[0], self.seed) if self.enabled is None else self.enabled
+        return graded_on(self.subject, self.checks[0], self.seed)
 
     @property
     def max_error(self) -> float:
@@ -134,17 +127,15 @@ class Workbench:
     @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed."""
-        gradients = self.graded is not None and ranks.leads()
-        batches = ranks.part(self.checks)
         verifier = Verifier(
-            batches,
+            self.checks,
             Path(self.scratch),
             seed=self.seed,
             device=self.device,
-            gradients=gradients,
+            gradients=self.graded is not None,
             most=self.most,
             timeout=self.timeout,
-            expected=self.reference(batches[0]),
+            expected=self.reference(self.checks[0]),
             noise=self.floor.joint,
         )
         return self.held.enter_context(verifier)
@@ -152,24 +143,9 @@ class Workbench:
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
-        runs = tuple(self.kept.runs("trials", *self._told_by(batch)) or self._met(batch) for batch in batches)
         paths = tuple(path_of(self.capture, self.subject, batch) or self.capture for batch in batches)
         about = self.subject.model, tuple(batches), tuple(references), self.distance
-        return Trial(self.capture, *about, runs, paths=paths)
-
-    def _met(self, batch: Batch) -> Runs:
-        """Runs on one batch that are known for the length of the audit: where runs are dear, stages share them."""
-        return self._runs.setdefault(id(batch), Met()) if heavy(self.costs) else NO_RUNS
-
-    @cached_property
-    def _runs(self) -> dict[int, Runs]:
-        return {}
-
-    def _told_by(self, batch: Batch) -> tuple[str | None, list[Any] | None]:
-        """What tells runs on one batch from others: all that they are made from, and the measure."""
-        first = path_of(self.capture, self.subject, batch) is self.capture.first
-        known = self.kept.batch(self.capture, self.subject.model, batch) if first else None
-        return known, measure_of(self.distance)
+        return Trial(self.capture, *about, paths=paths)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
         """Those of some batches that the captured graph is valid for."""
@@ -203,7 +179,6 @@ def workbench(
     yardstick: Yardstick,
     flags: Flags,
     noise: Heard,
-    kept: Kept = NOTHING,
 ) -> Workbench:
     """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
     contributions, verdicts = without_noise(measured.contributions, noise.found), judged.verdicts
@@ -225,8 +200,6 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
-        enabled=noise.graded,
-        kept=kept,
     )
 
 

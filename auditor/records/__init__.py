@@ -5,12 +5,10 @@ from __future__ import annotations
 from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
 from .dtypes import Dtypes
 from .graph import (
-    Answer,
     AutocastRegion,
     Batch,
     Call,
     Capture,
-    FunctionCall,
     Literals,
     ModelPath,
     Node,
@@ -41,7 +39,6 @@ from .without import Baseline, RulesOnly
 
 __all__ = [
     "FORMAT_VERSION",
-    "Answer",
     "Audit",
     "AutocastRegion",
     "Baseline",
@@ -56,7 +53,6 @@ __all__ = [
     "Evaluation",
     "Finding",
     "FlaggedRegion",
-    "FunctionCall",
     "Kept",
     "Linearity",
     "Literals",

@@ -20,7 +20,7 @@ from .training import Training
 from .without import Baseline
 from .written import ByFormat, Inlined, Written
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
 
 Groups = tuple[tuple[str, ...], ...]
@@ -47,38 +47,26 @@ class Environment:
     seed: Annotated[int, Written("of every random choice")]
     seconds: Annotated[
         Mapping[str, float],
-        Written(
-            "what each stage took, by name, in seconds; other from run to run, where all else is the same", later=True
-        ),
+        Written("what each stage took, by name, in seconds; other from run to run, where all else is the same"),
     ] = field(default_factory=dict)
     libraries: Annotated[
-        Mapping[str, str], Written("versions of what computes there: CUDA, cuDNN and the driver, or oneDNN", later=True)
+        Mapping[str, str], Written("versions of what computes there: CUDA, cuDNN and the driver, or oneDNN")
     ] = field(default_factory=dict)
     flags: Annotated[
         Mapping[str, Any],
         Written(
             "how the caller had set torch to compute, by its names below `torch.backends`, and environment variables that "
             "overrule it; the audit's own FP32 is IEEE whatever they say",
-            later=True,
         ),
     ] = field(default_factory=dict)
     memory: Annotated[
         tuple[str, ...],
-        Written("what was done for want of memory, of the GPU or beyond `--memory`, in order", later=True, sparse=True),
+        Written("what was done to hold no more than `--memory`", sparse=True),
     ] = ()
-    reused: Annotated[
-        str | None,
-        Written(
-            "what became of `--cache`: which measurements were taken from there, or why none were",
-            later=True,
-            left_out=True,
-        ),
-    ] = None
     held: Annotated[
         str | None,
         Written(
             "what `--memory` came to in the process that measured: how much was written to mapped files, and the most that was resident",
-            later=True,
             left_out=True,
         ),
     ] = None
@@ -108,7 +96,7 @@ class NodeReport:
     ]
     written: Annotated[
         bool,
-        Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9", later=True),
+        Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9"),
     ] = False
     planned: Annotated[
         Dtypes | None,
@@ -116,7 +104,6 @@ class NodeReport:
             "dtypes seen in a run under the recommended plan; `null` where there is none, or it could not be followed "
             "operation by operation",
             key="under_plan",
-            later=True,
         ),
     ] = None
 
@@ -125,7 +112,7 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    structure: see `runs.wrapped.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    structure: see `isolation.members.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
     output in a run of the graph under the recommended plan.
     """
 
@@ -143,7 +130,6 @@ class Audit:
         tuple[Proposal, ...],
         Written(
             "criteria that nobody set: what discrete outputs are held to by default, and what else is proposed",
-            later=True,
             sparse=True,
         ),
     ] = ()
@@ -158,7 +144,7 @@ class Audit:
     ]
     use: Annotated[
         str,
-        Written("what the recommended plan is for", choices=("inference", "training"), later=True),
+        Written("what the recommended plan is for", choices=("inference", "training")),
     ] = "inference"
     recommendation: Annotated[str, Written("why, in one sentence")]
     plans: Annotated[
@@ -178,13 +164,12 @@ class Audit:
         Written(
             "the model in FP32 under the caller's own flags, such as TF32; only where that differs from FP32 in IEEE "
             "arithmetic",
-            later=True,
             left_out=True,
         ),
     ] = None
     timing: Annotated[
         Timing | None,
-        Written("what time and memory were measured on; only where they were", later=True, left_out=True),
+        Written("what time and memory were measured on; only where they were", left_out=True),
     ] = None
     nodes: Annotated[
         tuple[NodeReport, ...],
@@ -196,7 +181,6 @@ class Audit:
             "classes of the modules that others run in and that run nothing themselves, by path; those of all others "
             "stand with their operations",
             measured=True,
-            later=True,
         ),
     ] = field(default_factory=dict)
     graph_inputs: Annotated[
@@ -204,7 +188,6 @@ class Audit:
         Written(
             "the model's inputs, by name in the captured graph: tensors of the first batch in order, then those of other paths alone",
             measured=True,
-            later=True,
         ),
     ] = ()
     graph_outputs: Annotated[
@@ -212,7 +195,6 @@ class Audit:
         Written(
             "the model's outputs: what gives each returned tensor, by name in the captured graph",
             measured=True,
-            later=True,
         ),
     ] = ()
     weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
@@ -221,11 +203,9 @@ class Audit:
     ] = ()
     linearity: Annotated[
         tuple[Linearity, ...],
-        Written("by format: predictions held against runs, where some come near the budget", measured=True, later=True),
+        Written("by format: predictions held against runs, where some come near the budget", measured=True),
     ] = ()
-    noise: Annotated[
-        Noise | None, Written("how far FP32 is from itself when it is run again", measured=True, later=True)
-    ] = None
+    noise: Annotated[Noise | None, Written("how far FP32 is from itself when it is run again", measured=True)] = None
     findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself", measured=True)]
     warnings: tuple[str, ...]
     training: Annotated[

@@ -54,14 +54,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one FP32 run of the model gave. gradients: whether they were enabled."""
-
-    outputs: Any
-    gradients: bool
-
-
-@dataclass(frozen=True)
 class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
@@ -69,7 +61,6 @@ class Subject:
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
     are not where an audit was loaded from its files. given: the caller's own, where this is a copy on another device.
-    answers: {id of a batch: the run that proved that the model runs}, until someone takes it.
     """
 
     model: nn.Module
@@ -89,12 +80,12 @@ class Subject:
     flags: Mapping[str, Any] = field(default_factory=dict)
     present: bool = True
     given: Subject | None = None
-    answers: dict[int, Answer] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module. path: its first name; depth: how many calls enclose it; key: differs from call to call.
+    """One call of a module, or of a function of torch. path: its first name, or the function's; depth: how many calls of
+    modules enclose it; key: differs from call to call.
 
     handed: whether it was given a dtype among its arguments, so that what it casts to is its caller's to say.
     """
@@ -103,18 +94,6 @@ class Call:
     depth: int
     key: str
     handed: bool = False
-
-
-@dataclass(frozen=True)
-class FunctionCall(Call):
-    """One call of a function of torch. path: the function's name.
-
-    numbers: of each module call that encloses it, how many calls of the function there had been by then, this one with
-    them. of: the most there were in one call of the innermost module.
-    """
-
-    numbers: tuple[int, ...] = ()
-    of: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +122,6 @@ CalledFrom = Annotated[
     Written(
         "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
         "of torch that it belongs to; left out where the line stands there itself",
-        later=True,
         left_out=True,
     ),
 ]
@@ -178,7 +156,7 @@ class Node:
     calls: tuple[Call, ...] = ()
     region: AutocastRegion | None = None
     in_place: bool = False
-    function: FunctionCall | None = None
+    function: Call | None = None
     literals: Mapping[str, Literals] = field(default_factory=dict)
     autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
     called_from: CalledFrom = None
@@ -201,7 +179,7 @@ class Placeholder:
 
     holders: modules whose parameter or buffer it is, each under its first path, whether they are called or not.
     made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
-    argument: of an input, the name of the argument that it is in, or its place among those without one.
+    argument: of an input, what the forward calls it.
     """
 
     name: str

@@ -235,16 +235,13 @@ Severity = Annotated[
 ]
 CauseName = Annotated[
     str,
-    Written(
-        "line and operation at which what it reports begins; findings with the same one have one cause", later=True
-    ),
+    Written("line and operation at which what it reports begins; findings with the same one have one cause"),
 ]
 Followed = Annotated[
     str | None,
     Written(
         "the plan that `severity` speaks of: the recommended one, else the fastest that holds the budget; `null`: none "
         "does",
-        later=True,
     ),
 ]
 Bearing = Annotated[
@@ -254,7 +251,6 @@ Bearing = Annotated[
         "in FP32 whatever the plan keeps, on what was low before; `kept`: the plan keeps it in FP32; `elsewhere`: only "
         "other plans run it in a format that the finding speaks of; `stops`: there is no such plan, and the operation is "
         "unsafe; `null`: none of this can be said",
-        later=True,
         choices=("low", "reads", "kept", "elsewhere", "stops"),
     ),
 ]
@@ -295,7 +291,6 @@ class Finding:
         Mapping[str, tuple[str, ...]],
         Written(
             "by format, the strategies under which the operation runs in it where all of the model does, if any",
-            later=True,
         ),
     ] = field(default_factory=dict)
 

@@ -35,33 +35,13 @@ class ScopeChoice:
         Written(
             "share of the plan's predicted time that lowering this island's own operations would save, casts not counted; "
             "`null` where it runs low",
-            later=True,
         ),
     ] = None
     keep: Annotated[
         tuple[str, ...],
         Written(
-            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2, "
-            "`linear 2 of 3` the second of three calls of linear in one forward of the scope, those in modules in it counted, "
-            "and any after the third; not there where there are none",
-            before="because",
-            sparse=True,
-        ),
-    ] = ()
-    keep_state: Annotated[
-        tuple[str, ...],
-        Written(
-            "parameters and buffers in the scope that stay FP32 in storage, since functions that stay FP32 alone read them "
-            "(strategies that store weights low); not there where there are none",
-            before="because",
-            sparse=True,
-        ),
-    ] = ()
-    keep_inputs: Annotated[
-        tuple[str, ...],
-        Written(
-            "arguments of the model that stay as they are given, for the same reason: by name, or by place where they have "
-            "none; the root's alone, not there where there are none",
+            "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
+            "not there where there are none",
             before="because",
             sparse=True,
         ),
@@ -206,14 +186,12 @@ class Verification:
             "`measured_error` on the first batch outside of `torch.no_grad()`, where PyTorch runs some operations by other "
             "kernels; `null`: not run so",
             key="measured_error_with_gradients",
-            later=True,
         ),
     ] = None
     ungraded: Annotated[
         str | None,
         Written(
             "what the FP32 model raises with gradients enabled, so that the patched one was not run so; `null`: nothing",
-            later=True,
         ),
     ] = None
     noise: Annotated[
@@ -221,7 +199,6 @@ class Verification:
         Written(
             "how far apart runs of the FP32 model were, by what `measured_error` is in; errors are no better known than that",
             key="fp32_noise",
-            later=True,
         ),
     ] = None
     floor: Annotated[
@@ -304,7 +281,7 @@ class Plan:
     note: Annotated[str, Written("what is to be said of it beside, in words", measured=True)] = ""
     reasons: Annotated[
         tuple[Reason, ...],
-        Written("why modules and operations do not run low under the plan, each one once", before="pareto", later=True),
+        Written("why modules and operations do not run low under the plan, each one once", before="pareto"),
     ] = ()
     least: Annotated[
         tuple[str, ...] | None,
@@ -312,7 +289,6 @@ class Plan:
             "modules that stay FP32, whole or in part, where all that gains nothing by it is low too: the recorded graph, run so, holds the "
             "budget wherever the plan does; `null`: not looked for",
             before="pareto",
-            later=True,
         ),
     ] = None
     objective: Annotated[
@@ -321,7 +297,6 @@ class Plan:
             "what the plan was to have little of within the budget: `time`, `memory`, or `flops` in FP32",
             choices=("time", "memory", "flops"),
             before="pareto",
-            later=True,
         ),
     ] = "time"
     raised: Annotated[
@@ -332,7 +307,6 @@ class Plan:
             "without registering them; `kept`: nothing, since the forward casts to what it is stored in",
             choices=RAISED,
             before="pareto",
-            later=True,
         ),
     ] = "none"
     stored_low: Annotated[
@@ -341,7 +315,6 @@ class Plan:
             "how many numbers of the audited model's parameters were stored in FP16 or BF16, by torch's name of the dtype; "
             "`apply` refuses a model with more, unless it stays low",
             before="pareto",
-            later=True,
         ),
     ] = field(default_factory=dict)
     reach: Annotated[

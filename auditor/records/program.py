@@ -64,7 +64,6 @@ class Onnx:
         Written(
             "the error of the same model with every value in the plan's format computed in FP32 and rounded to it, as a GPU does; "
             "`null`: it did not run so",
-            later=True,
         ),
     ] = None
 

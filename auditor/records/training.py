@@ -188,7 +188,7 @@ class Trial:
     predicted_overflow: Annotated[bool, Written("the scale is beyond the window")]
     explained: Annotated[
         str | None,
-        Written("why overflow was seen and not predicted, or predicted and not seen", later=True, left_out=True),
+        Written("why overflow was seen and not predicted, or predicted and not seen", left_out=True),
     ] = None
 
 
@@ -244,7 +244,6 @@ class Training:
         Written(
             "what the model hands to the loss: one `tensor`, `tensors` in a structure; its own loss as `attribute` or in a "
             "`mapping`",
-            later=True,
             choices=("tensor", "tensors", "attribute", "mapping"),
         ),
     ] = "tensor"

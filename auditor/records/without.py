@@ -43,7 +43,6 @@ class Baseline(Outcome):
         Written(
             "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
             "`low_precision_flops`",
-            later=True,
         ),
     ] = None
     criteria: Annotated[

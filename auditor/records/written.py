@@ -16,8 +16,8 @@ class Written:
     meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json, whole; else in
     plan.json, which people commit: what decides and what was decided. key: its name in the file, the field's own if left out. before:
     the key it stands before, where that is not the record's order. needed: who cannot do without it when a file is read,
-    "plan" (applying a plan) or "audit" (comparing two); a file that lacks another field is read all the same. later:
-    files of earlier versions lack it. left_out: None is not written. sparse: nor is the record's default. choices: all the texts there are, of one or of each.
+    "plan" (applying a plan) or "audit" (comparing two); a file that lacks another field is read all the same. left_out:
+    None is not written. sparse: nor is the record's default. choices: all the texts there are, of one or of each.
     least, most: bounds of a number. finite: a number that is never null. exact: a setting, kept to the last digit, where
     what is measured has seven. schema: what else its JSON schema says. form: the class of document/contents.py that stands
     in the file for the record.
@@ -27,7 +27,6 @@ class Written:
     key: str = ""
     before: str = ""
     needed: str = ""
-    later: bool = False
     left_out: bool = False
     sparse: bool = False
     measured: bool = False

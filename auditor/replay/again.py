@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
+from .. import mapped
 from ..ops.nodes import target_of
 from ..records import Capture
 from .execute import Observe, PartlyLow, PolicyInterpreter, Replay, in_fp32
 from .held import Held, goes
-from .results import put, resident, results
 from .running import FULL, Running
 
 Values = Mapping[fx.Node, Any]
@@ -28,43 +28,23 @@ class Run:
 
 def kept(capture: Capture, inputs: Sequence[Any]) -> Run:
     """A run of everything as it was recorded whose values are kept, but for what takes little to be computed again."""
-    if resident():
+    if mapped.now() is None:
         run = _Keeping(capture)
         run.run(*inputs)
         return Run(run.values)
-    values = results()
-
-    def keep(n: fx.Node, result: Any) -> None:
-        put(values, n, result, stays=n.op == "placeholder")
-
-    Replay(capture, keep).run(*inputs)
+    values: dict[fx.Node, Any] = {}
+    Replay(capture, values.__setitem__).run(*inputs)
     return Run(values)
 
 
-def begun(
-    capture: Capture, inputs: Sequence[Any], how: Running, ahead: Iterable[Running] | None = None
-) -> tuple[Any, Run]:
-    """What a run under a policy gives, and what is kept of it for others on the same inputs: all of it, or what those
-    `ahead` take from it and all that is stored low."""
-    values = results()
-    taken = None if ahead is None else _read_by(capture, how, ahead)
+def begun(capture: Capture, inputs: Sequence[Any], how: Running) -> tuple[Any, Run]:
+    """What a run under a policy gives, and what is kept of it for others on the same inputs."""
+    values: dict[fx.Node, Any] = {}
 
     def keep(n: fx.Node, result: Any) -> None:
-        if taken is None or n in taken:
-            put(values, n, result, stays=n.op == "placeholder" and n.name not in how.placeholder_precision)
+        values[n] = result
 
     return PolicyInterpreter(capture, how, keep).run(*inputs), Run(values, how)
-
-
-def _read_by(capture: Capture, how: Running, ahead: Iterable[Running]) -> set[fx.Node]:
-    """Nodes that come to the same under a policy as under those `ahead`, where what reads them does not in one of these."""
-    nodes = capture.graph_module.graph.nodes
-    found = {n for n in nodes if n.op == "placeholder" and n.name in how.placeholder_precision}
-    for other in ahead:
-        changed = differing(capture, other, how)
-        read = {source for n in changed for source in n.all_input_nodes}
-        found |= read - changed
-    return found
 
 
 class _Keeping(Replay):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..ops.functions import is_kept
 from ..paths import nearest, of_function
-from ..records import Call, FunctionCall, ScopeChoice
+from ..records import ScopeChoice
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,6 @@ class Chosen:
 def kept_functions(precision_of: Callable[[str], str]) -> Mapping[str, frozenset[str]]:
     """{module: functions that a choice keeps in it}."""
     return precision_of.keep if isinstance(precision_of, Chosen) else {}
-
-
-def keeps(calls: Mapping[str, tuple[bool, ...]], scope: Call, function: FunctionCall) -> bool:
-    """Whether a scope that keeps these calls (see functions.kept_calls) keeps this one, in the call of it around that."""
-    number = function.numbers[scope.depth] if scope.depth < len(function.numbers) else 0
-    return function.path in calls and is_kept(calls[function.path], number)
 
 
 def labelled(precision: Mapping[str, str]) -> Chosen:

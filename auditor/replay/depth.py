@@ -10,10 +10,8 @@ import torch
 from torch import fx, nn
 
 from ..errors import MeasureError
-from ..formats.profile import near_relative_l2
-from ..formats.table import is_low
-from ..ops.nodes import target_of, tensors_of
-from ..ops.products import fastest
+from ..formats.metrics import relative_l2
+from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Dtypes, ModelPath, Plan
 from .chosen import scoped
@@ -95,23 +93,12 @@ class Beside(PolicyInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        expected = self.reference.env[n] = self._expected(n, result)
+        expected = self.reference.env[n] = self.reference.run_node(n)
         if n.op == "call_function":
             self.held_against(n, expected, result)
         for used_up in self.user_to_last_uses.get(n, ()):
             del self.reference.env[used_up]
         return result
-
-    def _expected(self, n: fx.Node, result: Any) -> Any:
-        """The result in FP32; where it is low under the policy, and off by far more, by the kernel that takes the least time."""
-        low = n.op == "call_function" and any(is_low(x.dtype) for x in tensors_of(result))
-        if (
-            low and FULL.casts(self.capture.nodes[n.name]).autocast == "none"
-        ):  # the author's own regions are none of FP32
-            args, kwargs = self.reference.fetch_args_kwargs_from_env(n)
-            if (quick := fastest(target_of(n), args, kwargs)) is not target_of(n):
-                return quick(*args, **kwargs)
-        return self.reference.run_node(n)
 
     def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
         if (found := dtypes_of(arrived, handed, result)) is not None:
@@ -122,7 +109,7 @@ class Beside(PolicyInterpreter):
         if not _comparable(expected, result):
             return
         try:
-            self.errors[n.name] = near_relative_l2(expected, result)
+            self.errors[n.name] = relative_l2(expected, result)
         except MeasureError:  # another shape: there is no error to speak of
             return
 

@@ -10,14 +10,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..formats.carried import asked_for, carried_in, format_in, like
+from ..formats.carried import asked_for, format_in, like
 from ..formats.entries import is_plain
-from ..formats.table import FORMATS, is_low
+from ..formats.table import FORMATS
 from ..ops.autocast import autocast_arguments
 from ..ops.casting import lowered, raised
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import settled, target_of, tensors_of
-from ..ops.products import fastest, is_tensor_core
 from ..records import Capture, Literals, Node
 from .running import Running
 
@@ -55,17 +54,9 @@ class PolicyInterpreter(Replay):
     def __init__(self, capture: Capture, how: Running, observe: Observe | None = None) -> None:
         super().__init__(capture, observe)
         self._how = how
-        self._low: set[fx.Node] = set()
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Result of one node, in the dtype its scope and autocast give it; which are low is noted."""
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor) and (is_low(result.dtype) or carried_in(result) is not None):
-            self._low.add(n)
-        return result
 
     def result_of(self, n: fx.Node) -> Any:
-        """What `run_node` computes."""
+        """What the node computes, in the dtype its scope and autocast give it."""
         if n.op == "placeholder":
             value = super().result_of(n)
             precision = self._how.placeholder_precision.get(n.name)
@@ -87,37 +78,12 @@ class PolicyInterpreter(Replay):
         arrived = args, kwargs = with_literals(self._arrived(n, n.args), self._arrived(n, n.kwargs), casts.literals)
         if casts.autocast != "none":
             args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
-        result = self._quickly(n, args, kwargs)
-        if result is None:  # FP32 too as the model computes it: what is rounded later is told apart
-            result = run_op(target_of(n), args, kwargs)
+        result = run_op(target_of(n), args, kwargs)
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
         self.ran(n, arrived, (args, kwargs), result)
         cast = asked_for(casts.literals.result)
         return result if cast is None else lowered(result, cast)
-
-    def _quickly(self, n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A product in FP32 that only the output reads, by the kernel that takes the least time, where something low reaches it:
-        nothing is rounded later, and it is not what FP32 gives in any case. None for others."""
-        target = target_of(n)
-        if not is_tensor_core(target) or any(user.op != "output" for user in n.users):
-            return None
-        if any(x.dtype is not torch.float32 or carried_in(x) is not None for x in tensors_of(args)):
-            return None
-        quick = fastest(target, args, kwargs)
-        return quick(*args, **kwargs) if quick is not target and self._is_reached(n) else None
-
-    def _is_reached(self, n: fx.Node) -> bool:
-        """Whether something that this run computed low is among what a node is made from."""
-        seen, waiting = set[fx.Node](), list(n.all_input_nodes)
-        while waiting:
-            source = waiting.pop()
-            if source in self._low:
-                return True
-            if source not in seen:
-                seen.add(source)
-                waiting += source.all_input_nodes
-        return False
 
     def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
         """Told of every operation. arrived: its arguments as they reach it; handed: as autocast hands them on."""
@@ -181,8 +147,8 @@ class PartlyLow(Replay):
 
 
 def in_fp32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation as it was recorded, by the kernel that takes the least time."""
-    return settled(target, fastest(target, args, kwargs)(*args, **kwargs))
+    """The operation as it was recorded."""
+    return settled(target, target(*args, **kwargs))
 
 
 def apart(result: Any, inputs: Sequence[Any]) -> Any:

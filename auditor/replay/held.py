@@ -195,3 +195,8 @@ class _Slot:
         self.root, self.strides = root, strides
         self.geometry = tuple(x.shape), tuple(x.stride()), int(x.storage_offset())
         self.tensor = None
+
+
+def hollow(x: torch.Tensor) -> None:
+    """Give back the memory of a tensor that only its place in an autograd graph is needed of: its shape is left."""
+    x.data = torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape)

@@ -12,11 +12,12 @@ import torch
 from torch import fx
 
 from ..formats.entries import dense, is_plain
+from ..formats.metrics import output_error
 from ..formats.table import FORMATS
+from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
 from ..raised import let_through
-from ..state.draws import forked
 from .execute import PartlyLow, PolicyInterpreter, Replay
 from .step import Step
 from .strategies import plain, running
@@ -56,16 +57,8 @@ def unscaled(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
     """Relative L2 error of all parameter gradients together; inf where one is not finite."""
-    gap, size = 0.0, 0.0
-    for name, ours in reference.items():
-        if ours is None:
-            continue
-        theirs = low.get(name)
-        size += float(ours.double().square().sum())
-        gap += float((theirs.double() - ours.double()).square().sum()) if theirs is not None else 0.0
-    if not gap < float("inf"):
-        return float("inf")
-    return (gap / size) ** 0.5 if size else 0.0
+    pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
+    return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
 
 def one_low(step: Step, name: str, format: str) -> LowStep:
@@ -103,7 +96,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
 def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
-        with forked(step.seed), torch.enable_grad():
+        with isolated(seed=step.seed), torch.enable_grad():
             loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:

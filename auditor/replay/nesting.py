@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..formats.table import is_low
-from ..ops.functions import kept_calls
 from ..ops.nodes import dtype
-from ..ops.table import operation
 from ..paths import enclosing, function_in, nearest, nearest_above, within
-from ..records import Call, Capture, FunctionCall
+from ..records import Call, Capture
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
-from .chosen import Chosen, keeps, kept_functions
+from .chosen import Chosen, kept_functions
 
 Steps = tuple[str, ...]
 """Precisions a value is converted to, one after the other."""
@@ -39,7 +37,6 @@ class Layout:
 
     owners: see `owners_of`; outermost: the same, those above others first. left: {owner: what the values that its nodes
     read have come out of}, itself and those above it not among them. deciding: see `deciders_of`. low: see `stored_low`.
-    reading: see `reading_of`.
     """
 
     owners: tuple[str, ...]
@@ -47,7 +44,6 @@ class Layout:
     left: Mapping[str, frozenset[str]]
     deciding: Mapping[str, tuple[str, ...]]
     low: frozenset[str]
-    reading: Mapping[str, tuple[str, ...]]
 
 
 def layout_of(capture: Capture, how: Strategy) -> Layout:
@@ -66,7 +62,6 @@ def layout_of(capture: Capture, how: Strategy) -> Layout:
         {reader: frozenset(paths) for reader, paths in left.items()},
         deciders_of(capture),
         stored_low(capture),
-        reading_of(capture),
     )
 
 
@@ -140,26 +135,6 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
     return {name: tuple(owners) for name, owners in readers.items()}
 
 
-def reading_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{floating placeholder: nodes that read it or a view of it, those views too}; none where an output shows it."""
-    users: dict[str, list[str]] = {}
-    for name, node in capture.nodes.items():
-        for source in node.inputs:
-            users.setdefault(source, []).append(name)
-    found: dict[str, tuple[str, ...]] = {}
-    nodes = [node for node in capture.graph_module.graph.nodes if node.op == "placeholder"]
-    for place in (node.name for node in nodes if (held := dtype(node)) is not None and held.is_floating_point):
-        seen, left, shown = dict[str, None](), [place], False
-        while left:
-            value = left.pop()
-            shown |= value in capture.outputs
-            readers = users.get(value, [])
-            left += [name for name in readers if name not in seen and operation(capture.nodes[name].op).view]
-            seen |= dict.fromkeys(readers)
-        found[place] = () if shown else tuple(seen)
-    return found
-
-
 def deciders_of(capture: Capture) -> dict[str, tuple[str, ...]]:
     """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
     held = {place.name: place.holders for place in capture.placeholders if place.tied}
@@ -192,18 +167,16 @@ class Passage:
 
     def __init__(self, capture: Capture, wrapped: Mapping[str, Boundary]) -> None:
         self._nodes, self._wrapped = capture.nodes, {**wrapped, KEPT: _IN_FP32}
-        self._kept_calls = {path: kept_calls(boundary.keep) for path, boundary in wrapped.items() if boundary.keep}
+        self._kept_in = {path: boundary.keep for path, boundary in wrapped.items() if boundary.keep}
         self._functions: dict[str, tuple[Call, ...]] = {}
         self._inputs = {p.name: () for p in capture.placeholders if p.kind == "input"}
         self._kept: dict[tuple[Call, ...], tuple[Call, ...]] = {}
         self._around: dict[str, tuple[Call, ...]] = {}
         self._between: dict[tuple[int, int], Steps] = {}
-        self.spared: frozenset[str] = frozenset()
-        """Inputs of the model that its scope hands on as they are."""
 
     def steps(self, source: str, reader: str) -> Steps:
         """Conversions between two nodes of the graph; the graph's output lies outside of the root."""
-        if source in self.spared or (source not in self._nodes and source not in self._inputs):
+        if source not in self._nodes and source not in self._inputs:
             return ("fp32",) if self.keeps(reader) else ()
         left, entered = self.enclosing(source), self.enclosing(reader)
         key = id(left), id(entered)  # each is held here once, and comparing calls takes time
@@ -222,18 +195,15 @@ class Passage:
 
     def keeps(self, name: str) -> bool:
         """Whether a node is part of a call that a scope around it keeps in FP32."""
-        return bool(self._kept_calls) and bool(around := self.enclosing(name)) and around[-1].path == KEPT
+        return bool(self._kept_in) and bool(around := self.enclosing(name)) and around[-1].path == KEPT
 
     def _with_function(self, name: str, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        function = self._nodes[name].function if self._kept_calls and name in self._nodes else None
-        if function is None or not any(self._keeps_call(call, function) for call in calls):
+        function = self._nodes[name].function if self._kept_in and name in self._nodes else None
+        if function is None or not any(function.path in self._kept_in.get(call.path, ()) for call in calls):
             return calls
         if function.key not in self._functions:
             self._functions[function.key] = (*calls, Call(KEPT, function.depth, function.key))
         return self._functions[function.key]
-
-    def _keeps_call(self, call: Call, function: FunctionCall) -> bool:
-        return call.path in self._kept_calls and keeps(self._kept_calls[call.path], call, function)
 
     def _convert(self, source: tuple[Call, ...], reader: tuple[Call, ...]) -> Steps:
         shared = 0

@@ -87,8 +87,7 @@ class Running:
 
     crossing: what the scopes on the way convert. placeholder_precision: what weights and inputs are stored in, where that
     is not FP32. literals: what Python writes otherwise then, {node: Literals} of those where it looks at low tensors.
-    wrapping: where all this comes from, of a run that a plan asks for. spared: placeholders that are not stored low as
-    their module is, since functions that stay FP32 alone read them.
+    wrapping: where all this comes from, of a run that a plan asks for.
     """
 
     setting: Callable[[str], Setting]
@@ -96,7 +95,6 @@ class Running:
     placeholder_precision: Mapping[str, str] = field(default_factory=dict)
     literals: Mapping[str, Literals] = field(default_factory=dict)
     wrapping: Wrapping | None = None
-    spared: frozenset[str] = frozenset()
 
     def casts(self, node: Node) -> Casts:
         """The one account of a node's casts, for whoever runs it and for whoever foretells its dtype."""

@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..devices import NATIVE
 from ..formats.entries import dense, is_plain
+from ..isolation import isolated
+from ..isolation.process import under
 from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from ..state.draws import forked
-from ..state.ieee import open_to_changes
 from .execute import Replay, apart
 
 
@@ -79,7 +79,7 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
     create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
     kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
-    with forked(step.seed), torch.enable_grad(), _differentiable(create_graph):
+    with isolated(seed=step.seed), torch.enable_grad(), _differentiable(create_graph):
         interpreter = _Keeping(step)
         outputs = interpreter.run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
@@ -150,13 +150,6 @@ def _differentiable(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    cudnn = torch.backends.cudnn
-    kept = cudnn.enabled
-    with open_to_changes():
-        cudnn.enabled = False  # its recurrent layers have no second derivative
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        with open_to_changes():
-            cudnn.enabled = kept
+    # cuDNN's recurrent layers have no second derivative.
+    with under({"cudnn.enabled": False}), sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..ops.table import operation
 from ..records import Call, Capture, Node
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
@@ -30,9 +29,6 @@ def running(
     passage = Passage(capture, wrapped)
     keeping = any(boundary.keep for boundary in wrapped.values())
     stored = _stored(capture, how, layout, precision_of, format) if how.stores else {}
-    spared = _spared(capture, layout, passage, stored, format) if keeping else frozenset()
-    passage.spared = spared & {place.name for place in capture.placeholders if place.kind == "input"}
-    stored |= dict.fromkeys(spared, "fp32")
 
     def looks_at(node: Node) -> str:
         """Precision of the scope in which Python looks at a dtype: where it was handed on as an argument, the caller's."""
@@ -61,7 +57,7 @@ def running(
         return ("fp32",) if source in stored else passage.steps(source, reader)
 
     crossing = raised if how.raises_weights else passage.steps
-    return Running(setting, crossing, stored, literals, Wrapping(strategy, format, wrapped, keeping), spared)
+    return Running(setting, crossing, stored, literals, Wrapping(strategy, format, wrapped, keeping))
 
 
 def _opening(around: Sequence[Call], wrapped: Mapping[str, Boundary]) -> Call | None:
@@ -84,33 +80,6 @@ def _stored(
             low = bool(owners) and all(precision_of(owner) != "fp32" for owner in owners)
             found[placeholder.name] = format if low else "fp32"
     return found
-
-
-def _spared(
-    capture: Capture, layout: Layout, passage: Passage, stored: Mapping[str, str], format: str
-) -> frozenset[str]:
-    """Of what would be stored low, that which functions that stay FP32 alone read: it stays FP32 itself.
-
-    An argument of the model stays as it is if all of it does, is read in the root's own forward, and Python looks at no
-    dtype, which may be this one's.
-    """
-    found: set[str] = set()
-    arguments: dict[str | None, set[str]] = {}
-    looked = any(format in node.literals for node in capture.nodes.values())
-    for place in capture.placeholders:
-        if stored.get(place.name, "fp32") == "fp32" or place.tied:
-            continue
-        reading = layout.reading.get(place.name, ())
-        views = [name for name in reading if operation(capture.nodes[name].op).view and not passage.keeps(name)]
-        kept = [name for name in reading if passage.keeps(name)]
-        around = {passage.enclosing(name)[: -1 if passage.keeps(name) else None] for name in reading}
-        spared = bool(kept) and len(views) + len(kept) == len(reading) and (not views or len(around) == 1)
-        if place.kind in ("parameter", "buffer") and spared:
-            found.add(place.name)
-        elif place.kind == "input" and place.name in layout.reading:
-            alone = spared and not looked and all(len(calls) == 1 for calls in around)
-            arguments.setdefault(place.argument, set()).add(place.name if alone else "")
-    return frozenset(found.union(*(names for names in arguments.values() if "" not in names)))
 
 
 def plain(format: str) -> Callable[[str], str]:

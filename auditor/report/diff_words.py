@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
@@ -102,24 +101,15 @@ def speedup(plan: Figures | None) -> str:
 
 
 def exceptions(before: Figures | None, after: Figures | None) -> str:
-    """What stays FP32 in low modules on one side alone: functions, and what is stored or handed over for them; nothing
-    where it is the same."""
-    said = (
-        _moved("Functions of low modules", _placed(before, "exceptions"), _placed(after, "exceptions")),
-        _moved("What low modules store", _placed(before, "stored"), _placed(after, "stored")),
-        _moved("Arguments of a low model", before.given if before else (), after.given if after else ()),
-    )
-    return " ".join(filter(None, said))
-
-
-def _placed(side: Figures | None, kind: Literal["exceptions", "stored"]) -> tuple[str, ...]:
-    return tuple(f"{name} in {scope(path)}" for path, name in getattr(side, kind)) if side else ()
-
-
-def _moved(what: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    """Functions that stay FP32 in low modules on one side alone; nothing where they are the same."""
+    first, second = _exceptions(before), _exceptions(after)
     sides = (
-        ("in FP32 now", [each for each in after if each not in before]),
-        ("no longer in FP32", [each for each in before if each not in after]),
+        ("in FP32 now", [each for each in second if each not in first]),
+        ("no longer in FP32", [each for each in first if each not in second]),
     )
     said = [f"{words}: {', '.join(found)}" for words, found in sides if found]
-    return f"{what} {'; '.join(said)}." if said else ""
+    return f"Functions of low modules {'; '.join(said)}." if said else ""
+
+
+def _exceptions(side: Figures | None) -> tuple[str, ...]:
+    return tuple(f"{name} in {scope(path)}" for path, name in side.exceptions) if side else ()

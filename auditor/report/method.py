@@ -25,7 +25,6 @@ def method_rows(audit: Audit) -> tuple[tuple[str, str], ...]:
         *noise_lines(audit),
         ("Versions", f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}"),
         ("Time", _times(audit.seconds)),
-        *((("Cache", env.reused),) if env.reused else ()),
         *((("Memory", env.held),) if env.held else ()),
     )
 

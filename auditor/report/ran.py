@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..formats.table import FORMATS
-from ..ops.table import operation
-from ..records import Dtypes, Node, NodeReport, Plan
+from ..records import Dtypes, NodeReport, Plan
 from .kept import precision_of
 from .words import label
 
@@ -33,12 +32,6 @@ def tally(reports: Iterable[NodeReport]) -> str:
     if len(found) < 2:
         return "".join(found)
     return " and ".join(f"{name} {'once' if n == 1 else f'{n:,} times'}" for name, n in found.most_common())
-
-
-def raised_by_autocast(node: Node) -> bool:
-    """Whether autocast on CUDA runs an operation in FP32 whatever it reads; not where the author switched it off."""
-    listed = node.floating and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
-    return listed and not node.in_place and (node.region is None or node.region.enabled)
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..resources import resource_dir
 from . import words
-from .compiled import Compiled
 from .prose import blocks, sentence
-
-OPTIONS: dict[str, Any] = {
-    "autoescape": True,
-    "undefined": StrictUndefined,
-    "trim_blocks": True,
-    "lstrip_blocks": True,
-    "keep_trailing_newline": True,
-}
 
 
 @cache
 def environment() -> Environment:
     """Autoescape on, undefined names refused, files inlined; made once."""
     folder = resource_dir("reports")
-    made = Environment(loader=FileSystemLoader(folder), bytecode_cache=Compiled(folder, OPTIONS), **OPTIONS)
+    made = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     made.globals.update(blocks=blocks, asset=lambda name: asset(folder / name), words=words)
     made.filters.update(sentence=sentence, prose=_prose, show=words.printable)

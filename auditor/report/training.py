@@ -197,35 +197,3 @@ def training_headline(audit: Audit) -> str | None:
     if FORMATS[found.format].loss_scaling and found.fp16 is not None and found.fp16.init is not None:
         return f"Train it in {label(found.format)} {under}, with a loss scale from {found.fp16.init:,.10g}."
     return f"Train it in {label(found.format)} {under}, without a loss scale."
-
-
-@dataclass(frozen=True)
-class TrainingAnswers:
-    """What the questions about training come to, None where they were not asked."""
-
-    falling: str
-    stalling: str
-    unscaling: str
-
-
-def training_answers(audit: Audit) -> TrainingAnswers | None:
-    """Answers to what people ask about training; None for an audit in mode inference."""
-    found = audit.training
-    if found is None:
-        return None
-    window, outlook = found.fp16, found.bf16
-    if window is None:
-        falling = "Autocast lowers nothing here in FP16, or FP16 was not audited."
-    elif window.closed_by is not None:
-        falling = f"No scale suits this model: {scope(window.closed_by)} overflows beyond {window.maximum:,.10g}."
-    else:
-        falling = f"Beyond {window.maximum:,.10g} the gradients of {scope(window.largest)} overflow; start at {window.init:,.10g}."
-    stalling = "BF16 was not audited."
-    if outlook is not None:
-        stalling = (
-            f"With weights stored in BF16, {percent(outlook.lost_adam[1e-4])} of Adam's first updates at a learning rate of "
-            "1e-4 round to nothing. Keep FP32 weights."
-        )
-    return TrainingAnswers(
-        falling, stalling, "GradScaler wants FP32 weights: use autocast, never `model.half()`, for training."
-    )

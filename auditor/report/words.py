@@ -151,11 +151,6 @@ def line(source: str | None, called_from: str | None) -> str:
     return source or called_from or ""
 
 
-def place(owner: str, source: str | None) -> str:
-    """Where an operation stands: its module, and its line where that is known."""
-    return f"{scope(owner)} at {source}" if source else scope(owner)
-
-
 def scope(path: str) -> str:
     """A module path, the root named in words."""
     return path or "(whole model)"

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from ..dispatch import uncompiled, unfused
+from ..isolation import isolated
+from ..isolation.process import swapped
 from ..loading.importer import as_script
 from ..loading.sandbox import blame
 from ..raised import let_through
-from ..state import unchanged
-from ..state.draws import reseed
-from ..state.process import swapped
+from ..trees import tensors_in
 from .function import Scoring
 from .watched import Changed, watched
 
@@ -74,9 +74,15 @@ def given_by(
         if time.monotonic() > deadline:
             raise Unscored(f"the function gave no score within {limit:g} seconds")
 
+    kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
-        with _importable(scoring), unchanged(model, scoring.function), unfused(), uncompiled(), torch.no_grad():
-            reseed(seed)
+        with (
+            _importable(scoring),
+            isolated(model, scoring.function, kept, seed=seed),
+            unfused(),
+            uncompiled(),
+            torch.no_grad(),
+        ):
             with watched(model, lambda: in_time(None)) as calls, around():
                 values, single = _values(scoring.function(model), in_time, most)
             return Given(values, single, calls.count)

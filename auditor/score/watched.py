@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..state.members import named_modules, named_parameters
+from ..isolation.members import named_modules, named_parameters
 
 
 class Changed(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import AuditorError
-from . import fsdp2, gradscaler, huggingface, lightning, onnx
+from . import fsdp2, gradscaler, huggingface, lightning
 from .offer import Offer, offer_of
 from .text import comment, heading
 from .tool import Tool
@@ -15,7 +15,6 @@ TOOLS: dict[str, Tool] = {
     "fsdp2": fsdp2.TOOL,
     "lightning": lightning.TOOL,
     "gradscaler": gradscaler.TOOL,
-    "onnx": onnx.TOOL,
 }
 
 

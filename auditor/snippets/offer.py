@@ -161,5 +161,5 @@ def _from_document(found: Any) -> Offer:
 
 
 def _groups(groups: Sequence[Sequence[str]] | None) -> Groups:
-    """Groups of names; a plan of an earlier version has none."""
+    """Groups of names; none in a document that is cut down to its plans."""
     return tuple(tuple(group) for group in groups or () if group)

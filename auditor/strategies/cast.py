@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..isolation.answer import lowered_batch, stored_in
+from ..isolation.members import named_tensors
 from ..records import Batch, Literals, Node
-from ..runs.answer import lowered_batch, stored_in
-from ..state.members import named_tensors
 from .base import PlainRun, Strategy
 from .runtime import DTYPES, Runtime, by_scope, call, convert, floating_dtype
 

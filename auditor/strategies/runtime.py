@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..ops.functions import functions_by_name, kept_calls, positional_names
+from ..ops.functions import functions_by_name
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MOVABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -79,51 +78,36 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
 
 
 class Kept:
-    """Functions that a scope keeps in FP32, all calls or some. They pickle by their names."""
+    """Functions that a scope keeps in FP32. They pickle by their names."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.names, self.calls = names, kept_calls(names)
-        unknown = next((name for name in self.calls if name not in functions_by_name()), None)
+        known = functions_by_name()
+        unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise ValueError(f"the plan keeps {unknown!r} in FP32, which is no function of this torch")
-        self.functions = {f: name for name in self.calls for f in functions_by_name()[name]}
+        self.names, self.functions = names, {function for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Kept, (self.names,)
 
 
 class Keeping(TorchFunctionMode):
-    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not.
+    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not."""
 
-    It lasts for one call of a scope: calls of a function are counted from its beginning, those in other modules too.
-    """
-
-    def __init__(self, kept: Kept, device: str, left: dict[str, list[bool]] | None = None) -> None:
+    def __init__(self, kept: Kept, device: str) -> None:
         super().__init__()
         self.kept, self.device = kept, device
-        self.left = {name: list(calls) for name, calls in kept.calls.items()} if left is None else left
-        """Whether the next calls are kept; numbers would be symbols under `torch.compile(dynamic=True)`."""
         self.around = checkpoint_around()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in self.kept.functions:
             return func(*args, **kwargs)
-        name = self.kept.functions[func]
-        calls = self.kept.calls[name]
         frame = checkpoint_around()
         if frame is not None and frame is not self.around and self not in frame.__dict__.setdefault("keeping", []):
             frame.keeping.append(self)
-            left = {each: list(calls) for each, calls in self.left.items()}
-            frame.recompute_fn = functools.partial(recomputed, self.kept, self.device, left, frame.recompute_fn)
-        if calls and not self.left[name] and not torch.compiler.is_compiling():
-            warnings.warn(
-                f"the plan keeps calls of {name} in FP32 by their number, of {len(calls)} in one forward, and here "
-                "are more, which stay FP32 too: audit the model on inputs like these",
-                stacklevel=2,
-            )
-        kept = self.left[name].pop(0) if self.left[name] else True
-        if not kept or kwargs.get("inplace") or kwargs.get("out") is not None:
+            frame.recompute_fn = functools.partial(recomputed, self.kept, self.device, frame.recompute_fn)
+        if kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
             return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
@@ -139,26 +123,18 @@ def checkpoint_around() -> Any:
     return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "recompute_fn")), None)
 
 
-def recomputed(kept: Kept, device: str, left: dict[str, list[bool]], run: Any, *args: Any, **kwargs: Any) -> Any:
+def recomputed(kept: Kept, device: str, run: Any, *args: Any, **kwargs: Any) -> Any:
     """What a checkpoint computes again, with the functions kept that were the first time."""
-    with Keeping(kept, device, {name: list(calls) for name, calls in left.items()}):
+    with Keeping(kept, device):
         return run(*args, **kwargs)
 
 
-def inside(module: nn.Module, inner: Any, how: dict[str, Any], given: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one.
-
-    given: the arguments of the call before the scope converted them; some stay as they were.
-    """
-    places, names = how["given"]
-    stay = [*places, *(False for _ in args)]
-    args = tuple(raw if as_given else x for raw, x, as_given in zip(given[0], args, stay, strict=False))
-    kwargs = {name: given[1][name] if name in names else x for name, x in kwargs.items()}
+def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one."""
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if how["keep"] is not None:
-        mode = Keeping(how["keep"], device)
-        run = functools.partial(in_region, lambda: mode, run)
+        run = functools.partial(in_region, functools.partial(Keeping, how["keep"], device), run)
     if how["region"] is None:
         return run()
     low = how["region"] != "fp32"
@@ -199,11 +175,8 @@ class Runtime:
 
         Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
         """
-        names = kept_state(scopes)
-        held = [name for name, _ in module._parameters.items()]  # a script's cannot be asked for its names alone
-        kept = {name for name in held if any(f"{path}.{name}".lstrip(".") in names for path in paths)}
         precisions = {precision_of(path, scopes) for path in paths} | (
-            {"fp32"} if holds_fp32(module, stored, kept) else set()
+            {"fp32"} if holds_fp32(module, stored) else set()
         )
         chosen = [scopes[path] for path in paths if path in scopes]
         if not chosen and len(precisions) == 1:
@@ -226,33 +199,16 @@ class Runtime:
         return {"keep": keep, "region": precision if opens else None}
 
 
-def kept_inputs(forward: Any, paths: list[str], scopes: dict[str, Any]) -> tuple[list[bool], list[str]]:
-    """Whether arguments of a forward stay as they are given, by place, and the names of those that do."""
-    names = list(scopes[""].get("keep_inputs", ())) if "" in paths and "" in scopes else []
-    order = positional_names(forward) if names else []
-    places = {order.index(name) if name in order else int(name) for name in names if name in order or name.isdigit()}
-    return [place in places for place in range(max(places, default=-1) + 1)], names
-
-
-def kept_state(scopes: dict[str, Any]) -> set[str]:
-    """Parameters and buffers of low scopes that stay FP32, by their names in the model."""
-    return {f"{path}.{name}".lstrip(".") for path, scope in scopes.items() for name in scope.get("keep_state", ())}
-
-
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
     """{id of a named parameter or buffer: precision it is stored in}; FP32 as soon as one of several owners is."""
     wanted: dict[int, str] = {}
-    kept = kept_state(scopes)
     for name, tensor in tensors:
         if wanted.get(id(tensor)) != "fp32":
-            wanted[id(tensor)] = "fp32" if name in kept else precision_of(name.rpartition(".")[0], scopes)
+            wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
     return wanted
 
 
-def holds_fp32(module: nn.Module, stored: dict[int, str], kept: Collection[str] = ()) -> bool:
-    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not.
-
-    kept: names of its weights that the plan keeps so by themselves.
-    """
-    own = [x for name, x in module._parameters.items() if x is not None and name not in kept]
+def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
+    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not."""
+    own = [x for _, x in module._parameters.items() if x is not None]  # a script's cannot be asked for its values alone
     return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

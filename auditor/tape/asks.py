@@ -5,14 +5,15 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..state.members import named_modules
+from ..isolation.members import named_modules
+from .importing import Importing
 
 _TENSOR = torch.Tensor
 
@@ -49,12 +50,34 @@ def may_ask_unseen(model: nn.Module, files: Iterable[str]) -> bool:
 @contextmanager
 def asking(tell: Callable[[], None]) -> Iterator[None]:
     """In the body `tell` hears of questions about autocast, and of scripted code, which asks without being seen."""
-    with ExitStack() as stack:
-        for holder, name in [*((torch, name) for name in _ON + _IN), *((kind, "__call__") for kind in _SCRIPTED)]:
-            was = getattr(holder, name)
+    asked = [*((torch, name) for name in _ON + _IN), *((kind, "__call__") for kind in _SCRIPTED)]
+    own = [(holder, name, getattr(holder, name)) for holder, name in asked]
+
+    def replace() -> None:
+        for holder, name, was in own:
             setattr(holder, name, _telling(was, tell))
-            stack.callback(setattr, holder, name, was)
+
+    def put_back() -> None:
+        for holder, name, was in own:
+            setattr(holder, name, was)
+
+    @contextmanager
+    def as_torch_has_them() -> Iterator[None]:
+        put_back()
+        try:
+            yield
+        finally:
+            replace()
+
+    # The compiler knows functions by what it read when it was imported, and breaks the graph at all others.
+    compiler = Importing("torch._dynamo", as_torch_has_them)
+    replace()
+    compiler.begin()
+    try:
         yield
+    finally:
+        compiler.end()
+        put_back()
 
 
 def _telling(function: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:

@@ -11,10 +11,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..ops.functions import positional_names
+from ..isolation.members import modules_of
 from ..ops.nodes import tensors_of
 from ..records import Batch, Placeholder
-from ..state.members import modules_of
 from .calls import first_paths
 
 if TYPE_CHECKING:
@@ -86,18 +85,6 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
     return found
 
 
-def arguments_of(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of a tensor: the argument that it is in}, by name, or by place beyond the positional ones that have a name."""
-    args, kwargs = batch
-    named = positional_names(model.forward)
-    places = [*named[: len(args)], *map(str, range(len(named), len(args)))]
-    found: dict[int, str] = {}
-    for name, value in (*zip(places, args, strict=True), *kwargs.items()):
-        for x in tensors_of(value):
-            found.setdefault(id(x), name)
-    return found
-
-
 def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
     """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
     holders, found = holders_of(model), []
@@ -105,7 +92,7 @@ def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
         if node.op == "placeholder":
             kind, fqn = tape.kinds[node.name], tape.names.get(node.name)
             held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
-            argument = tape.arguments.get(node.name) or None
+            argument = node.name if kind == "input" else None
             found.append(Placeholder(node.name, _KINDS.get(kind, kind), fqn, holders=held, argument=argument))
     return tuple(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from torch import fx
 
 from ..dispatch import Region
 from ..ops.nodes import op_name, operation_of, tensors_of
-from ..records import Call, FunctionCall
+from ..records import Call
 from ..trees import over_tensors
 from .cuts import carry
 from .source import Written
@@ -34,18 +34,17 @@ class Mark:
     region: Region | None
     depth: int
     in_place: str | None = None
-    function: FunctionCall | None = None
+    function: Call | None = None
 
 
 @dataclass
 class Tape:
-    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order;
-    arguments: {one of these: see Placeholder.argument}.
+    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
     holds for these inputs only. asked: whether Python looked at a dtype or at autocast, or may have without being seen.
     elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
-    output depends on too. functions: see Functions.most.
+    output depends on too.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -53,14 +52,12 @@ class Tape:
     kinds: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
-    arguments: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
     asked: bool = False
     elsewhere: bool = False
     operations: int = 0
-    functions: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def files(self) -> set[str]:
@@ -82,7 +79,7 @@ class Builder:
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
         row = operation_of(target)
-        written = row.known_as if row.same_arguments else op_name(target)
+        written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
         node = self.tape.graph.create_node("call_function", target, name=row.name)
         node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
@@ -114,11 +111,10 @@ class Builder:
         self.tape.names[node.name] = path
         return node
 
-    def input(self, name: str, x: torch.Tensor, argument: str = "") -> fx.Node:
+    def input(self, name: str, x: torch.Tensor) -> fx.Node:
         """A tensor of the batch."""
         node = self._placeholder(name, "input", x)
         self.tape.inputs.append(node.name)
-        self.tape.arguments[node.name] = argument
         self.fed.add(node)
         return node
 

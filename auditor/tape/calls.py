@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ..isolation.members import named_modules
 from ..records import Call
-from ..state.members import named_modules
 
 
 class Calls:

@@ -14,12 +14,11 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError, MeasureError
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import from_the_start
+from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from ..runs.answer import from_the_start
-from ..runs.outputs import NamedTensors, identical, tensor_outputs
-from ..state import unchanged
-from ..state.traces import traces
 from .binding import Binder, TapeModule, keywords_of, placeholders_of
 from .builder import Tape
 from .calls import aliases_of
@@ -129,7 +128,7 @@ def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recordin
     found = compared(found, tape, subject.model, batch, formats, seed)
     warnings = (*found.warnings, *([history] if history else []))
     found = replace(found, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)
-    return Recording(found, subject, _known(answer, subject))
+    return Recording(found, subject, answer)
 
 
 def _nothing_floating(name: str, answer: NamedTensors) -> str:
@@ -146,19 +145,10 @@ def _nothing_floating(name: str, answer: NamedTensors) -> str:
     )
 
 
-def _known(answer: NamedTensors, subject: Subject) -> NamedTensors:
-    """What the model gave when it was loaded, where that is the same bit for bit: it is held once."""
-    known = subject.answers.get(id(subject.batches[0]))
-    return known.outputs if known is not None and identical(known.outputs, answer) else answer
-
-
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, NamedTensors, str | None]:
-    with (
-        traces(model) as left,
-        unchanged(nn.Module(), batch),
-    ):  # what the run does to its inputs is no state of the model
+    with isolated(batch):  # what the run does to its inputs is no state of the model
         tape, answer = record(model, batch)
-    return tape, answer, history_matters(model, batch, answer, seed) if left() else None
+    return tape, answer, history_matters(model, batch, answer, seed)
 
 
 def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:

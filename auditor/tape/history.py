@@ -11,17 +11,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..dispatch import uncompiled, unfused
 from ..errors import MeasureError, first_line
 from ..formats.metrics import output_error
+from ..isolation import isolated
+from ..isolation.answer import copied
+from ..isolation.outputs import tensor_outputs
 from ..raised import let_through
 from ..records import Batch
-from ..runs.answer import copied
-from ..runs.outputs import tensor_outputs
-from ..state import unchanged
-from ..state.draws import reseed
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which two answers are one: a kernel may take another path on other memory."""
 
-_HANDLING = "every run of the audit starts from the state that the model was handed over in."
+_HANDLING = (
+    "every run of the audit starts with the parameters, buffers and attributes that the model was handed over with; what "
+    "closures, globals, caches and iterators keep is not put back."
+)
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
@@ -65,7 +67,6 @@ def _rolled(x: torch.Tensor) -> torch.Tensor:
 
 def _called(model: nn.Module, batch: Batch, holder: Batch, seed: int) -> list[torch.Tensor]:
     """One more call, which leaves its traces in the model and none in what is handed to it."""
-    with unchanged(nn.Module(), holder), unfused(), uncompiled():
-        reseed(seed)
+    with isolated(holder, seed=seed), unfused(), uncompiled():
         args, kwargs = copied(batch)
         return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_leaves
 from ..dispatch import Region
 from ..formats.table import FORMATS, Format, dtype_of
 from ..imitation import Imitation
+from ..isolation.answer import from_the_start, lowered_batch, stored_in
 from ..ops.nodes import op_name, row_of
-from ..ops.products import torchs_derivatives
 from ..raised import let_through
 from ..records import Batch, Capture, Literals
-from ..runs.answer import from_the_start, lowered_batch, stored_in
 from .builder import Tape
 from .outlines import Outlines
 from .record import record
@@ -165,10 +164,9 @@ def _recorded(model: nn.Module, batch: Batch, around: Region | None, seed: int, 
 
 
 def _run(handler: Imitation, model: nn.Module, batch: Batch, around: Region | None, seed: int) -> Tape:
-    with torchs_derivatives():
-        return from_the_start(
-            model, batch, lambda: record(model, batch, handler=handler, around=around, bare=True)[0], seed
-        )
+    return from_the_start(
+        model, batch, lambda: record(model, batch, handler=handler, around=around, bare=True)[0], seed
+    )
 
 
 def _constants_in(ours: Tape, theirs: Tape) -> dict[str, torch.dtype]:

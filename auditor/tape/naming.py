@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 import torch
 from torch import fx, nn
 
+from ..isolation.members import modules_of
 from ..ops.nodes import row_of
 from ..records import AutocastRegion, Node
-from ..state.members import modules_of
 from .builder import Mark, Tape
 from .calls import first_paths
 from .source import code_at, line_of
@@ -21,13 +18,13 @@ def describe_nodes(tape: Tape, model: nn.Module) -> dict[str, Node]:
     paths = first_paths(model)
     types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
     return {
-        node.name: _describe(node, tape.marks[node.name], types, tape.functions)
+        node.name: _describe(node, tape.marks[node.name], types)
         for node in tape.graph.nodes
         if node.op == "call_function"
     }
 
 
-def _describe(node: fx.Node, mark: Mark, types: dict[str, str], functions: Mapping[tuple[str, str], int]) -> Node:
+def _describe(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
     owner = mark.calls[-1].path
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
@@ -50,7 +47,7 @@ def _describe(node: fx.Node, mark: Mark, types: dict[str, str], functions: Mappi
         calls=mark.calls,
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         in_place=_stands_for_one(node, mark),
-        function=mark.function and replace(mark.function, of=functions[owner, mark.function.path]),
+        function=mark.function,
         called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
         caller_path=caller[0] if caller else None,
     )

@@ -10,10 +10,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..formats.entries import entries, extent, places
+from ..isolation.answer import from_the_start
 from ..ops.nodes import op_name, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, ModelPath, Subject
-from ..runs.answer import from_the_start
 from .builder import Tape
 from .record import record
 

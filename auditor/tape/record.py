@@ -13,15 +13,15 @@ from torch.utils import _pytree as pytree
 
 from ..dispatch import Handler, Region, ambient, intercepted
 from ..dispatch.regions import entered_at
+from ..isolation.draws import Draw, draw_of, drew, may_draw
+from ..isolation.members import named_modules
+from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..ops.nodes import mutates, operation_of, tensors_of
 from ..ops.transfers import to_device
 from ..records import Batch
-from ..runs.outputs import NamedTensors, tensor_outputs
-from ..state.draws import Draw, draw_of, drew, may_draw
-from ..state.members import named_modules
 from ..trees import over_tensors
 from .asks import asking, may_ask_unseen
-from .binding import arguments_of, named_inputs
+from .binding import named_inputs
 from .builder import Builder, Mark, Observe, Tape
 from .calls import Calls
 from .casts import as_cast, is_no_cast
@@ -99,7 +99,6 @@ def record(
     recorder.end(outputs)
     tape.elsewhere = calls.elsewhere
     if functions is not None:
-        tape.functions = functions.most
         tape.asked |= functions.asked or calls.elsewhere or may_ask_unseen(model, tape.files)
     return tape, answer
 
@@ -138,12 +137,12 @@ class _Recorder:
                         node = self.builder.state(kind, f"{path}.{name}".lstrip("."), tensor)
                         self.values.bind(tensor, node)
         copies: dict[int, torch.Tensor] = {}
-        names, arguments = named_inputs(model, batch), arguments_of(model, batch)
+        names = named_inputs(model, batch)
 
         def copied(x: torch.Tensor) -> torch.Tensor:
             if id(x) not in copies:
                 copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-                self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)], arguments[id(x)]))
+                self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)]))
             return copies[id(x)]
 
         result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from torch import fx, nn
 
@@ -20,7 +19,6 @@ MOST_PATHS = 8
 
 _TOO_MANY = f"an audit records {MOST_PATHS} paths"
 
-C = TypeVar("C", bound=Call)
 Names = Mapping[str, str]
 """{name in a recording: name in the graph of all paths}."""
 
@@ -206,7 +204,7 @@ def _renamed(capture: Capture, names: Names, number: int) -> Capture:
     )
 
 
-def _apart(call: C, number: int) -> C:
+def _apart(call: Call, number: int) -> Call:
     """The call of another path's run: no call of this one is the same."""
     return replace(call, key=f"{call.key} in batch {number}")
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..isolation.draws import Draw
 from ..ops.nodes import operation_of, overload_of
-from ..state.draws import Draw
 
 
 def writes_nothing(op: Any) -> bool:

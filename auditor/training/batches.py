@@ -17,8 +17,7 @@ from ..records import Batch, Magnitudes, Objective, Subject
 from ..records.training import BatchSize
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
-from ..runs.step import step_batches
-from ..tape.step import LOSS, capture_step, with_literals_of
+from ..tape.step import LOSS, capture_step, step_batches, with_literals_of
 from .own import Lowering, own_step, settle
 
 HALVINGS, PARTS = 2, 2

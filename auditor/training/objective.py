@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
+from ..isolation import isolated
 from ..loading.inputs import as_batches, forward_parameters
 from ..loading.sandbox import blame
 from ..loading.state import in_eval, switch
@@ -21,8 +21,7 @@ from ..loading.stored import raised
 from ..loading.subject import from_object
 from ..raised import let_through
 from ..records import Batch, Objective, Subject
-from ..runs.step import TrainingStep, step_batches
-from ..state import unchanged
+from ..tape.step import TrainingStep, step_batches
 
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
@@ -69,9 +68,9 @@ def checked(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with raised(subject), unchanged(step, batch), in_training(subject.model), torch.enable_grad():
+        with raised(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
             try:
-                loss = copy_context().run(step, *pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
+                loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
                 let_through(error, memory=False)
                 raise LoadError(
@@ -85,7 +84,7 @@ def checked(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """`model.train()` for the body; every module's own flag comes back. What runs write is `state.unchanged`'s to put back."""
+    """`model.train()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
     with in_eval(model):
         switch(model, training=True)
         yield

@@ -17,23 +17,23 @@ from ..dispatch import ambient, intercepted, unfused
 from ..errors import LoadError
 from ..formats.table import dtype_of, is_low
 from ..imitation import Imitation, imitated
+from ..isolation import isolated
+from ..isolation.answer import copied, from_the_start
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of
+from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
-from ..patch.temporary import patched
 from ..raised import let_through
 from ..records import Plan
 from ..replay.chosen import Chosen, scoped
 from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
 from ..replay.step import Step
 from ..replay.strategies import plain
-from ..runs.answer import copied, from_the_start
-from ..runs.step import TrainingStep
 from ..strategies.base import autocast_type
 from ..tape.capture import assembled
 from ..tape.places import places_of
 from ..tape.record import Plain, record
-from ..tape.step import LOSS, in_its_terms, in_the_model
+from ..tape.step import LOSS, TrainingStep, in_its_terms, in_the_model
 from ..tape.twins import Drawn
 
 Watch = Callable[[str, int, torch.Tensor], None]
@@ -75,7 +75,9 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None 
     subject = step.subject
     assert subject.objective is not None
     try:
-        with patched(subject.model, plan_table(low.plan)) if low.plan is not None else nullcontext():
+        with isolated(subject.model):
+            if low.plan is not None:
+                apply_plan(subject.model, plan_table(low.plan))
             module = _Region(subject.model, subject.objective.loss_fn, low)
             run = partial(_forward_and_backward, step, module, low, scale, watch)
             return from_the_start(module, step.batch, run, step.seed)

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cache.kept import NOTHING, Kept
-from ..dispatch import sees_whole
-from ..errors import CaptureError, LoadError
+from ..errors import LoadError
 from ..formats.histogram import flushed, magnitudes_of, merged
 from ..formats.table import FORMATS
 from ..judge.backward import reasoned
@@ -18,9 +16,8 @@ from ..records import Capture, Magnitudes, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
 from ..replay.lowstep import gradient_error
 from ..replay.step import Step, bind_step, run_step
-from ..runs.step import step_batches
 from ..tape.paths import usable_batches
-from ..tape.step import capture_step
+from ..tape.step import capture_step, step_batches
 from .advice import advice_of
 from .batches import batch_sizes
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
@@ -59,19 +56,11 @@ def prepare(
     formats: tuple[str, ...],
     seed: int,
     tick: Tick = lambda name: None,
-    kept: Kept = NOTHING,
 ) -> Prepared:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
-    Raises: CaptureError(slug="capture-failed" or "training-unavailable"), LoadError(slug="bad-loss") where FP32 gradients
-    are not finite.
+    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
     """
-    if not sees_whole():
-        raise CaptureError(
-            "this torch lacks parts that training audits need: they see operations before autograd does. Use torch 2.11 "
-            "to 2.13, or leave out --mode training.",
-            slug="training-unavailable",
-        )
     with in_training(subject.model):
         tick("capture")
         captured = capture_step(subject, formats, seed)
@@ -92,28 +81,9 @@ def prepare(
             for name, leaf in first.parameters.items()
         }
         tick("backward passes")
-        nodes, attribution = _backward(first, formats, kept)
+        nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merged(found) for name, found in gradients.items()}
     return Prepared(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
-
-
-_Backward = tuple[tuple[BackwardNode, ...], str | None]
-
-
-def _backward(first: Step, formats: tuple[str, ...], kept: Kept) -> _Backward:
-    """What an earlier audit found of the same step, or what is found now."""
-    drawn = kept.generators()
-    key = kept.key(
-        "step", kept.graph(first.capture), kept.of_flat(first.flat), list(formats), first.seed, first.faithful, drawn
-    )
-    known: _Backward | None = kept.get(key, _Backward)
-    if known is not None:
-        kept.counts["steps"] += len(known[0])
-        return known
-    found = backward_nodes(first, formats)
-    if kept.generators() == drawn:
-        kept.put(key, found, _Backward)
-    return found
 
 
 def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:

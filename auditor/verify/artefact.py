@@ -21,9 +21,9 @@ from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
 from ..formats.metrics import output_error
+from ..isolation.process import Flags
 from ..records import Batch, Timed
 from ..score import Given, Scoring
-from ..state.flags import Flags
 from .failures import NOT_RUN, said_no_memory
 from .lifetime import Process, end, ended, hand, start, unwound
 from .running import Answers, Told

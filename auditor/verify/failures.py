@@ -10,9 +10,6 @@ NO_MEMORY = "out of memory"
 NOT_RUN = "not run, "
 """How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
 
-WITH_GRADIENTS = "with gradients enabled"
-"""How the reason begins why a model has no answer that has one without."""
-
 
 def failure_of(error: BaseException) -> str:
     """What a run raised, in one line, and at which line of the model."""

@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.dlpack import from_dlpack
 
-from ..patch import temporary
+from ..isolation import isolated
+from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
 from ..records import Plan
-from ..state.restored import restored
 from .running import FP32, TODAY
 
 PROGRAM, ONNX = ".pt2", ".onnx"
@@ -33,16 +33,20 @@ PROVIDER = "CPUExecutionProvider"
 _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
-def in_hand(model: nn.Module, plans: Mapping[str, Plan], name: str) -> AbstractContextManager[nn.Module]:
+@contextmanager
+def in_hand(model: nn.Module, plans: Mapping[str, Plan], name: str) -> Iterator[nn.Module]:
     """A model that is there under one of the plans, or as it is where none has the name."""
-    return temporary.patched(model, plan_table(plans[name])) if name in plans else nullcontext(model)
+    with isolated(model):
+        if name in plans:
+            apply_plan(model, plan_table(plans[name]))
+        yield model
 
 
 @contextmanager
 def patched(module: ModuleType, model: nn.Module, plan: str) -> Iterator[nn.Module]:
     """The model under one plan of a file, or in FP32, where what is stored low is raised; it is then as it was."""
     name = FP32 if plan == TODAY else plan
-    with restored(model):
+    with isolated(model):
         if name != FP32 or FP32 in module.PLANS:
             module.apply(model, name)
         yield model

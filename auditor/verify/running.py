@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from ..devices import is_native
+from ..imitation import as_on
+from ..isolation.answer import answer
+from ..isolation.process import Flags, ieee, under
 from ..raised import let_through
 from ..records import Batch, Timed
 from ..recursion import deep
-from ..runs.answer import answer, as_on
 from ..score import Given, Scoring, Unscored, given_by
-from ..state.flags import Flags, under
-from ..state.ieee import ieee
-from .failures import WITH_GRADIENTS, failure_of
+from .failures import failure_of
 from .timing import timed
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def answers_of(
         graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
     except Exception as error:
         let_through(error, memory=False)
-        return f"{WITH_GRADIENTS}, {failure_of(error)}"
+        return f"with gradients enabled, {failure_of(error)}"
     return Answers(outputs, [x.cpu() for x in graded])
 
 

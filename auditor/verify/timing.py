@@ -16,13 +16,13 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..devices import has_clock, is_native, type_of
+from ..isolation import isolated
+from ..isolation.answer import copied
+from ..isolation.members import modules_of
+from ..isolation.process import reseed
+from ..isolation.tensors import memory
 from ..raised import let_through
 from ..records import Batch, Timed, Times
-from ..runs.answer import copied
-from ..state import unchanged
-from ..state.draws import reseed
-from ..state.members import modules_of
-from ..state.storages import memory
 from ..trees import tensors_in
 from .failures import failure_of
 
@@ -53,17 +53,15 @@ class Forward:
 
     def run(self, call: Call, measured: AbstractContextManager[T]) -> T:
         """One forward with `call` in the model's place; what measured it."""
-        with unchanged(self.model, self.batch, watched=False):
+        with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            reseed(self.seed)
             with torch.no_grad(), measured as found:
                 call(*args, **kwargs)
             return found
 
     def seconds(self, call: Call) -> float:
         """What it takes."""
-        with _disable_current_modes():
-            return self.run(call, clock(self.device))()
+        return self.run(call, _unseen(clock(self.device)))()
 
     def times(self, call: Call) -> Times:
         """Median and quartiles over repeats, after those that warm up."""
@@ -79,8 +77,7 @@ class Forward:
 
     def memory(self) -> int:
         """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
-        with _disable_current_modes():
-            most = self.run(self.model, peak(self.device))()
+        most = self.run(self.model, _unseen(peak(self.device)))()
         held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
         held += tensors_in(copied(self.batch))
         storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
@@ -104,7 +101,7 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
             let_through(error, memory=False)
             missing[name] = failure_of(error)
 
-    with unchanged(model, batch):
+    with isolated(model, batch):
         take("first", lambda: forward.run(model, nullcontext()))  # whose writes are seen, and undone
         if "first" in missing:
             return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
@@ -143,6 +140,13 @@ def timed_of(**plain: Any) -> Timed:
     """One made again from plain data."""
     times = {name: Times(**found) for name, found in plain.items() if isinstance(found, dict) and name != "missing"}
     return Timed(**{**plain, **times})
+
+
+@contextmanager
+def _unseen(measured: AbstractContextManager[T]) -> Iterator[T]:
+    """In the body nothing intercepts operations."""
+    with _disable_current_modes(), measured as found:
+        yield found
 
 
 @contextmanager

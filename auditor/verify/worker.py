@@ -21,16 +21,15 @@ from torch.utils import _pytree as pytree
 
 from .. import mapped
 from ..devices import is_native, is_spread
+from ..isolation.answer import answer
+from ..isolation.process import ieee, reseed
 from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
 from ..raised import out_of_memory
 from ..records import Batch, Timed
 from ..recursion import deep
-from ..runs.answer import answer
 from ..score import Given, Unscored, named
-from ..state.draws import reseed
-from ..state.ieee import ieee
 from .artefact import COUNTED, FAILED, READY, SAME, UNREAD
 from .failures import failure_of
 from .lifetime import tasks

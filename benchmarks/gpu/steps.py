@@ -45,14 +45,14 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-UNIT = ("imitation", "formats", "measure", "tape", "training", "state", "ops")
+UNIT = ("imitation", "formats", "measure", "tape", "training", "isolation", "ops")
 
 
 def tests(asked: Asked) -> Items:
     """Tests of the rooms that compute, with the GPU at hand, and those that need one."""
     groups = {room: [f"tests/unit/{room}"] for room in UNIT} | {"gpu": ["tests/gpu", "-m", "gpu"]}
     if asked.small:
-        groups = {"sparing": ["tests/unit/test_sparing.py"]}
+        groups = {"half": ["tests/unit/state/test_half.py"]}
     for name, arguments in groups.items():
         yield name, lambda arguments=arguments: _pytest(arguments)  # type: ignore[misc]
 
@@ -120,9 +120,9 @@ def ratios(asked: Asked) -> Items:
 
 
 def _ratio(model: nn.Module, args: tuple[Any, ...], kwargs: Row, device: str) -> Row:
+    from auditor.isolation.process import ieee
     from auditor.measure.measure import measure
     from auditor.records import NodeError, Subject
-    from auditor.state.ieee import ieee
     from auditor.tape import capture
     from benchmarks.gpu.both import ratios_of, spread
 

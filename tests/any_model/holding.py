@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.formats.metrics import output_error
+from auditor.imitation import as_on
+from auditor.isolation.answer import answer
 from auditor.loading.state import in_eval
 from auditor.records import Audit, Distance
-from auditor.runs.answer import answer, as_on
 from tests.replaying import assert_same
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

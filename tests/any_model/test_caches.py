@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.runs.answer import answer
+from auditor.isolation.answer import answer
 from tests.any_model.holding import held
 from tests.subjects import normal, seeded
 

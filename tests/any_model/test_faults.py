@@ -209,16 +209,16 @@ def test_want_of_memory_ends_the_audit_but_for_a_plan(error: Exception) -> None:
         assert raised.value.slug == "out-of-memory"
 
 
-def test_a_patched_model_that_is_out_of_memory_costs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_verdict_where_the_only_plan_s_model_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     running = __import__("auditor.verify.running", fromlist=["answer"])
 
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("in a word")
 
     monkeypatch.setattr(running, "answer", full)
-    (plan,) = audited(Faults()).plans.values()
-    assert not plan.verified
-    assert plan.verification.failure == "out of memory, OutOfMemoryError: in a word"
+    with pytest.raises(AuditorError, match="out of memory, OutOfMemoryError: in a word") as raised:
+        audited(Faults())
+    assert raised.value.slug == "no-verdict"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Ended(), TimeoutError("in a word")])

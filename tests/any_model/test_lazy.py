@@ -14,7 +14,8 @@ import auditor
 from auditor import cli
 from auditor.errors import AuditorError
 from auditor.formats.metrics import output_error
-from auditor.runs.answer import answer, as_on
+from auditor.imitation import as_on
+from auditor.isolation.answer import answer
 
 MODEL = """
 import torch

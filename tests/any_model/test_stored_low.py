@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.formats.metrics import output_error
-from auditor.runs.answer import answer, as_on
+from auditor.imitation import as_on
+from auditor.isolation.answer import answer
 from tests.any_model.holding import Build, Call, held, raised
 
 BF16, FP16 = torch.bfloat16, torch.float16

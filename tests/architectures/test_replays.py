@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.runs.answer import answer
+from auditor.isolation.answer import answer
 from tests.architectures.conftest import Audited
 from tests.replaying import assert_same, replay
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from auditor.runs.outputs import tensor_outputs
+from auditor.isolation.outputs import tensor_outputs
 from tests.corpus import (
     accumulation,
     cancellation,

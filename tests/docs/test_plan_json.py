@@ -117,7 +117,7 @@ def test_what_is_missing_is_noticed(path, strict, real):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("plan", "format_version"), 3),
+        (("plan", "format_version"), 2),
         (("plan", "recommended"), "fast"),
         (("plan", "plans", "cast_bf16", "strategy"), None),
         (("plan", "plans", "cast_bf16", "measured_error"), "0.1"),

@@ -13,7 +13,6 @@ from torch import nn
 
 import auditor
 from auditor.document.write import texts
-from auditor.report.questions import questions
 from auditor.report.reporters import github, md, sarif, text
 from auditor.report.reporters import html as page
 from auditor.report.summary import summary
@@ -74,7 +73,6 @@ def reports(audit):
         "SARIF": sarif.render(audit),
         "plan.json": texts(audit)["plan.json"],
         "summary": summary(audit),
-        "questions": " ".join(answer.answer for answer in questions(audit)),
     }
 
 
@@ -102,7 +100,7 @@ def test_the_operation_is_unsafe_in_that_run(audit):
     assert root.errors["fp16"].born
 
 
-@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "summary", "questions"])
+@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "summary"])
 def test_reports_name_the_operation_the_cause_and_the_rule(reports, name):
     assert f"sqrt in norm ({ROOT})" in reports[name]
     assert f"cancellation at sub in norm ({DIFFERENCE}); see RED004" in reports[name]
@@ -119,9 +117,7 @@ def test_sarif_and_plan_json_have_the_line(audit, reports):
     assert (first["source"], first["begins_source"]) == (ROOT, DIFFERENCE)
 
 
-@pytest.mark.parametrize(
-    "name", ["terminal", "HTML", "Markdown", "GitHub", "SARIF", "plan.json", "summary", "questions"]
-)
+@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "SARIF", "plan.json", "summary"])
 def test_no_sentence_denies_it(reports, name):
     assert [pattern for pattern in DENIALS if re.search(pattern, reports[name])] == []
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from auditor.devices import chosen
 from auditor.errors import AuditorError
-from auditor.state.ieee import ieee
+from auditor.isolation.process import ieee
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import auditor
 from auditor.cli import main
 from auditor.formats.metrics import output_error
 from auditor.formats.table import dtype_of
+from auditor.verify import artefact
 from tests.opinfo import HALVES
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
@@ -152,7 +152,7 @@ def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:
 @natively
 def test_cached_memory_is_given_back_before_another_process_verifies() -> None:
     held: list[int] = []
-    with TemporaryDirectory() as folder, _processes(held):
+    with TemporaryDirectory() as folder, _jobs(held):
         file = Path(folder, "model.py")
         text = (
             "from tests.pretend_gpu.start import start\n\nstart()\n\nfrom torch import nn\n\nmodel = nn.Linear(8, 8)\n"
@@ -164,16 +164,16 @@ def test_cached_memory_is_given_back_before_another_process_verifies() -> None:
 
 
 @contextmanager
-def _processes(held: list[int]) -> Iterator[None]:
-    """Adds what the GPU caches, and nothing uses, whenever a process is started."""
-    original = subprocess.Popen.__init__
+def _jobs(held: list[int]) -> Iterator[None]:
+    """Adds what the GPU caches, and nothing uses, whenever a job is handed to the other process."""
+    original = artefact.hand
 
-    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
+    def handed(*args: Any) -> None:
         held.append(sum(ALLOCATOR.cached))
-        original(self, *args, **kwargs)
+        original(*args)
 
-    subprocess.Popen.__init__ = begun  # type: ignore[method-assign]
+    artefact.hand = handed
     try:
         yield
     finally:
-        subprocess.Popen.__init__ = original  # type: ignore[method-assign]
+        artefact.hand = original

@@ -13,10 +13,10 @@ from torch import Tensor, fx
 
 import auditor
 from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
 from auditor.records import Contribution
-from auditor.runs.outputs import tensor_outputs
 from tests import brute_force
 from tests.brute_force import spearman
 from tests.slow.models import LARGE, MODELS, specimen

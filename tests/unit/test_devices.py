@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from auditor.devices import chosen, followed, is_native, is_spread, name_of, row_of, type_of
+from auditor.devices import chosen, followed, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
 
 
@@ -96,3 +96,8 @@ def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: s
 )
 def test_the_figures_of_a_gpu_go_by_its_name(name: str, row: str | None) -> None:
     assert row_of(name) == row
+
+
+def test_libraries_are_those_of_the_device() -> None:
+    assert libraries("cpu")["onednn"].count(".") >= 1
+    assert "onednn" not in libraries("cuda:0")

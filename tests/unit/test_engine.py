@@ -12,7 +12,7 @@ import auditor
 ROOT = Path(auditor.__file__).parent
 ABOVE = {"replay", "measure", "facts", "judge", "patch", "verify", "plan", "training", "document", "report"}
 UNKNOWN = {
-    "imitation": ABOVE | {"tape", "runs", "loading"},
+    "imitation": ABOVE | {"tape", "loading"},
     "tape": ABOVE,
     "replay": (ABOVE - {"replay"}) | {"tape", "imitation", "dispatch"},
     "measure": (ABOVE - {"replay", "measure"}) | {"imitation", "dispatch"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,11 @@ from torch import nn
 
 import auditor
 from auditor.config import Ignore, Selection
-from auditor.errors import CaptureError
-from auditor.flow import run
+from auditor.errors import AuditorError, CaptureError
+from auditor.flow import TOO_SMALL, run
 from auditor.formats.metrics import output_error
 from auditor.options import Options
-from auditor.records import Audit
+from auditor.records import Audit, Subject
 from auditor.resources import resource_dir
 from auditor.rulebook import load_rules
 from auditor.stages import Stages
@@ -115,3 +117,60 @@ def test_a_tape_that_is_not_what_ran_is_refused_however_far_the_audit_has_come()
     with pytest.raises(CaptureError, match="answers differently") as caught:
         audited(Function(written_past_torch))
     assert caught.value.slug == "capture-failed"
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+Begun = Callable[[Exception, str], Audit]
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    """Where audits were begun."""
+    return []
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
+    """Begins an audit by an error and a device, where there is a GPU on which the stage `measure` ends with the error."""
+    audit = audited(seeded(Net))
+    names = {"is_available": True, "current_device": 0, "device_count": 1, "empty_cache": None}
+    device = SimpleNamespace(**{name: partial(lambda answer: answer, answer) for name, answer in names.items()})
+    device.get_device_name = lambda device: "A GPU"
+    monkeypatch.setattr("auditor.devices._module", lambda kind: device)
+
+    def begin(error: Exception, device: str) -> Audit:
+        def audited_there(subject: Subject, options: Options) -> Audit:
+            ran.append(options.where)
+            if options.native:
+                with Stages(None)("measure", ""):
+                    raise error
+            return audit
+
+        monkeypatch.setattr("auditor.flow._audited", audited_there)
+        return run(audit.subject, Options((), "", device=device))
+
+    return begin
+
+
+@pytest.mark.parametrize("error", [FULL, RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")])
+def test_a_gpu_that_is_too_small_is_left_for_the_cpu(begun: Begun, ran: list[str], error: Exception) -> None:
+    assert begun(error, "auto").warnings[-1] == TOO_SMALL
+    assert ran == ["cuda:0", "cpu"]
+
+
+def test_a_gpu_that_was_named_is_not_left(begun: Begun, ran: list[str]) -> None:
+    with pytest.raises(AuditorError, match=r"out of memory on cuda:0 \(A GPU: CUDA out of memory") as raised:
+        begun(FULL, "cuda")
+    assert raised.value.slug == "out-of-memory" and "\n" not in str(raised.value)
+    assert ran == ["cuda:0"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("host"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ValueError()]
+)
+def test_other_errors_are_not_about_the_gpu(begun: Begun, ran: list[str], error: Exception) -> None:
+    with pytest.raises((AuditorError, ValueError)):
+        begun(error, "auto")
+    assert ran == ["cuda:0"]

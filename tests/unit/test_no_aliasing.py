@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.profile import Profile
 from auditor.formats.table import FORMATS
+from auditor.isolation.answer import copied
+from auditor.isolation.draws import in_float32
+from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
 from auditor.mapped import Arena, Spilling
 from auditor.measure.backward import backward_errors
@@ -31,12 +33,8 @@ from auditor.measure.measure import measure
 from auditor.measure.probes import signs as drawn_signs
 from auditor.measure.testrun import _gaps
 from auditor.replay.step import bind_step, run_step
-from auditor.runs.answer import copied
-from auditor.runs.step import step_batches
-from auditor.state.draws import in_float32
-from auditor.state.half import raise_in_place
 from auditor.tape.record import record
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.tape.twins import COPY
 from auditor.training.objective import in_training, training_subject
 from tests.subjects import capture_of, normal, seeded, subject_of
@@ -94,26 +92,6 @@ def inner(dtype: torch.dtype) -> None:
             ):
                 with unchanged(gradient, value):
                     inner_products(gradient, value, 1, error_of)
-
-
-def profile(dtype: torch.dtype) -> None:
-    huge = (normal(400) * 1e20).to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
-    for reference in (normal(400).to(dtype), normal(400).clamp(min=0).to(dtype), awkward(400, dtype), huge):
-        for low in (torch.float16, torch.bfloat16, torch.float32, dtype):
-            for candidate in (reference.to(low), awkward(400, low), normal(400, seed=9).to(low)):
-                for name in LOW:
-                    with unchanged(reference, candidate):
-                        found = Profile(reference)
-                        found.rounding(FORMATS[name])
-                        found.error(candidate, FORMATS[name])
-                        found.deviation(candidate, FORMATS[name])
-                        found.deviation_and_error(candidate, reference, FORMATS[name], keep=True)
-
-
-def ranges(dtype: torch.dtype) -> None:
-    for x in (normal(400).to(dtype), torch.zeros(4, dtype=dtype), awkward(400, dtype)):
-        with unchanged(x):
-            Profile(x)
 
 
 def gaps(dtype: torch.dtype) -> None:
@@ -202,22 +180,16 @@ Case = Callable[[torch.dtype], None]
 
 # {file:function: (its in-place calls, in the order of the source; what runs them)}
 IN_PLACE: dict[str, tuple[str, Case]] = {
-    "state/draws.py:in_float32": ("copy_", drawn),
-    "state/half.py:raise_in_place": ("set_", raised),
+    "isolation/draws.py:in_float32": ("copy_", drawn),
+    "isolation/members.py:raise_in_place": ("set_", raised),
     "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
-    "measure/testrun.py:_gap": ("copy_", gaps),
-    "measure/testrun.py:_gap_of": ("nan_to_num_", gaps),
+    "measure/testrun.py:_gap": ("copy_ nan_to_num_", gaps),
     "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
-    "formats/profile.py:Profile._compared": ("copy_", profile),
-    "formats/profile.py:Profile._judged": ("nan_to_num_ nan_to_num_", profile),
-    "formats/profile.py:_Span.__init__": ("sub_ bitwise_and_", ranges),
-    "formats/profile.py:_gap": ("sub_", profile),
-    "formats/profile.py:_steps": ("clamp_min_ div_", profile),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
-    "runs/answer.py:copied": ("requires_grad_", recorded),
+    "isolation/answer.py:copied": ("requires_grad_", recorded),
     "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
     "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
@@ -225,10 +197,9 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "mapped/spilling.py:laid_as": ("set_", spilt),
 }
 ON_PURPOSE = {
-    "state/storages.py:_write": "resize_ copy_",
-    "state/storages.py:_words": "set_ set_",
-    "state/tensors.py:TensorState.restore": "copy_ requires_grad_",
-    "state/tensors.py:TensorState._cut_off": "detach_ detach_",
+    "isolation/tensors.py:_write": "resize_ copy_",
+    "isolation/tensors.py:_bytes": "set_",
+    "isolation/tensors.py:TensorState.restore": "detach_ requires_grad_",
     "ops/scans.py:scanned": "copy_",
 }
 """What undoes in the caller's tensors what a run did to them, and what the author wrote as an operation in place."""

@@ -9,7 +9,6 @@ from ..charts import FRAME, depth_chart, tradeoff
 from ..exponents import bars, exponent_map, narrowest, weight_map
 from ..findings import causes
 from ..origins import origins
-from ..questions import questions
 from ..table import table
 from ..templates import environment
 from ..tools import tools
@@ -44,7 +43,6 @@ def render(audit: Audit) -> str:
             bars=lambda report: bars(report.range if report else None, audit.formats),
             narrow=narrowest(audit.formats),
             known=FORMATS,
-            questions=questions(audit),
             table=table(audit),
             snippets=snippets(audit),
             tools=tools(audit),

@@ -40,8 +40,6 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     _training(page, audit)
     _findings(page, causes(audit))
     _limits(page, seen)
-    if audit.environment.reused:
-        page.labelled("Cache", sentence(audit.environment.reused))
     if audit.environment.held:
         page.labelled("Memory", sentence(audit.environment.held))
     return "\n".join(page.lines) + "\n"

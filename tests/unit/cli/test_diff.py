@@ -20,11 +20,9 @@ def folders(tmp_path_factory):
     after = replace(before, findings=(*before.findings[1:], extra), max_error=0.5)
     hostile = make_audit(60, hostile=True)
     plan = before.plans["autocast_fp16"]
-    keeping = replace(plan, scopes={**plan.scopes, "": replace(plan.scopes[""], keep=("exp", "linear 2 of 3"))})
+    keeping = replace(plan, scopes={**plan.scopes, "": replace(plan.scopes[""], keep=("exp", "linear"))})
     kept = replace(before, plans={**before.plans, "autocast_fp16": keeping})
-    root = replace(plan.scopes[""], keep=("exp",), keep_state=("decay", "steps"), keep_inputs=("times",))
-    storing = replace(before, plans={**before.plans, "autocast_fp16": replace(plan, scopes={**plan.scopes, "": root})})
-    for name, audit in {"before": before, "after": after, "hostile": hostile, "kept": kept, "storing": storing}.items():
+    for name, audit in {"before": before, "after": after, "hostile": hostile, "kept": kept}.items():
         (base / name).mkdir()
         (base / name / "plan.json").write_text(json.dumps(audit.to_json()), encoding="utf-8")
     return base
@@ -85,28 +83,16 @@ def test_html_holds_the_same_and_escapes_names(run, folders):
 
 def test_functions_kept_on_one_side_are_named_wherever_it_is_read(run, folders):
     """By each way of writing, the plans being the same otherwise."""
-    said = "Functions of low modules in FP32 now: exp in (whole model), linear 2 of 3 in (whole model)."
+    said = "Functions of low modules in FP32 now: exp in (whole model), linear in (whole model)."
     assert said in " ".join(run("before", "kept")[1].out.split())
     assert said.replace("in FP32 now", "no longer in FP32") in " ".join(run("kept", "before")[1].out.split())
     assert "Functions of low modules" not in run("kept", "kept")[1].out
     written = json.loads(run("before", "kept", "--format", "json")[1].out)["after"]["plans"]["autocast_fp16"]
-    assert written["exceptions"] == [["", "exp"], ["", "linear 2 of 3"]]
+    assert written["exceptions"] == [["", "exp"], ["", "linear"]]
     run("before", "kept", "--html", "page/kept.html")
     page = (folders / "page" / "kept.html").read_text()
     assert said in page
     assert all(row.count("</td>") == 8 for row in page.split("<tr>") if '<th scope="row">' in row)
-
-
-def test_what_is_stored_and_handed_over_in_fp32_on_one_side_is_named(run):
-    said = (
-        "Functions of low modules no longer in FP32: linear 2 of 3 in (whole model). What low modules store in FP32 now: decay "
-        "in (whole model), steps in (whole model). Arguments of a low model in FP32 now: times."
-    )
-    assert said in " ".join(run("kept", "storing")[1].out.split())
-    back = " ".join(run("storing", "kept")[1].out.split())
-    assert "What low modules store no longer in FP32: decay" in back
-    written = json.loads(run("kept", "storing", "--format", "json")[1].out)["after"]["plans"]["autocast_fp16"]
-    assert (written["stored"], written["given"]) == ([["", "decay"], ["", "steps"]], ["times"])
 
 
 @pytest.mark.parametrize(

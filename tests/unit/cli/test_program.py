@@ -115,17 +115,6 @@ def test_quick_reaches_the_stages(stages):
     assert (call["quick"], call["formats"], call["strategies"]) == (True, ("fp16",), ("cast",))
 
 
-def test_a_cache_reaches_the_stages_and_a_bad_one_is_refused(stages, tmp_path, capsys):
-    assert cli.main(["model.py", "--cache", "kept", "-q"]) == 0
-    assert stages.calls[0]["cache"] == Path("kept")
-    assert not (tmp_path / "kept").exists()
-    assert cli.main(["model.py", "--cache", "model.py"]) == 2
-    assert len(stages.calls) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert "'model.py' cannot keep measurements (it is no directory)" in told[-2]
-    assert "bad-cache" in told[-1]
-
-
 def test_options_reach_the_stages(stages, tmp_path):
     words = ["model.py", "--formats", "bf16", "--strategies", "cast", "--max-error", "0.5", "--device", "cpu"]
     words += ["--mode", "training", "--loss", "x.py:loss"]
@@ -200,7 +189,7 @@ def test_a_long_name_in_an_error_leaves_both_ends_of_it(stages, capsys):
 
 
 def test_an_error_is_written_in_one_piece(stages, monkeypatch):
-    """Ranks of one audit share a stream, and one may write between the pieces of another."""
+    """Several audits may share a stream, and one may write between the pieces of another."""
     pieces: list[str] = []
     stages.error = CaptureError("the model cannot be traced", slug="no-trace")
     monkeypatch.setattr(sys.stderr, "write", lambda text: pieces.append(text) or len(text))

@@ -10,7 +10,7 @@ import torch
 from auditor.criteria import criteria_of
 from auditor.criteria.measure import bound
 from auditor.errors import AuditorError, MeasureError
-from auditor.runs.outputs import NamedTensors
+from auditor.isolation.outputs import NamedTensors
 
 REFERENCE = NamedTensors(
     [torch.tensor([10.0, 20.0]), torch.tensor([3.0, 4.0]), torch.tensor([1, 2])], ("boxes", "z", "ids")

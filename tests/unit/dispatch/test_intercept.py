@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from auditor import dispatch
 from auditor.dispatch import Busy, intercepted
 from auditor.errors import CaptureError
-from auditor.state import storages, unchanged
-from auditor.state.writes import SaveBeforeWrite
+from auditor.isolation import isolated
 from auditor.tape.record import Plain, record
 from tests.replaying import Model, linear, operations, replayed
 from tests.subjects import capture_of, normal
@@ -46,10 +44,8 @@ def process_state() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[False, True], ids=["private", "public"])
-def unchanged_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param:
-        monkeypatch.setenv(dispatch.PUBLIC, "1")
+@pytest.fixture
+def unchanged_process() -> Iterator[None]:
     before = process_state()
     yield
     assert process_state() == before
@@ -153,12 +149,9 @@ def test_gradients_are_taken_as_the_caller_has_them() -> None:
     assert seen[:2] == [False, True]
 
 
-def test_modules_are_seen_whole_by_the_private_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_seen_whole() -> None:
     model = nn.Sequential(linear(4, 4), nn.Softmax(-1), nn.LayerNorm(4))
-    monkeypatch.delenv(dispatch.PUBLIC, raising=False)
     assert operations(replayed(model, X)) == ["linear", "softmax", "layer_norm"]
-    monkeypatch.setenv(dispatch.PUBLIC, "1")
-    assert "addmm" in operations(replayed(model, X))
 
 
 class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -178,31 +171,10 @@ def written_with(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(
-    gradients: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Most operations are hidden from the modes below, where nobody has to be told of them."""
-    monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
+def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(gradients: bool) -> None:
     model = Model(written_with, **{name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second", "third")})
-    with unchanged(model), torch.set_grad_enabled(gradients):
+    with isolated(model), torch.set_grad_enabled(gradients):
         expected = model(X)
-    with unchanged(model), torch.set_grad_enabled(gradients), intercepted(Plain()):
+    with isolated(model), torch.set_grad_enabled(gradients), intercepted(Plain()):
         assert torch.equal(model(X), expected)
     assert all(torch.equal(x, torch.ones(2, 2)) for x in model.parameters())
-
-
-def test_operations_that_write_nothing_pass_no_mode_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storages, "AT_ONCE", dict.fromkeys(storages.Role, 0))
-    passed: list[str] = []
-    dispatched = SaveBeforeWrite.__torch_dispatch__
-
-    def noting(self: Any, func: Any, *rest: Any) -> Any:
-        passed.append(str(func))
-        return dispatched(self, func, *rest)
-
-    monkeypatch.setattr(SaveBeforeWrite, "__torch_dispatch__", noting)
-    model = nn.Sequential(linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True)).eval()
-    with unchanged(model), torch.no_grad(), intercepted(Plain()):
-        model(X)
-    assert not {"aten.addmm.default", "aten.t.default"} & set(passed)
-    assert "aten.relu_.default" in passed

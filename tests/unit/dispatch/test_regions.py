@@ -28,12 +28,8 @@ def nothing_stays() -> Iterator[None]:
     assert flags() == before
 
 
-APART = pytest.mark.parametrize("apart", [False, True])
-
-
-@APART
-def test_regions_of_all_devices_are_one_stack(apart: bool) -> None:
-    with one_stack(apart=apart):
+def test_regions_of_all_devices_are_one_stack() -> None:
+    with one_stack():
         with torch.autocast("cuda", dtype=torch.float16):
             assert region_now() == Region(True, "float16")
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -45,27 +41,23 @@ def test_regions_of_all_devices_are_one_stack(apart: bool) -> None:
         assert not region_now().enabled
 
 
-@APART
-def test_whoever_asks_is_told(apart: bool) -> None:
-    with one_stack(apart=apart), torch.autocast("cpu", dtype=torch.bfloat16):
+def test_whoever_asks_is_told() -> None:
+    with one_stack(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.is_autocast_enabled()
         assert torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") is torch.bfloat16
 
 
-def test_apart_torch_casts_nothing() -> None:
-    with one_stack(apart=True), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+def test_torch_casts_as_in_cudas_region() -> None:
     with one_stack(), torch.autocast("cuda", dtype=torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
 
 
-@APART
-def test_the_region_around_is_the_first_one(apart: bool) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16), one_stack(apart=apart):
+def test_the_region_around_is_the_first_one() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), one_stack():
         assert region_now() == Region(True, "bfloat16")
-    with ambient(torch.float32), one_stack(apart=apart):
+    with ambient(torch.float32), one_stack():
         assert region_now() == Region(True, "float32")
 
 
@@ -98,17 +90,15 @@ def test_decorators_made_at_import_keep_what_they_say() -> None:
         assert inside() == Region(True, "bfloat16")
 
 
-@APART
-def test_exceptions_close_a_region(apart: bool) -> None:
-    with one_stack(apart=apart):
+def test_exceptions_close_a_region() -> None:
+    with one_stack():
         with pytest.raises(LookupError), torch.autocast("cuda"):
             raise LookupError
         assert not region_now().enabled
 
 
-@APART
-def test_regions_left_open_end_with_the_stack(apart: bool) -> None:
-    with one_stack(apart=apart):
+def test_regions_left_open_end_with_the_stack() -> None:
+    with one_stack():
         torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
         assert region_now().enabled
 

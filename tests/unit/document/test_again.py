@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.document.again import ALONE, load
-from auditor.document.write import texts, to_document
+from auditor.document.write import texts
 from auditor.errors import PlanError
 from auditor.records import Audit
 from auditor.report import reporters
@@ -128,49 +128,6 @@ def test_the_model_is_not_there(real: Audit, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="hold no model") as caught:
         found.subject.model(torch.ones(1, 8))
     assert caught.value.slug == "no-model-here"
-
-
-def test_the_first_version_comes_back_as_far_as_it_goes(real: Audit, tmp_path: Path) -> None:
-    whole = json.loads(json.dumps({**to_document(real), "format_version": 1}))
-    later = ("formats", "command", "plan_errors")
-    whole = {key: value for key, value in whole.items() if key not in later}
-    for node in whole["nodes"]:
-        for key in ("owner_type", "file", "code", "reads", "shape", "dtype", "floating", "under_plan", "written"):
-            node.pop(key, None)
-    for finding in whole["findings"]:
-        for key in ("why", "advice", "references", "declared", "measurable"):
-            del finding[key]
-    for plan in whole["plans"].values():
-        for key in ("error", "finite", "execution", "note"):
-            del plan[key]
-    (tmp_path / "plan.json").write_text(json.dumps(whole))
-    found = load(tmp_path)
-    assert [r.verdicts for r in found.nodes] == [r.verdicts for r in real.nodes]
-    assert [(f.rule, f.node, f.message) for f in found.findings] == [(f.rule, f.node, f.message) for f in real.findings]
-    assert set(found.formats) == set(real.formats)
-    assert all(told(found).values())
-
-
-def test_files_from_before_programs_and_kept_functions_are_read_and_applied(real: Audit, tmp_path: Path) -> None:
-    real.save(tmp_path)
-    whole = json.loads((tmp_path / "plan.json").read_text())
-    for plan in whole["plans"].values():
-        assert "program" not in plan
-        for scope in plan["scopes"].values():
-            scope.pop("keep", None)
-    (tmp_path / "plan.json").write_text(json.dumps(whole))
-    found = load(tmp_path)
-    assert found.plans.keys() == real.plans.keys() != set()
-    for name, plan in found.plans.items():
-        assert plan.program is None
-        before = real.plans[name]
-        assert {path: (choice.precision, choice.keep) for path, choice in plan.scopes.items()} == {
-            path: (choice.precision, ()) for path, choice in before.scopes.items()
-        }
-        assert plan.measured_error == pytest.approx(before.measured_error, rel=1e-6)
-        with auditor.imitated("cuda"):
-            auditor.apply(seeded(), tmp_path, name)(torch.randn(4, 8))
-    assert all(told(found).values())
 
 
 def test_a_plan_alone_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def document() -> dict[str, Any]:
 
 
 def test_both_files_are_compared_as_one_document_is(document: dict[str, Any], tmp_path: Path) -> None:
-    whole = record(document, str(tmp_path))
+    whole = record(document, str(tmp_path), document)
     for name, text in texts(make_audit(60)).items():
         (tmp_path / name).write_text(text)
     for path in (tmp_path, tmp_path / "plan.json"):
@@ -71,7 +71,7 @@ def test_an_fp32_plan_has_islands_of_low_precision(document: dict[str, Any]) -> 
 
 def test_verdicts_by_format(document: dict[str, Any]) -> None:
     written = document["nodes"][0]
-    found = record(document, "").nodes[0]
+    found = record(document, "", document).nodes[0]
     assert (found.owner, found.op, found.source) == (written["owner"], written["op"], written["source"])
     assert found.verdicts == {fmt: written[fmt]["verdict"] for fmt in ("fp16", "bf16")}
 

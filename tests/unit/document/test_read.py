@@ -21,7 +21,7 @@ from auditor.document.read import (
     read_measurements,
     read_plan,
 )
-from auditor.document.write import to_document, to_measurements, to_plan
+from auditor.document.write import to_measurements, to_plan
 from auditor.errors import PlanError
 from tests.documents import Place, places, replaced, without
 from tests.unit.report.factory import make_audit
@@ -138,14 +138,13 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(
         (("subject", "parameters"), 2.5, "`$.subject.parameters` should be a whole number, is 2.5."),
         (("environment", "execution"), "guessed", "should be 'native' or 'emulated', is \"guessed\"."),
         (("warnings",), [1, 2, 3], "`$.warnings[0]` should be text, is 1 (2 more like it)."),
-        (("format_version",), "1", "`$.format_version` should be 2, or an earlier one that this auditor reads, is"),
+        (("format_version",), "1", "`$.format_version` should be 1, is"),
         (
             ("format_version",),
             True,
-            "`$.format_version` should be 2, or an earlier one that this auditor reads, is true.",
+            "`$.format_version` should be 1, is true.",
         ),
-        (("format_version",), 3, "`$.format_version` should be 2, or an earlier one that this auditor reads, is 3."),
-        (("format_version",), 1, None),
+        (("format_version",), 3, "`$.format_version` should be 1, is 3."),
         (("recommendation",), "x", None),
         (("warnings",), "a" * 60, f'is "{"a" * 36}...'),
         (
@@ -178,7 +177,7 @@ def test_what_is_said(document: dict[str, Any], place: Place, value: Any, said: 
         (
             ("format_version",),
             None,
-            "`$.format_version` should be 2, or an earlier one that this auditor reads, is null.",
+            "`$.format_version` should be 1, is null.",
         ),
     ],
 )
@@ -261,29 +260,6 @@ def test_a_plan_alone_and_plans_by_name() -> None:
         assert refusal(read_plan, wrong)
     with pytest.raises(PlanError, match=r"the plan 'mine': `\$\.format` should be one of"):
         select({"mine": {**plan, "format": "half"}}, "mine")
-
-
-def test_the_first_version_holds_everything_in_one_file(tmp_path: Path) -> None:
-    whole = {**json.loads(json.dumps(to_document(make_audit(8)))), "format_version": 1}
-    (tmp_path / "plan.json").write_text(json.dumps(whole))
-    assert load_plan(tmp_path) == whole
-    assert select(tmp_path, None)["format"] == "fp16"
-    assert [node.op for node in read(tmp_path).nodes] == [node["op"] for node in whole["nodes"]]
-    assert [f.owner for f in read(tmp_path).findings] == [f["owner"] for f in whole["findings"]]
-
-
-def test_the_file_of_an_earlier_version_is_read(document: dict[str, Any]) -> None:
-    early = replaced(document, ("baselines",), {"cast_bf16": {"measured_error": 0.1, "finite": True, "failure": None}})
-    for key in ("tied_parameters", "shared_modules"):
-        early = without(early, ("subject", key))
-    early = without(early, ("warnings",))
-    for plan in early["plans"].values():
-        for key in ("target", "predicted_memory", "fp32_memory"):
-            del plan[key]
-        for choice in plan["scopes"].values():
-            del choice["cost"]
-    assert refusal(read_document, early) is None
-    assert record(early, "it").plans.keys() == early["plans"].keys()
 
 
 def test_an_audit_without_plans_is_compared_but_not_applied(document: dict[str, Any]) -> None:

@@ -32,7 +32,6 @@ def test_facts_by_format_have_addresses() -> None:
     [
         ("numel", None),
         ("headroom_bits.bf16", None),
-        ("headroom_bits_fp16", "'headroom_bits_fp16' is called 'headroom_bits.fp16' now"),
         ("headroom_bits", "'headroom_bits' is kept by format: name one, as in headroom_bits.fp16"),
         ("numel.fp16", "'numel' is not kept by format"),
         ("size", "'size' is not a fact"),

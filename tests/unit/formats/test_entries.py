@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
-from auditor.formats.entries import dense, entries, extent, is_number, is_plain, places, same
+from auditor.formats.entries import dense, entries, extent, is_number, is_plain, places
 
 EYE = torch.tensor([[1.0, 0.0], [0.0, -2.0]])
 RAGGED = [torch.ones(1, 2), torch.full((2, 2), 3.0)]
@@ -62,10 +60,3 @@ def test_8_bit_numbers_can_be_computed_with() -> None:
 )
 def test_what_has_numbers(x: Tensor, expected: bool) -> None:
     assert is_number(x) is expected
-
-
-def test_tensors_are_the_same_where_every_bit_is() -> None:
-    x = torch.tensor([0.0, 1.0, math.nan])
-    assert same(x, x.clone()) and same(x.half()[::2], x[::2].half()) and same(x > 0, x > 0)
-    assert not same(x, x * torch.tensor([-1.0, 1.0, 1.0])) and not same(x, x.half()) and not same(x, x[:2])
-    assert same(x.double(), x.double()) and not same(x.to_sparse(), x.to_sparse())

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.errors import MeasureError
-from auditor.formats import metrics as module
 from auditor.formats.metrics import (
     Damage,
-    compared_once,
     damage,
     disagreement,
     max_ulp,
@@ -171,49 +169,3 @@ def test_decibels() -> None:
     assert sqnr_db(0.0) == INF
     assert sqnr_db(INF) == -INF
     assert sqnr_db(NAN) == -INF
-
-
-def test_two_tensors_are_compared_once_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, square = list[Tensor](), module._square
-    monkeypatch.setattr(module, "_square", lambda r, c: compared.append(c) or square(r, c))
-    monkeypatch.setattr(module, "_RUN", 4)
-    first, second = torch.arange(10.0), torch.arange(10.0).flip(0).contiguous()
-    several = [first, second], [second, first]
-    expected = output_error(*several), worst_output_error(*several), relative_l2(first, second)
-    compared.clear()
-    with compared_once():
-        for _ in range(3):
-            assert (output_error(*several), worst_output_error(*several), relative_l2(first, second)) == expected
-        assert len(compared) == 2 * 3
-        with compared_once():
-            relative_l2(first, second)
-        assert len(compared) == 3 * 3
-    relative_l2(first, second)
-    assert len(compared) == 4 * 3
-
-
-def test_what_lies_in_the_same_memory_is_told_apart() -> None:
-    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    z = torch.tensor([1 + 2j, 3 - 1j])
-    pairs = [
-        (x, x.t()),
-        (x.t(), x),
-        (x, x),
-        (x[0], x[1]),
-        (z, z.conj()),
-        (z, z),
-        (z.real, z.imag),
-        (z.conj().imag, z.imag),
-    ]
-    expected = [relative_l2(*pair) for pair in pairs]
-    with compared_once():
-        assert [relative_l2(*pair) for pair in pairs] == expected
-        places = set()
-        for i in range(1, 9):  # tensors that are gone leave their memory to no others
-            first, second = torch.full((1 << 16,), 2.0), torch.full((1 << 16,), 2.0 + i)
-            places |= {first.data_ptr(), second.data_ptr()}
-            assert relative_l2(first, second) == i / 2
-            del first, second
-        assert len(places) == 16
-        sparse = [torch.sparse_coo_tensor([[0]], [float(i)], (1,)) for i in range(1, 20)]
-        assert [relative_l2(s, sparse[0]) for s in sparse] == pytest.approx([(i - 1) / i for i in range(1, 20)])

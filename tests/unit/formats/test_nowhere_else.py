@@ -16,48 +16,26 @@ NAMES = re.compile(r"(?<![a-z0-9])(fp16|bf16|b?float16)(?![0-9])")
 """`fp16`, `bf16`, `float16` and `bfloat16`, also as a part of a longer name."""
 
 ALLOWED = {
-    "cache/surroundings.py": "flags of torch, by their names",
-    "document/contents.py": "the rounding of gradients that plan.json has keys for",
-    "document/reference.py": "an example, in a document",
-    "facts/table.py": "examples of addresses, and the names that facts had before they were kept by format",
-    "graphs/onnxmodel.py": "types of the ONNX format",
-    "imitation/mode.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
-    "loading/statedicts.py": "types of the safetensors format",
-    "measure/backward.py": "differences that enter inner products alone are kept in two bytes",
-    "measure/testrun.py": "differences that enter inner products alone are kept in two bytes",
-    "ops/autocast.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
-    "ops/lists.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
-    "ops/products.py": "products that some processors have in BF16",
-    "ops/recurrent.py": "recurrent layers in BF16 are left to torch, whose products in it are quick",
-    "ops/table.py": "both of these, as columns of the operations",
-    "plan/units.py": "the rounding that a metric is tried on",
-    "records/audit.py": "examples, in a document",
-    "records/plan.py": "examples, in a document",
-    "records/run.py": "values, in a document",
-    "replay/running.py": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
-    "report/following.py": "formats to ask for where no plan holds",
-    "report/gradients.py": "loss scaling, which FP16 needs",
-    "report/questions.py": "a question about BF16 models in FP16",
-    "report/training.py": "loss scaling, which FP16 needs, and weights stored in BF16",
-    "rulebook/reference.py": "an example, in a document",
-    "snippets/huggingface.py": "options of a Trainer",
-    "snippets/lightning.py": "settings of Lightning's precision plugin",
-    "snippets/offer.py": "loss scaling, which FP16 needs",
-    "snippets/onnx.py": "a converter to FP16",
-    "state/half.py": "text of patched_model.py, which has nothing but torch to read",
-    "state/flags.py": "flags of torch, by their names",
-    "strategies/runtime.py": "text of patched_model.py, which has nothing but torch to read",
-    "tape/stand_in.py": "the format that stands in for those without a dtype",
-    "training/advice.py": "loss scaling, which FP16 needs, and weights stored in BF16",
-    "training/batches.py": "loss scaling, which FP16 needs",
-    "training/recommend.py": "FP16 with a scaler, BF16 without one, or FP32",
-    "training/stage.py": "loss scaling, which FP16 needs, and weights stored in BF16",
-    "training/trials.py": "loss scaling, which FP16 needs",
-    "training/updates.py": "weights stored in BF16",
-    "training/window.py": "loss scaling, which FP16 needs",
-    "verify/loaders.py": "types of the ONNX format",
+    "document": "the rounding of gradients that plan.json has keys for, and examples",
+    "facts": "examples of addresses",
+    "graphs": "types of the ONNX format",
+    "imitation": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
+    "loading": "types of the safetensors format",
+    "measure": "differences that enter inner products alone are kept in two bytes",
+    "ops": "cuDNN's recurrent layers run in FP16 in a region of BF16 too; columns of the operations",
+    "plan": "the rounding that a metric is tried on",
+    "records": "values and examples, in a document",
+    "replay": "cuDNN's recurrent layers run in FP16 in a region of BF16 too",
+    "report": "formats to ask for where no plan holds; loss scaling, which FP16 needs, and weights stored in BF16",
+    "rulebook": "an example, in a document",
+    "snippets": "options of other tools; loss scaling, which FP16 needs",
+    "isolation": "flags of torch, by their names; text of patched_model.py, which has nothing but torch to read",
+    "strategies": "text of patched_model.py, which has nothing but torch to read",
+    "tape": "the format that stands in for those without a dtype",
+    "training": "loss scaling, which FP16 needs, and weights stored in BF16",
+    "verify": "types of the ONNX format",
 }
-"""{file: what it says of the one format}."""
+"""{room: what it says of the one format}."""
 
 
 def named(path: Path) -> Iterator[str]:
@@ -72,12 +50,11 @@ def named(path: Path) -> Iterator[str]:
 
 def test_no_other_module_names_them(root) -> None:
     package = root / "auditor"
-    found = {
-        path.relative_to(package).as_posix(): places
-        for path in sorted(package.rglob("*.py"))
-        if path.parent.name != "formats" and (places := [*named(path)])
-    }
-    assert {path: places for path, places in found.items() if path not in ALLOWED} == {}
+    found: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        if path.parent.name != "formats" and (places := [*named(path)]):
+            found.setdefault(path.relative_to(package).parts[0], []).extend(places)
+    assert {room: places for room, places in found.items() if room not in ALLOWED} == {}
     assert ALLOWED.keys() - found.keys() == set()  # no reason outlives what it is a reason for
 
 

@@ -8,7 +8,8 @@ import random
 from auditor.graphs.cut import Network
 from auditor.graphs.kept import kept_of
 from auditor.graphs.operations import Table, Value
-from auditor.graphs.search import Choice, search
+from auditor.graphs.search import Operations
+from auditor.plan.search import choose
 from tests.unit.graphs.models import drawn, made
 
 NO_CHOICE = "no choice on the curve of cuts with it low holds the budget"
@@ -18,8 +19,9 @@ def test_every_reason_holds() -> None:
     rnd, kinds = random.Random(3), set()
     for _ in range(30):
         table = drawn(rnd, 6)
-        choice, network = search(table, None, 0.3), Network(table)
-        for kept in kept_of(network, choice, 0.3, {}):
+        space, network = Operations(table, None), Network(table)  # type: ignore[arg-type]
+        choice = choose(space, 0.3, 0)
+        for kept in kept_of(space, choice, 0.3):
             kinds.add(kept.kind)
             if kept.kind == "unsafe":
                 assert kept.because == table.operations[kept.name].kept != ""
@@ -38,6 +40,8 @@ def test_where_the_prediction_holds_and_runs_do_not_the_smallest_run_is_named() 
     operations = {name: made(name, ("x",), 0.5, 1.0, 1e-6) for name in ("a", "b", "c")}
     table = Table("fp16", operations, {"x": Value("x", None, 0.0, 0.0)})
     runs = {frozenset("abc"): math.inf, frozenset("ab"): 0.5, frozenset("a"): 0.01}
-    said = {each.name: each.because for each in kept_of(Network(table), Choice(table, frozenset()), 0.1, runs)}
+    space = Operations(table, None)  # type: ignore[arg-type]
+    space.log |= runs
+    said = {each.name: each.because for each in kept_of(space, space.nothing, 0.1)}
     assert said["a"] == said["b"] == "run with it and 1 other low, the graph is off by 0.5"
     assert said["c"] == "run with it and 2 others low, the graph gives what is not finite"

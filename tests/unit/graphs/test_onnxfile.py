@@ -19,10 +19,10 @@ from auditor.graphs import onnxfile
 from auditor.graphs.onnxfile import with_onnx
 from auditor.graphs.onnxmodel import types_of
 from auditor.graphs.onnxrounded import rounded
+from auditor.isolation.outputs import tensor_outputs
 from auditor.records.audit import Audit
 from auditor.report.programs import program_line
 from auditor.report.words import ratio
-from auditor.runs.outputs import tensor_outputs
 from tests.unit.graphs.models import flat
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from auditor.graphs.cut import Network
 from auditor.graphs.operations import Table, Value
-from auditor.graphs.search import NONE, search, without
+from auditor.graphs.search import Choice, Operations, without
 from auditor.graphs.trial import Refused
+from auditor.plan.search import choose
 from tests.unit.graphs.models import made
 
 
@@ -35,10 +36,15 @@ class Runs:
         return self.factor * float(Network(table).price(low).square) ** 0.5
 
 
+def search(table: Table, trial: Any, budget: float) -> tuple[Operations, Choice]:
+    space = Operations(table, trial)
+    return space, space.without_refused(choose(space, budget))
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_what_is_chosen_holds_as_it_runs_and_leaves_little(factor: float) -> None:
     table, runs = chain(1e-6, 4e-6, 1e-4, 2e-6, 1e-2), Runs(factor)
-    found = search(table, runs, 0.01)  # type: ignore[arg-type]
+    _, found = search(table, runs, 0.01)
     assert runs.error(table, found.low) <= 0.01
     for name in table.may_be_low() - found.low:
         assert runs.error(table, found.low | {name}) > 0.01
@@ -46,28 +52,28 @@ def test_what_is_chosen_holds_as_it_runs_and_leaves_little(factor: float) -> Non
 
 def test_all_low_where_that_holds_takes_one_run() -> None:
     table, runs = chain(1e-6, 1e-6), Runs(1.0)
-    assert search(table, runs, 0.01).low == table.may_be_low()  # type: ignore[arg-type]
+    assert search(table, runs, 0.01)[1].low == table.may_be_low()
     assert runs.count == 1
 
 
 def test_what_raises_is_kept_and_says_so() -> None:
-    found = search(chain(1e-6, 1e-6, 1e-6), Runs(1.0, "op_1"), 0.01)  # type: ignore[arg-type]
+    space, found = search(chain(1e-6, 1e-6, 1e-6), Runs(1.0, "op_1"), 0.01)
     assert found.low == {"op_0", "op_2"}
-    assert found.table.operations["op_1"].kept == "it does not run low: there is no kernel"
-    assert found.table.can_be_low() == {"op_0", "op_2"}
+    assert space.table.operations["op_1"].kept == "it does not run low: there is no kernel"
+    assert space.table.can_be_low() == {"op_0", "op_2"}
 
 
 def test_nothing_is_low_where_nothing_holds() -> None:
-    assert search(chain(1.0, 1.0), Runs(1e9), 0.01).low == NONE  # type: ignore[arg-type]
+    assert search(chain(1.0, 1.0), Runs(1e9), 0.01)[1].low == frozenset()
 
 
 def test_without_runs_the_prediction_decides() -> None:
-    found = search(chain(1e-6, 1e-2), None, 0.01)
-    assert found.low == {"op_0"}
+    space = Operations(chain(1e-6, 1e-2), None)  # type: ignore[arg-type]
+    assert choose(space, 0.01, 0).low == {"op_0"}
 
 
 def test_a_table_without_an_operation_is_another_one() -> None:
     table: Any = chain(1e-6)
     changed = without(table, Refused("op_0", RuntimeError("no")))
     assert table.may_be_low() == {"op_0"}
-    assert changed.may_be_low() == NONE
+    assert changed.may_be_low() == frozenset()

@@ -17,12 +17,12 @@ from auditor.document.stored import read_plans
 from auditor.errors import PlanError
 from auditor.formats.metrics import output_error
 from auditor.graphs import stage
-from auditor.graphs.search import search
-from auditor.plan.plans import judged
+from auditor.isolation.outputs import tensor_outputs
+from auditor.plan.search import choose
+from auditor.plan.verified import judged
 from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.report.layer import explain_layer
-from auditor.runs.outputs import tensor_outputs
 from auditor.verify import run_patched
 from tests.unit.graphs.models import flat
 
@@ -110,12 +110,12 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
         tried.append(judged(bench, plan, *others))
         return tried[-1] if len(tried) > 1 else replace(tried[-1], verified=False, measured_error=0.02)
 
-    def seen(table: Any, trial: Any, target: float) -> Any:
+    def seen(space: Any, target: float, runs: int) -> Any:
         targets.append(target)
-        return search(table, trial, target)
+        return choose(space, target, runs)
 
     monkeypatch.setattr(stage, "judged", harsh)
-    monkeypatch.setattr(stage, "search", seen)
+    monkeypatch.setattr(stage, "choose", seen)
     torch.manual_seed(0)
     found = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")
     assert len(tried) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, from_object, in_eval, load
-from auditor.loading.subject import check
 
 
 class Counter(nn.Module):
@@ -131,24 +129,3 @@ def test_examples_load(root, number):
     assert cautions(subject) == ()
     assert subject.held_out
     assert not subject.model.training
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_the_run_that_proves_that_a_model_runs_is_one_with_gradients_enabled_where_it_can_be(gradients):
-    class Own(nn.Linear):
-        def forward(self, x):
-            y = super().forward(x)
-            return y if gradients else torch.from_numpy(y.numpy() * 2)  # numpy refuses what requires a gradient
-
-    subject = from_object(Own(3, 4), torch.ones(2, 3))
-    (known,) = subject.answers.values()
-    assert known.gradients is gradients
-    assert not known.outputs[0].requires_grad
-
-
-def test_with_held_out_inputs_the_run_on_those_is_kept():
-    subject = from_object(nn.Linear(3, 4), torch.ones(2, 3))
-    subject = check(replace(subject, held_out=(((torch.zeros(2, 3),), {}),)))
-    known = subject.answers[id(subject.held_out[0])]
-    assert not known.gradients
-    assert torch.equal(known.outputs[0], subject.model.bias.expand(2, 4))

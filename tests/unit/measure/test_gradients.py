@@ -13,8 +13,7 @@ from auditor.measure.gradients import attribute_gradients, jumps, rerun
 from auditor.measure.rerun import Limits
 from auditor.records import Contribution
 from auditor.replay.step import Step, bind_step, run_step
-from auditor.runs.step import step_batches
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.training.objective import in_training, training_subject
 from tests.unit.training.conftest import loss_fn, made
 

@@ -13,8 +13,8 @@ from auditor.formats.metrics import output_error
 from auditor.measure.calibrate import calibrate
 from auditor.measure.measure import measure
 from auditor.measure.regions import run_regions
-from auditor.plan.choose import simulated_error
 from auditor.plan.costs import costs_of
+from auditor.plan.modules import Modules
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.plan.trial import Trial
@@ -95,7 +95,7 @@ def test_a_plan_that_raises_is_infinitely_far_off(kind: type[Exception], model: 
     problem = problem_of(capture(subject))
     trial = Trial(problem.capture, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
     assert (
-        simulated_error(problem, evaluate(problem, dict.fromkeys(owners_of(problem.capture), "fp16")), trial)
+        Modules(problem, trial, 0.01).error(evaluate(problem, dict.fromkeys(owners_of(problem.capture), "fp16")))
         == math.inf
     )
 
@@ -124,6 +124,6 @@ def test_want_of_memory_is_no_finding(model: nn.Module) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         measure(captured, subject.model, subject.batches[0], FORMATS)
     with pytest.raises(torch.OutOfMemoryError):
-        simulated_error(problem, low, trial)
+        Modules(problem, trial, 0.01).error(low)
     with pytest.raises(torch.OutOfMemoryError):
         run_regions(captured, subject.model, subject.batches[0], found, verdicts, FORMATS)

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from auditor.criteria import criteria_of
 from auditor.criteria.measure import bound
+from auditor.isolation.answer import answer
+from auditor.isolation.outputs import tensor_outputs
 from auditor.measure import shares
 from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
 from auditor.measure.rerun import Limits, Yardstick
 from auditor.measure.shares import Table
 from auditor.records import Contribution
-from auditor.runs.answer import answer
-from auditor.runs.outputs import tensor_outputs
 from tests.brute_force import OneLow, spearman
 from tests.subjects import measurement_of
 

@@ -60,73 +60,6 @@ def test_a_product_overflows_only_in_its_result() -> None:
     assert float(run_op(aten.dot.default, (a, a), {})) == math.inf  # 180000
 
 
-@pytest.mark.skipif(not products._multiplies_bfloat16(), reason="this processor has no bfloat16 products")
-@pytest.mark.parametrize(
-    ("target", "shapes"),
-    [
-        (torch.ops.aten.linear.default, ((4, 96, 256), (192, 256), (192,))),
-        (torch.ops.aten.matmul.default, ((8, 64, 512), (8, 512, 64))),
-        (torch.ops.aten.mm.default, ((128, 2048), (2048, 160))),
-        (torch.ops.aten.addmm.default, ((160,), (128, 2048), (2048, 160))),
-        (torch.ops.aten.addmm.default, ((128, 160), (128, 2048), (2048, 160))),
-        (torch.ops.aten.conv2d.default, ((2, 32, 28, 28), (64, 32, 3, 3))),
-        (torch.ops.aten.conv2d.default, ((2, 64, 28, 28), (256, 64, 1, 1))),
-    ],
-)
-def test_the_processors_own_products_are_those_of_float32(target: Any, shapes: Any, monkeypatch: Any) -> None:
-    # Only the order of summation may differ, which moves a result across a rounding boundary now and then.
-    args = tuple(normal(*shape, seed=index).bfloat16() for index, shape in enumerate(shapes))
-    native = run_op(target, args, {})
-    monkeypatch.setattr(products, "_multiplies_bfloat16", lambda: False)
-    imitated = run_op(target, args, {})
-    assert native.dtype is imitated.dtype is torch.bfloat16
-    gap = (native.float() - imitated.float()).norm() / imitated.float().norm()
-    assert gap < 2**-8 / 20
-    assert float((native != imitated).double().mean()) < 0.01
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("rest", "groups"), [((), 1), (([2, 2],), 1), (([1, 1], [3, 2]), 1), (([1, 1], [0, 0], [1, 1], 4), 4)]
-)
-def test_small_filters_on_one_thread_take_another_kernel(rest: Any, groups: int, bias: bool, monkeypatch: Any) -> None:
-    if not products._has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    x, weight = normal(2, 32, 30, 20).half(), normal(48, 32 // groups, 1, 1, seed=1).half()
-    args = (x, weight, normal(48, seed=2).half() if bias or rest else None, *rest)
-    assert products.is_slow(x, weight)
-    taken = run_op(aten.conv2d.default, args, {})
-    monkeypatch.setattr(products, "is_slow", lambda *tensors: False)
-    other = run_op(aten.conv2d.default, args, {})
-    assert taken.dtype is other.dtype is torch.float16
-    assert float((taken != other).double().mean()) < 0.01  # the order of summation may move a rounding now and then
-    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
-
-
-@pytest.mark.parametrize(
-    ("target", "args"),
-    [
-        (aten.linear.default, (normal(3, 40, 192), normal(160, 192, seed=1), normal(160, seed=2))),
-        (aten.linear.default, (normal(120, 192), normal(160, 192, seed=1))),
-        (aten.addmm.default, (normal(160, seed=2), normal(120, 192), normal(192, 160, seed=1))),
-    ],
-)
-def test_large_products_take_another_kernel(target: Any, args: tuple[Tensor, ...], monkeypatch: Any) -> None:
-    if not products._has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    args = tuple(x.half() for x in args)
-    assert products._fastest(target, args, {}) is not target
-    taken = run_op(target, args, {})
-    monkeypatch.setattr(products, "_has_onednn", lambda: False)
-    assert products._fastest(target, args, {}) is target
-    other = run_op(target, args, {})
-    assert taken.dtype is other.dtype is torch.float16
-    assert taken.shape == other.shape
-    assert float((taken != other).double().mean()) < 0.01
-    assert torch.allclose(taken.float(), other.float(), rtol=2**-10, atol=2**-14)
-
-
 def test_what_a_product_is() -> None:
     assert is_tensor_core(aten.scaled_dot_product_attention.default)
     assert not is_tensor_core(aten.softmax.int)
@@ -146,7 +79,7 @@ def test_a_product_that_is_told_where_to_write_writes_there() -> None:
     assert torch.allclose(out.float(), a.float() @ b.float(), rtol=2**-8, atol=2**-8)
 
 
-def test_a_fast_product_still_has_a_gradient() -> None:
+def test_a_product_has_a_gradient() -> None:
     # [128, 128] @ [128, 128] of ones: every entry is 128; d sum / dx is 128 times the weight's 1
     x = torch.ones(128, 128, requires_grad=True)
     result = products.product(aten.linear.default, (x, torch.ones(128, 128)), {}, FORMATS["fp16"])
@@ -155,7 +88,7 @@ def test_a_fast_product_still_has_a_gradient() -> None:
     assert (result[0, 0].item(), x.grad[0, 0].item()) == (128.0, 128.0)
 
 
-def test_a_matrix_is_added_to_a_fast_product_row_by_row() -> None:
+def test_a_matrix_is_added_to_a_product_row_by_row() -> None:
     # [128, 128] @ [128, 128] of ones is 128 everywhere, and row i of the matrix holds i
     rows = torch.arange(128.0)[:, None].expand(128, 128)
     ones = torch.ones(128, 128)
@@ -163,40 +96,11 @@ def test_a_matrix_is_added_to_a_fast_product_row_by_row() -> None:
     assert result[:, 5].tolist() == [128.0 + i for i in range(128)]
 
 
-def test_one_number_is_added_to_all_of_a_fast_product() -> None:
+def test_one_number_is_added_to_all_of_a_product() -> None:
     one, ones = torch.full((1,), 3.0), torch.ones(128, 128)
     fp16 = FORMATS["fp16"]
     assert bool((products.product(aten.addmm.default, (one, ones, ones), {}, fp16) == 131.0).all())
     assert bool((products.product(aten.linear.default, (ones, ones, one), {}, fp16) == 131.0).all())
-
-
-def test_what_autograd_saves_for_a_fast_product_is_asked_for_where_only_forwards_run() -> None:
-    if not products._has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    x, weight = normal(3, 40, 192).requires_grad_(), normal(160, 192, seed=1)
-    assert products.fastest(aten.linear.default, (x, weight), {}) is aten.linear.default
-    asked: list[str] = []
-
-    def wanted(_: None) -> Tensor:
-        asked.append("saved")
-        raise RuntimeError("it was not kept")
-
-    with products.forwards_only(), torch.autograd.graph.saved_tensors_hooks(lambda saved: None, wanted):
-        quick = products.fastest(aten.linear.default, (x, weight), {})
-        result = quick(x, weight)
-    assert quick is not aten.linear.default
-    assert result.requires_grad
-    assert torch.allclose(result, aten.linear.default(x, weight), rtol=1e-5, atol=1e-4)
-    with pytest.raises(RuntimeError, match="not kept"):
-        result.sum().backward()
-    assert asked == ["saved"]
-    assert products.fastest(aten.linear.default, (x, weight), {}) is aten.linear.default
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_only_float32_has_faster_kernels(dtype: torch.dtype) -> None:
-    args = normal(3, 40, 192).to(dtype), normal(160, 192, seed=1).to(dtype)
-    assert products.fastest(aten.linear.default, args, {}) is aten.linear.default
 
 
 class Subclass(Tensor):
@@ -213,7 +117,7 @@ class Subclass(Tensor):
     ],
     ids=["nested", "sparse", "float64", "subclass"],
 )
-def test_tensors_that_onednn_does_not_know_take_the_usual_kernel(other: Any) -> None:
+def test_products_of_tensors_that_are_not_plain(other: Any) -> None:
     x, weight = other(normal(3, 160, 192)), normal(160, 192, seed=1)
     weight = weight.to(x.dtype)
     found = products.product(aten.linear.default, (x, weight), {}, FORMATS["fp16"])
@@ -240,12 +144,7 @@ def _each_second(*shape: int) -> Tensor:
         (aten.linear.default, (normal(16_092, seed=1).unfold(0, 192, 100), normal(160, 192), None)),
     ],
 )
-def test_whatever_the_memory_of_a_product_looks_like_it_is_the_same(
-    target: Any, args: tuple[Tensor, ...], monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    found = products.fastest(target, args, {})(*args)
-    assert torch.allclose(found, target(*args), rtol=1e-4, atol=1e-4)
+def test_whatever_the_memory_of_a_product_looks_like_it_is_the_same(target: Any, args: tuple[Tensor, ...]) -> None:
     for row in (FORMATS["fp16"], FORMATS["bf16"]):
         low = products.product(target, args, {}, row)
         assert torch.allclose(low.float(), target(*args), rtol=row.epsilon, atol=row.epsilon)
@@ -261,11 +160,10 @@ WIDE_PRODUCTS = [
 
 
 @pytest.mark.parametrize(("target", "args"), WIDE_PRODUCTS)
-def test_a_fast_product_is_the_same_with_gradients_enabled_and_has_those_of_the_operation(
-    target: Any, args: tuple[Any, ...], monkeypatch: Any
+def test_a_product_is_the_same_with_gradients_enabled_and_has_those_of_the_operation(
+    target: Any, args: tuple[Any, ...]
 ) -> None:
     """To the bit: else a plan's error is another for whoever runs it with gradients enabled."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
     def given() -> list[Any]:
         return [x.half().requires_grad_() if isinstance(x, Tensor) else x for x in args]

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from auditor.formats.metrics import output_error
+from auditor.isolation.process import flags, ieee
 from auditor.plan import baselines as module
 from auditor.plan.baselines import baselines_of, today_of
 from auditor.plan.costs import costs_of
-from auditor.plan.plans import verify
+from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, ScopeChoice, Verdict
-from auditor.state.flags import flags
-from auditor.state.ieee import ieee
 from auditor.tape import capture
 from tests.problems import NOTHING
 from tests.subjects import FORMATS, normal, seeded, subject_of

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.plan.choose import fp32_plan, plain_plan, simulated_error
+from auditor.plan.choices import as_plan, everything
+from auditor.plan.modules import Modules
 from auditor.plan.reach import with_reach
 from auditor.plan.solve import evaluate
 from auditor.records import Baseline
@@ -47,22 +48,22 @@ def reach(bench, plan, baseline=ALL_LOW):
 def test_the_module_that_does_least_harm_is_run_alone(bench, problem):
     def alone(owner: str) -> float:
         point = evaluate(problem, {other: "fp16" if other == owner else "fp32" for other in problem.energy.scopes})
-        return simulated_error(problem, point, bench.trial(bench.subject.batches))
+        return Modules(problem, bench.trial(bench.subject.batches), bench.max_error).error(point)
 
-    found = reach(bench, fp32_plan(problem))
+    found = reach(bench, as_plan(problem, everything(problem, "fp32")))
     assert found == alone("fine") < alone("poor") < ALL_LOW.measured_error
 
 
 def test_everything_low_counts_where_it_is_closer(bench, problem):
-    assert reach(bench, fp32_plan(problem), Baseline(1e-9, True)) == 1e-9
+    assert reach(bench, as_plan(problem, everything(problem, "fp32")), Baseline(1e-9, True)) == 1e-9
 
 
 def test_quickly_nothing_is_run(bench, problem):
     quick = replace(bench, quick=True)
-    assert reach(quick, fp32_plan(problem)) == ALL_LOW.measured_error
-    assert reach(quick, fp32_plan(problem), Baseline(None, False)) is None
-    assert reach(quick, fp32_plan(problem), Baseline(math.inf, True)) is None
+    assert reach(quick, as_plan(problem, everything(problem, "fp32"))) == ALL_LOW.measured_error
+    assert reach(quick, as_plan(problem, everything(problem, "fp32")), Baseline(None, False)) is None
+    assert reach(quick, as_plan(problem, everything(problem, "fp32")), Baseline(math.inf, True)) is None
 
 
 def test_a_plan_with_anything_low_has_an_error_of_its_own(bench, problem):
-    assert reach(bench, plain_plan(problem)) is None
+    assert reach(bench, as_plan(problem, everything(problem, "fp16"))) is None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.plan.baselines import baselines_of
-from auditor.plan.explained import as_candidate
+from auditor.plan.choices import as_candidate
 from auditor.plan.plans import plans_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import together

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from auditor.plan import choose
-from auditor.plan.choose import _fastest_that_holds
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
-from auditor.plan.solve import Candidate, candidates, evaluate
+from auditor.plan.search import choose
+from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Capture, Contribution, Verdict
 from auditor.strategies import SHIPPED as STRATEGIES
-from tests.planning import bench_of, searched
+from tests.planning import Foretold, bench_of, searched
 from tests.problems import drawn, labellings, owners_of, tied_owners
 from tests.small_models import ConvNet
 from tests.subjects import capture_of, normal, seeded
@@ -32,9 +31,7 @@ BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 def chosen(problem: Problem, budget: float) -> Candidate:
     """What the search takes where every run comes out as predicted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "simulated_error", lambda problem, point, trial, enough: point.predicted_error)
-        return _fastest_that_holds(problem, candidates(problem), NO_TRIAL, budget)
+    return choose(Foretold(problem, budget), budget)
 
 
 def every_choice(problem: Problem) -> list[Candidate]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from auditor.plan.choose import ruled
+from auditor.plan.choices import ruled
 from auditor.records import Finding
 from tests.problems import captured, drawn, owners_of
 

@@ -1,4 +1,4 @@
-"""Runs of the graph under a choice: begun from one beside it, and made once for all who ask."""
+"""Runs of the graph under a choice, begun from one beside it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.cache.kept import Met
 from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.plan import trial as module
 from auditor.plan.trial import Trial
 from auditor.records import Capture
 from auditor.replay.running import Running
 from auditor.replay.strategies import running
-from auditor.runs.outputs import tensor_outputs
 from tests.subjects import capture_of, normal, seeded
 
 
@@ -57,7 +56,7 @@ def trial_of(model: nn.Module, capture: Capture, *inputs: torch.Tensor) -> Trial
     batches = [((x,), {}) for x in inputs]
     with torch.no_grad():
         references = [tensor_outputs(model(x)) for x in inputs]
-    return Trial(capture, model, batches, references, output_error, tuple(Met() for _ in inputs))
+    return Trial(capture, model, batches, references, output_error)
 
 
 def keeping(capture: Capture, kept: Sequence[str]) -> Running:
@@ -69,15 +68,9 @@ def test_runs_beside_one_begin_from_it_and_come_to_the_same(model: nn.Module, ca
     policies = [keeping(capture, kept) for kept in ((), ("3",), ("5",), ("1", "3"))]
     expected = [trial_of(model, capture, x).error(how) for how in policies]
     ran.clear()
-    for ahead in (None, (), policies, policies[1:2]):
-        beside = trial_of(model, capture, x).near(ahead)
-        assert [beside.error(how) for how in policies] == expected
-        assert ran == [3, 1, 5]
-        ran.clear()
-    beside.forget()
-    beside.error(keeping(capture, ("2",)))  # from its start: nothing is known of what it could begin from
-    beside.error(keeping(capture, ("2", "5")))
-    assert ran == [1]
+    beside = trial_of(model, capture, x).near()
+    assert [beside.error(how) for how in policies] == expected
+    assert ran == [3, 1, 5]
 
 
 def test_each_batch_is_run_on_its_own_values(model: nn.Module, capture: Capture) -> None:
@@ -97,14 +90,3 @@ def test_what_the_first_run_raises_leaves_the_next_to_begin(model: nn.Module, ca
     how, late = keeping(capture, ("1",)), keeping(capture, ("1", "5"))
     assert beside.error(how) == trial_of(model, capture, x).error(how)
     assert beside.error(late) == trial_of(model, capture, x).error(late)
-
-
-def test_a_run_is_made_once_on_each_batch(model: nn.Module, capture: Capture, ran: list[int]) -> None:
-    first, second = normal(4, 16), 2 * normal(4, 16)
-    trial, how = trial_of(model, capture, first, second), keeping(capture, ("1",))
-    error = trial.error(how)
-    assert trial.error(how) == error == trial_of(model, capture, first, second).error(how)
-    assert len(ran) == 4
-    alone = Trial(capture, model, trial.batches[:1], trial.references[:1], output_error)
-    assert alone.error(how) == alone.error(how)
-    assert len(ran) == 6  # where nothing is kept

@@ -77,15 +77,6 @@ def test_answers_with_gradients_or_none() -> None:
     assert found.ungraded is None
 
 
-def test_what_answers_the_same_with_gradients_is_known_where_it_was_run() -> None:
-    found = bench()
-    batch, answers = found.checks[0], [ONE + 1]
-    assert not found.alike
-    assert replace(found, known={id(batch): answers}, enabled=answers).alike
-    assert not replace(found, known={id(batch): answers}, enabled=[ONE + 1]).alike
-    assert replace(found, enabled="RuntimeError: for inference").ungraded == "RuntimeError: for inference"
-
-
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
     assert bench().max_error == 0.01
     assert bench(floor=Noise(error=0.001, floor=0.003)).max_error == 0.01

@@ -97,31 +97,6 @@ def test_only_what_differs_is_run() -> None:
     assert not owners & {"side", "blocks.0.up", "blocks.2.down", "blocks.3.norm"}
 
 
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-def test_what_those_ahead_read_is_enough(strategy: str) -> None:
-    """Kept for some policies, any other one begins from it as well, and computes what is not there."""
-    model, x = seeded(Net), normal(3, 8)
-    found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
-    late, early = ({f"blocks.{index}.up"} for index in (3, 0))
-    ahead = [under(found, strategy, "bf16", wide) for wide in (late, {"head"})]
-    with torch.no_grad():
-        _, everything = begun(found, flat, under(found, strategy, "bf16", set()))
-        _, before = begun(found, flat, under(found, strategy, "bf16", set()), ahead)
-        computed = [_computed(found, how, flat, before) for how in ahead]
-        assert computed == [_computed(found, how, flat, everything) for how in ahead]
-        assert max(map(len, computed)) < len(found.nodes) / 2
-        for wide in (set(), early, late | {"side"}):
-            how = under(found, strategy, "bf16", wide)
-            (again,) = PolicyAgain(found, how, before).run(*flat)
-            assert torch.equal(again, PolicyInterpreter(found, how).run(*flat)[0])
-    floating = {n.name for n in before.values if n.op == "call_function"}
-    assert len(floating) <= 4  # what goes on along the blocks before the last, and the branch
-    stored = {n.name for n in before.values if n.op == "placeholder"}
-    low = under(found, strategy, "bf16", set()).placeholder_precision.keys()
-    assert low <= stored and bool(low) == (strategy == "cast")
-
-
 def _computed(found: Capture, how: Running, flat: list[Any], before: Run) -> set[str]:
     """Operations that a run computes which begins from another one."""
     ran: set[str] = set()

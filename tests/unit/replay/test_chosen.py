@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.ops.table import operation
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
 from auditor.paths import function_in
-from auditor.plan.choose import scopes_of
+from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
-from auditor.plan.exceptions import entries_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Capture, Plan, ScopeChoice, Verdict
@@ -26,7 +26,6 @@ from auditor.replay.chosen import kept_functions, labelled, scoped
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import plain, running
-from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
 from tests.flat_models import LARGE, FlatBlock, Stack
@@ -76,7 +75,7 @@ def drawn(name: str, strategy: str, fmt: str, rnd: random.Random) -> dict[str, s
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])
     nodes = [node for node in capture.nodes.values() if node.function is not None and not operation(node.op).cast]
-    functions = {(node.owner, rnd.choice(entries_of(node))) for node in nodes}
+    functions = {(node.owner, node.function.path) for node in nodes}
     return labels | {function_in(*found): rnd.choice([fmt, "fp32"]) for found in sorted(functions)}
 
 

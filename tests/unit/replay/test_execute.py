@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from auditor.replay import execute as execute_module
 from auditor.replay.execute import PolicyInterpreter, low_literals, with_literals
 from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import running
@@ -110,47 +109,3 @@ def test_a_refusal_names_the_place() -> None:
     node = only(capture, "linalg_cholesky")
     assert caught.value.owner == "0"
     assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"
-
-
-class Head(nn.Module):
-    """A wide head behind a layer, or without anything before it."""
-
-    def __init__(self, alone: bool = False, read: bool = False) -> None:
-        super().__init__()
-        self.body, self.head = nn.Identity() if alone else nn.Linear(256, 256), nn.Linear(256, 256)
-        self.read = read
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.head(self.body(x))
-        return y.relu() if self.read else y
-
-
-@pytest.mark.parametrize(
-    ("model", "labels", "quick"),
-    [
-        (Head, {"": "bf16", "body": "bf16", "head": "fp32"}, True),
-        (Head, {"": "bf16", "body": "bf16", "head": "bf16"}, False),
-        (Head, {"": "bf16", "body": "fp32", "head": "fp32"}, False),  # what FP32 gives, to the bit
-        (lambda: Head(alone=True), {"": "bf16", "body": "fp32", "head": "fp32"}, False),
-        (lambda: Head(read=True), {"": "bf16", "body": "bf16", "head": "fp32"}, False),
-    ],
-)
-def test_a_head_in_fp32_behind_what_is_low_takes_the_fastest_kernel(
-    model: Any, labels: dict[str, str], quick: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nothing reads it that could be rounded, and where it is not exact in any case."""
-
-    def fastest(target: Any, args: Any, kwargs: Any) -> Any:
-        return lambda *given: target(*given) + 1
-
-    monkeypatch.setattr(execute_module, "fastest", fastest)
-    head, x = seeded(model), normal(128, 256)
-    capture = capture_of(head, x)
-    results: dict[bool, Tensor] = {}
-    for patched in (True, False):
-        if not patched:
-            monkeypatch.setattr(execute_module, "fastest", lambda target, args, kwargs: target)
-        how = running(capture, "autocast", labels.__getitem__, "bf16")
-        with torch.no_grad():
-            results[patched] = PolicyInterpreter(capture, how).run(*capture.bind(head, ((x,), {})))[0]
-    assert torch.equal(results[True].float(), results[False].float() + quick)

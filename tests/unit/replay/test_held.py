@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from auditor.replay import held
-from auditor.replay.held import DEEP, Held, Slots, goes
+from auditor.replay.held import DEEP, Held, Slots, goes, hollow
 
 
 class _Counting:
@@ -127,3 +127,15 @@ def test_autograd_goes_back_through_results_that_are_computed_again(first: int) 
     found = torch.autograd.grad(z, (x, weight))
     assert ran == ["y"]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_hollow_tensor_has_its_gradient_and_no_memory() -> None:
+    x = torch.ones(8, requires_grad=True)
+    seen: list[torch.Tensor] = []
+    y = x * 3
+    y.register_hook(seen.append)
+    total = (y * 2).sum()
+    hollow(y)
+    assert y.shape == (8,) and y.untyped_storage().nbytes() == 4
+    total.backward()
+    assert seen[0].tolist() == [2.0] * 8 and x.grad is not None and x.grad.tolist() == [6.0] * 8

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
-from auditor.plan.choose import scopes_of
+from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
@@ -22,7 +23,6 @@ from auditor.records import Capture, Plan, Verdict
 from auditor.replay.chosen import labelled
 from auditor.replay.execute import PolicyInterpreter
 from auditor.replay.strategies import running
-from auditor.runs.outputs import tensor_outputs
 from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
 from tests.problems import NOTHING, Held, owners_of, tied_owners

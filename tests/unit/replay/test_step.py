@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from auditor.replay.step import bind_step, run_step
-from auditor.runs.step import step_batches
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.training.objective import in_training, training_subject
 from tests.subjects import normal, seeded
 

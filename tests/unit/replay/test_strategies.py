@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from auditor.paths import function_in
 from auditor.records import ScopeChoice
-from auditor.replay.chosen import labelled, scoped
+from auditor.replay.chosen import scoped
 from auditor.replay.nesting import deciders_of, owners_of
 from auditor.replay.running import Setting
 from auditor.replay.strategies import plain, running
 from auditor.strategies import strategy_of
 from tests.problems import captured
 from tests.replaying import Model, replayed
-from tests.subjects import capture_of, normal, only
+from tests.subjects import normal, only
 
 SCOPES = {"": ScopeChoice("fp16"), "a.b": ScopeChoice("fp32"), "a.b.c.d": ScopeChoice("fp16")}
 
@@ -94,41 +91,3 @@ def test_python_looks_at_fp32_in_an_fp32_scope() -> None:
         for precision in ("fp16", "fp32")
     }
     assert written == {"fp16": {1: torch.float16}, "fp32": {}}
-
-
-class Normed(nn.Module):
-    """An argument that one function reads; its dtype may be looked at, a view of it too, or the output may show it."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.weight = kind, nn.Parameter(torch.randn(4, 4))
-        self.register_buffer("table", torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        h = F.normalize(x[:2] if self.kind == "view" else x, dim=-1)
-        h = F.linear(h, self.weight) * F.normalize(self.table, dim=-1)
-        if self.kind == "looked at":
-            h = h + torch.arange(4).to(x.dtype)
-        if self.kind == "read":
-            h = h * x
-        return (h, x[:1], self.table) if self.kind == "shown" else h
-
-
-@pytest.mark.parametrize(
-    ("kind", "spared"),
-    [
-        ("alone", {"x", "b_table"}),
-        ("view", {"x", "b_table"}),
-        ("looked at", {"b_table"}),
-        ("read", {"b_table"}),
-        ("shown", set()),
-    ],
-)
-def test_what_kept_functions_alone_read_is_not_stored_low(kind: str, spared: set[str]) -> None:
-    capture = capture_of(Normed(kind), torch.rand(3, 4))
-    choice = labelled({"": "fp16", function_in("", "normalize"): "fp32"})
-    found = running(capture, "cast", choice, "fp16")
-    assert found.spared == spared
-    assert all(found.placeholder_precision[name] == "fp32" for name in spared)
-    assert found.placeholder_precision["p_weight"] == "fp16"
-    assert not running(capture, "cast", plain("fp16"), "fp16").spared

@@ -23,11 +23,11 @@ def test_a_plan_that_cannot_be_run_has_not_failed(plan: Figures | None, words: s
 
 def test_functions_that_one_side_alone_keeps_are_named() -> None:
     was = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("", "pow"), ("head", "exp")))
-    now = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("head", "exp"), ("head", "linear 2 of 3")))
+    now = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("head", "exp"), ("head", "linear")))
     assert (
         exceptions(was, now)
-        == "Functions of low modules in FP32 now: linear 2 of 3 in head; no longer in FP32: pow in (whole model)."
+        == "Functions of low modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."
     )
-    assert exceptions(now, None) == "Functions of low modules no longer in FP32: exp in head, linear 2 of 3 in head."
+    assert exceptions(now, None) == "Functions of low modules no longer in FP32: exp in head, linear in head."
     assert exceptions(None, was) == "Functions of low modules in FP32 now: pow in (whole model), exp in head."
     assert exceptions(was, was) == exceptions(None, None) == ""

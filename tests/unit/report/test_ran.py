@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import auditor
+from auditor.isolation import isolated
 from auditor.ops.nodes import tensors_of
+from auditor.patch.runtime import apply_plan
 from auditor.patch.table import plan_table
-from auditor.patch.temporary import patched
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
-from auditor.report.questions import questions
 from auditor.report.ran import computed_in, dtype_label, tally, why_raised
 from tests.subjects import normal, seeded
 
@@ -134,65 +134,13 @@ def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None
             return result
 
     seen: list[tuple[str, torch.dtype]] = []
-    with (
-        patched(audit.subject.model, plan_table(audit.plans["autocast_fp16"])) as model,
-        auditor.imitated("cuda"),
-        torch.no_grad(),
-        Calls(),
-    ):
-        model(*audit.subject.batches[0][0])
+    with isolated(audit.subject.model):
+        model = apply_plan(audit.subject.model, plan_table(audit.plans["autocast_fp16"]))
+        with auditor.imitated("cuda"), torch.no_grad(), Calls():
+            model(*audit.subject.batches[0][0])
     names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
     told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]
     assert [entry for entry in seen if entry[0] != "float"] == [entry for entry in told if entry[0] != "float"]
-
-
-def test_the_question_names_what_autocast_raises_and_nothing_that_it_leaves(audit: Audit) -> None:
-    (answer,) = [a.answer for a in questions(audit) if a.question == "What does autocast keep in FP32?"]
-    assert answer == ("By itself, on CUDA: layer_norm (1). What is on none of its lists computes in what it is handed.")
-    bare = replace(audit, nodes=tuple(r for r in audit.nodes if "norm" not in r.node.op))
-    (answer,) = [a.answer for a in questions(bare) if a.question == "What does autocast keep in FP32?"]
-    assert answer == "By itself none of this model's operations, on CUDA."
-
-
-def test_a_mask_is_not_how_close_it_is_to_overflow() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            keep = torch.ones(16, 16).tril().bool()
-            return self.linear(x).masked_fill(~keep, -1e9).softmax(-1)
-
-    found = auditor.audit(
-        seeded(Masked), 100 * normal(16, 16), formats=("fp16",), strategies=("autocast",), device="cpu"
-    )
-    (answer,) = [a.answer for a in questions(found) if a.question == "How close is it to overflow?"]
-    largest = float(found.subject.model.linear(found.subject.batches[0][0][0]).abs().max().detach())
-    assert answer.startswith(f"The largest value, {largest:.3g}, is ")
-    assert "in linear at" not in answer
-    assert answer.endswith("Numbers written in the code, as masks are, are left out.")
-    (masked,) = [r for r in found.nodes if r.written]
-    assert masked.node.op == "aten.masked_fill.Scalar"
-    assert masked.range is not None
-    assert masked.range.max_abs == 1e9
-
-
-def test_the_layer_that_makes_infinities_is_not_the_mask_that_is_one() -> None:
-    class Overflowing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            weights = (self.linear(x) + torch.full((16, 16), -1e9).triu(1)).softmax(-1)
-            return (1000 * weights).square().mean(-1).sqrt()
-
-    found = auditor.audit(seeded(Overflowing), normal(16, 16), formats=("fp16",), strategies=("cast",), device="cpu")
-    first, *_ = [r for r in found.nodes if r.errors["fp16"].born]
-    assert first.written
-    (answer,) = [a.answer for a in questions(found) if a.question == "Which layer makes the NaN or Inf?"]
-    assert answer.startswith("In FP16, square in (whole model) at")
 
 
 def test_labels_and_tallies(audit: Audit) -> None:

@@ -35,13 +35,6 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ("above = 8", "matches = 8", 8, "when[0].matches: unknown key", "rule-unknown-key"),
         (", above = 8", "", 8, "compares reduction_length with nothing", "rule-missing-key"),
         ('"reduction_length", above', '"reduction", above', 8, "'reduction' is not one of", "rule-bad-value"),
-        (
-            '"reduction_length", above',
-            '"headroom_bits_fp16", above',
-            8,
-            "when[0].fact: 'headroom_bits_fp16' is called 'headroom_bits.fp16' now",
-            "rule-bad-value",
-        ),
         ('"reduction_length", above', '"headroom_bits", above', 8, "kept by format: name one, as in", "rule-bad-value"),
         (
             '"reduction_length", above',
@@ -51,7 +44,6 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
             "rule-bad-value",
         ),
         ('"reduction_length", above', '"numel.fp16", above', 8, "'numel' is not kept by format", "rule-bad-value"),
-        ("{reduction_length}", "{verdict_bf16}", 9, "'verdict_bf16' is called 'verdict.bf16' now", "rule-bad-value"),
         ("{reduction_length}", "[fp17: x]", 9, "has a clause on 'fp17', which is no format", "rule-bad-value"),
         ("{reduction_length}", "{reason.bf16:.3g}", 9, "is no valid template", "rule-bad-value"),
         ("{reduction_length}", "{length}", 9, "'length' is not a fact", "rule-bad-value"),

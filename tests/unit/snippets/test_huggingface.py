@@ -94,7 +94,7 @@ def test_the_loaded_model_is_the_patched_one(
 def test_a_tied_weight_that_the_plan_does_not_name_is_refused_at_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """plan.json of an earlier version has no tied_parameters: the patterns then miss one, and the model says so."""
+    """Of a document without tied_parameters the patterns miss one, and the model says so."""
     model = bert()
     model.save_pretrained(tmp_path)
     scopes = {"": scope("fp16"), "cls.predictions.decoder": scope("fp32")}

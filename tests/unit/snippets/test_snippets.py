@@ -38,9 +38,9 @@ def words(text: str) -> str:
 
 def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
     found = snippets(document(BOTH, "autocast_fp16"))
-    assert list(found) == list(TOOLS) == ["hf", "fsdp2", "lightning", "gradscaler", "onnx"]
+    assert list(found) == list(TOOLS) == ["hf", "fsdp2", "lightning", "gradscaler"]
     for tool, text in found.items():
-        name = "cast_fp16" if tool in ("hf", "onnx") else "autocast_fp16"
+        name = "cast_fp16" if tool == "hf" else "autocast_fp16"
         assert f"the plan '{name}'. Verified: measured error 0.004 for a budget of 0.01" in words(text)
     assert "The recommended plan, 'autocast_fp16', is one of strategy autocast." in words(found["hf"])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from auditor.isolation.restored import restored
 from torch import nn
 
 import auditor
@@ -24,7 +25,6 @@ from auditor.patch.emit import emit
 from auditor.records import Batch, Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.reporters import reporter
-from auditor.state.restored import restored
 from auditor.strategies import names, registered
 from auditor.strategies.base import PlainRun, Strategy
 from auditor.strategies.cast import Cast, CastRuntime

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from auditor.ops.functions import positional_names
 from auditor.strategies.runtime import (
     Runtime,
     by_scope,
@@ -20,8 +19,6 @@ from auditor.strategies.runtime import (
     floating_dtype,
     holds_fp32,
     in_region,
-    kept_inputs,
-    kept_state,
     precision_of,
 )
 
@@ -69,7 +66,6 @@ def test_a_tensor_of_several_owners_is_fp32_as_soon_as_one_is() -> None:
 def test_a_layer_that_holds_a_wide_weight() -> None:
     layer, parent = nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
     assert holds_fp32(layer, {id(layer.bias): "fp32"})
-    assert not holds_fp32(layer, {id(layer.bias): "fp32"}, {"bias"})
     assert not holds_fp32(layer, {id(layer.bias): "fp16"})
     assert not holds_fp32(parent, {id(parent[0].weight): "fp32"})  # not its own
 
@@ -124,23 +120,3 @@ def test_what_is_computed_while_it_is_read_is_computed_in_the_region() -> None:
     assert list(lazy) == []
     assert inside == [True]
     assert in_region(lambda: torch.autocast("cpu"), lambda: [1]) == [1]
-
-
-def test_state_that_a_low_scope_keeps_is_stored_in_fp32() -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
-    scopes = {
-        "": {"precision": "fp16", "keep_state": ["0.bias"]},
-        "1": {"precision": "bf16", "keep_state": ["0.weight"]},
-    }
-    assert kept_state(scopes) == {"0.bias", "1.0.weight"}
-    wanted = by_scope(list(model.named_parameters()), scopes)
-    assert [wanted[id(x)] for x in model.parameters()] == ["fp16", "fp32", "fp32", "bf16"]
-
-
-def test_arguments_that_stay_as_given_are_found_by_name_or_place() -> None:
-    def forward(x: Tensor, y: Tensor, *rest: Tensor, z: Tensor | None = None) -> None: ...
-
-    scopes = {"": {"precision": "fp16", "keep_inputs": ["y", "z", "3"]}}
-    assert positional_names(forward) == ["x", "y"]
-    assert kept_inputs(forward, [""], scopes) == ([False, True, False, True], ["y", "z", "3"])
-    assert kept_inputs(forward, ["a"], scopes) == ([], [])

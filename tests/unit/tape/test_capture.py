@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.errors import CaptureError
+from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
-from auditor.runs.outputs import tensor_outputs
 from auditor.tape.capture import Recording, _check, recorded
 from auditor.tape.history import AGREEMENT
 from tests.capturing import Function
@@ -266,12 +266,3 @@ def test_a_run_of_the_tape_made_for_another_reason_stands_for_one_more(monkeypat
         ran.clear()
         taken_anew().repeats(found)
         assert ran
-
-
-def test_a_model_that_answers_what_it_did_when_it_was_loaded_has_its_answer_once() -> None:
-    subject = from_object(seeded(lambda: nn.Linear(8, 8)), normal(4, 8))
-    (known,) = subject.answers.values()
-    assert known.gradients
-    assert recorded(subject).answer is known.outputs
-    known.outputs[0].add_(1)
-    assert recorded(subject).answer is not known.outputs

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from auditor.isolation.answer import answer
 from auditor.loading import in_eval, load
-from auditor.runs.answer import answer
 from auditor.tape import capture
 from tests.replaying import FORMATS, assert_same, replay
 

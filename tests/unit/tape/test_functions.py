@@ -82,34 +82,3 @@ def test_depth_is_that_of_the_module_and_what_no_mode_sees_has_no_function() -> 
     linear = nodes["linear"]
     assert linear.function is not None
     assert linear.function.depth == len(linear.calls) == 2
-
-
-class Twice(nn.Module):
-    """A module that is called twice, its function called here too, in place and not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Counted()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x).relu()
-        return self.inner(F.relu(x + 1, inplace=True)).relu()
-
-
-class Counted(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.relu() + 1).relu()
-
-
-def test_calls_are_numbered_from_the_beginning_of_each_module_call() -> None:
-    """Those in place count as well, since the mode that runs a plan sees them too."""
-    nodes = capture_of(Twice(), normal(4)).nodes.values()
-    calls = [(node.owner, node.function) for node in nodes if node.function and node.function.path == "relu"]
-    assert [(owner, call.numbers, call.of) for owner, call in calls] == [
-        ("inner", (1, 1), 2),
-        ("inner", (2, 2), 2),
-        ("", (3,), 7),
-        ("inner", (5, 1), 2),
-        ("inner", (6, 2), 2),
-        ("", (7,), 7),
-    ]

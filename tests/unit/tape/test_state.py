@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import CaptureError
-from auditor.runs.answer import answer
+from auditor.isolation.answer import answer
 from tests.replaying import Model, assert_same, kinds, linear, operations, replay, replayed
 from tests.subjects import capture_of, nodes_by_op, normal
 

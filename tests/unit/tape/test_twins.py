@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.isolation.draws import draw_of
 from auditor.ops.nodes import mutates, operation_of
-from auditor.state.draws import draw_of
 from auditor.tape.twins import (
     Drawn,
     Written,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.replay.step import bind_step, run_step
-from auditor.runs.step import step_batches
-from auditor.tape.step import capture_step
+from auditor.tape.step import capture_step, step_batches
 from auditor.training.batches import batch_sizes
 from auditor.training.objective import training_subject
 from auditor.training.own import Lowering

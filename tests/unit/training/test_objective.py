@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from auditor.runs.step import TrainingStep, own_loss, step_batches
+from auditor.tape.step import TrainingStep, own_loss, step_batches
 from auditor.training.objective import split, training_subject
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)

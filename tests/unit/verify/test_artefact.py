@@ -219,7 +219,7 @@ def test_a_source_that_looks_at_its_arguments_finds_none(tmp_path: Path) -> None
 
 
 def test_numbers_drawn_at_import_do_not_move_those_drawn_by_the_factory(tmp_path: Path) -> None:
-    from auditor.state.draws import reseed
+    from auditor.isolation.process import reseed
 
     source = QUIET + "torch.rand(3)\ndef get_model(): return Net()\n"
     found = run(tmp_path, source, ("cast_bf16",), seed=3)

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import auditor
 from auditor.formats.metrics import output_error
 from auditor.imitation import imitated
-from auditor.runs.outputs import tensor_outputs
-from auditor.state.draws import reseed
+from auditor.isolation.outputs import tensor_outputs
+from auditor.isolation.process import reseed
 from tests.subjects import normal
 
 

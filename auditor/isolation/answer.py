@@ -1,0 +1,104 @@
+"""Running the user's model as its user calls it, from the same state and the same random numbers every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..dispatch import uncompiled, unfused
+from ..pulse import beat
+from ..records import Batch
+from .isolated import isolated
+from .outputs import NamedTensors, tensor_outputs
+
+T = TypeVar("T")
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+def answer(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    seed: int = 0,
+    around: Around = nullcontext,
+    gradients: bool = False,
+    fused: bool = False,
+) -> NamedTensors:
+    """The tensors that the model returns for a batch, under their names, inside `around()`; nothing of the model or batch changes.
+
+    gradients: as outside of `torch.no_grad()`. fused: with PyTorch's fused transformer path, which is off otherwise,
+    since it answers differently where a mask hides an entry.
+    """
+
+    def run() -> NamedTensors:
+        args, kwargs = copied(batch)
+        with nullcontext() if fused else unfused(), uncompiled(), around():
+            return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
+
+    if not gradients:
+        return from_the_start(model, batch, run, seed)
+    asked: list[bool] = []
+    try:
+        with _nothing_saved(asked):
+            found = from_the_start(model, batch, run, seed, gradients=True)
+    except Exception as error:
+        if not asked and "saved tensor" not in str(error):  # what torch.func says of hooks
+            raise
+    else:
+        if not asked:
+            return found
+    return from_the_start(model, batch, run, seed, gradients=True)
+
+
+@contextmanager
+def _nothing_saved(asked: list[bool]) -> Iterator[None]:
+    """In the body autograd keeps no values for a backward pass: nobody takes one of an answer, and the imitation's low
+    products would keep every weight once more. asked: filled where the model itself takes gradients in its forward."""
+
+    def wanted(_: None) -> torch.Tensor:
+        asked.append(True)
+        raise RuntimeError("a saved tensor was not kept")
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted):
+        yield
+
+
+def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
+    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
+    beat()
+    try:
+        with isolated(model, batch, seed=seed), torch.set_grad_enabled(gradients):
+            return run()
+    except RuntimeError as error:
+        if gradients or "does not require grad" not in str(error):
+            raise
+    with isolated(model, batch, seed=seed), torch.enable_grad():
+        return run()
+
+
+def copied(batch: Batch) -> Batch:
+    """The batch with tensors of its own."""
+    result: Batch = pytree.tree_map_only(
+        torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch
+    )
+    return result
+
+
+@contextmanager
+def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """`model.half()` or its like for the body; parameters, gradients and buffers come back as the tensors they were."""
+    with isolated(model):
+        # `Module.to` would make real numbers of complex ones.
+        model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
+        yield
+
+
+def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its FP32 tensors in `dtype`."""
+    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+    return result

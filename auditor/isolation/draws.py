@@ -1,0 +1,104 @@
+"""Random numbers of a run: drawn in FP32 whatever the precision, so that a low run draws what the FP32 run drew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..devices import NATIVE
+from ..formats.table import is_low
+from ..ops.nodes import mutates
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where a random operation stood in its generator. device: whose default generator it is; own: it was handed one."""
+
+    state: torch.Tensor
+    device: torch.device
+    own: bool
+
+    def again(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operation with the same draw; the generators stay as they are."""
+        if self.own:
+            generator = torch.Generator(self.device)
+            generator.set_state(self.state)
+            return in_float32(op, args, {**kwargs, "generator": generator})
+        kept = state_of(self.device)
+        _set_state(self.device, self.state)
+        try:
+            return in_float32(op, args, kwargs)
+        finally:
+            _set_state(self.device, kept)
+
+
+@cache
+def may_draw(op: Any) -> bool:
+    """Whether an operation can draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
+    """Where the next random operation on these arguments stands."""
+    generator = kwargs.get("generator")
+    if isinstance(generator, torch.Generator):
+        return Draw(generator.get_state(), generator.device, True)
+    tensors = (x.device for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+    device = torch.device(kwargs.get("device") or next(tensors, "cpu"))
+    return Draw(state_of(device), device, False)
+
+
+def drew(draw: Draw, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation took numbers from its generator since then."""
+    now = kwargs["generator"].get_state() if draw.own else state_of(draw.device)
+    return not torch.equal(now, draw.state)
+
+
+def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random operation that draws in FP32, its floating results rounded to the dtype that it would have given."""
+    dtype = _low_dtype(args, kwargs)
+    if dtype is None:
+        return op(*args, **kwargs)
+    wide = [_raised(x) for x in (args, kwargs)]
+    result = op(*wide[0], **wide[1])
+    if mutates(op):  # what was written belongs to the caller
+        args[0].copy_(wide[0][0])
+        return args[0] if result is wide[0][0] else result
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype is torch.float32 else x, result)
+
+
+def state_of(device: torch.device) -> torch.Tensor:
+    """State of a device's default generator."""
+    if device.type not in NATIVE:
+        return torch.get_rng_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type in NATIVE:
+        torch.get_device_module(device).set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    leaves = pytree.tree_leaves((args, kwargs))
+    asked = next((x for x in leaves if isinstance(x, torch.dtype)), None)
+    if asked is not None:
+        return asked if is_low(asked) else None
+    return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
+
+
+def _raised(tree: Any) -> Any:
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and is_low(x.dtype):
+            return x.float()
+        return torch.float32 if isinstance(x, torch.dtype) and is_low(x) else x
+
+    return pytree.tree_map(wide, tree)

@@ -1,0 +1,273 @@
+"""The body of a `with` may do anything to models, to what they are given and to the process: all of it comes back."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import AuditorError
+from .process import process_state, reseed
+from .tensors import Memory, TensorState, plain_torch
+
+_UNSET = object()
+_OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
+# No run can change them, and there are many of them.
+_ATOMS = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size}
+)
+
+
+@contextmanager
+def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
+    """Whatever the body does to `roots` (models, batches, what else may be written) and to the process comes back.
+
+    Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes,
+    as deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
+    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. Two runs in two such bodies
+    therefore start from the same state. seed: the generators start from it.
+    Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
+    `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
+    they need are put back after it. What the body records must not hang on the roots, or it is undone too.
+    Cost: buffers are copied at once, every other tensor only when an operation is about to write into it.
+    Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
+    """
+    process = process_state()
+    with plain_torch():
+        held = _Held(roots)
+    try:
+        if seed is not None:
+            reseed(seed)
+        with held.memory.saved_before_written():
+            yield
+    except BaseException as error:
+        for problem in held.restore(process):
+            error.add_note(problem)
+        raise
+    if problems := held.restore(process):
+        raise AuditorError("\n".join(problems), slug="state-not-restored")
+
+
+class _Held:
+    """The objects that some roots lead to, each with what it held at the start."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.memory = Memory()
+        self._seen: dict[int, Any] = {}
+        self._kinds: dict[type, list[_Kind]] = {}
+        self._contents: list[tuple[Any, _Kind, list[Any]]] = []
+        self._tensors: list[TensorState] = []
+        waiting = [*roots]
+        while waiting:
+            value = waiting.pop()
+            if type(value) not in _ATOMS and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                waiting += self._opened(value)
+
+    def restore(self, process: Callable[[], None]) -> list[str]:
+        """Put everything back, `process` at last; the answer says what could not be.
+
+        Gradients after tensors: torch compares them with the tensor that they belong to.
+        """
+        steps: list[Callable[[], None]] = [state.restore for state in self._tensors]
+        steps += [partial(_put_back, *content) for content in self._contents]
+        steps += [state.restore_gradient for state in self._tensors]
+        problems = []
+        with plain_torch():
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:  # one that can't be put back must not keep the others from it
+                    problems.append(f"{type(error).__name__}: {error}")
+            problems += self.memory.restore()
+        process()
+        return problems
+
+    def _opened(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, torch.Tensor):
+            state = TensorState(value)
+            self._tensors.append(state)
+            self.memory.watch(value)
+            yield from state.children
+        elif isinstance(value, nn.Module):
+            stores = value._parameters, value._buffers, value._modules
+            yield from (member for store in stores for _, member in store.items())  # TorchScript's lie in C++
+            self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
+        for kind in self._kinds_of(type(value)):
+            held = kind.read(value)
+            self._contents.append((value, kind, held))
+            yield from held if kind.leads else ()
+
+    def _kinds_of(self, cls: type) -> list[_Kind]:
+        if cls not in self._kinds:
+            self._kinds[cls] = list(_kinds_of(cls))
+        return self._kinds[cls]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How an object is read as a list and written from such a list. leads: whether what is in the list is opened next."""
+
+    read: Callable[[Any], list[Any]]
+    write: Callable[[Any, list[Any]], object]
+    leads: bool = True
+
+
+def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
+    """The same objects in the same order, in the same container; one that was left alone isn't touched."""
+    now = kind.read(owner)
+    if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
+        kind.write(owner, held)
+
+
+def _kinds_of(cls: type) -> Iterator[_Kind]:
+    """How the objects of a class are read: as the container that they are, and by what hangs on them."""
+    yield from [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
+    if _is_open(cls):
+        if cls.__dictoffset__:
+            yield _OBJECT
+        yield from _slots(cls)
+
+
+def _is_open(cls: type) -> bool:
+    """Whether a model's or an input's state may lie in the attributes of such objects.
+
+    Not those of the standard library and of torch's machinery (locks, loggers, graphs): a run's traces in them are
+    not the model's, and undoing half of them would break them.
+    """
+    if issubclass(cls, (nn.Module, torch.Tensor, *_OPEN_STDLIB)):
+        return True
+    if issubclass(cls, type | types.ModuleType | types.FunctionType | Enum):
+        return False
+    package = cls.__module__.partition(".")[0]
+    return cls.__module__.startswith(_OPEN_TORCH) if package == "torch" else package not in sys.stdlib_module_names
+
+
+def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """What was read as all keys and then all values."""
+    return zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)
+
+
+def _dict_of(owner: Any) -> dict[str, Any]:
+    """The true one, past what a class answers for it; one that isn't a dict can't be put back."""
+    own = object.__getattribute__(owner, "__dict__")
+    return own if isinstance(own, dict) else {}
+
+
+def _read_object(owner: Any) -> list[Any]:
+    own = _dict_of(owner)
+    return [type(owner), *own, *own.values()]
+
+
+def _write_object(owner: Any, held: list[Any]) -> None:
+    cls, *named = held
+    if type(owner) is not cls:
+        object.__setattr__(owner, "__class__", cls)
+    own = _dict_of(owner)
+    own.clear()
+    own.update(_pairs(named))
+
+
+def _slots(cls: type) -> Iterator[_Kind]:
+    """The attributes that classes declare with `__slots__`."""
+    bases = [base for base in cls.__mro__ if "__slots__" in vars(base)]
+    members = [m for base in bases for m in vars(base).values() if isinstance(m, types.MemberDescriptorType)]
+
+    def read(owner: Any) -> list[Any]:
+        return [_value(member, owner) for member in members]
+
+    def write(owner: Any, held: list[Any]) -> None:
+        for member, value in zip(members, held, strict=True):
+            if value is not _UNSET:
+                member.__set__(owner, value)
+            elif _value(member, owner) is not _UNSET:
+                member.__delete__(owner)
+
+    if members:
+        yield _Kind(read, write)
+
+
+def _value(member: types.MemberDescriptorType, owner: Any) -> Any:
+    try:
+        return member.__get__(owner)
+    except AttributeError:
+        return _UNSET
+
+
+# The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.
+def _read_dict(owner: dict[Any, Any]) -> list[Any]:
+    keys = list(_base(owner).__iter__(owner))
+    return [*keys, *(dict.__getitem__(owner, key) for key in keys)]
+
+
+def _write_dict(owner: dict[Any, Any], held: list[Any]) -> None:
+    _base(owner).clear(owner)
+    for key, value in _pairs(held):
+        _base(owner).__setitem__(owner, key, value)
+
+
+def _base(owner: dict[Any, Any]) -> type[dict[Any, Any]]:
+    return OrderedDict if isinstance(owner, OrderedDict) else dict
+
+
+def _write_set(owner: set[Any], held: list[Any]) -> None:
+    set.clear(owner)
+    set.update(owner, held)
+
+
+def _write_deque(owner: deque[Any], held: list[Any]) -> None:
+    deque.clear(owner)
+    deque.extend(owner, held)
+
+
+def _read_buffers(owner: torch.jit.ScriptModule) -> list[Any]:
+    return [part for item in owner._buffers.items() for part in item]
+
+
+def _write_buffers(owner: torch.jit.ScriptModule, held: list[Any]) -> None:
+    for name, buffer in zip(held[::2], held[1::2], strict=True):
+        owner._buffers[name] = buffer
+
+
+def _read_array(owner: np.ndarray[Any, Any]) -> list[Any]:
+    """A read-only array can't change, and one that maps a file may be larger than memory."""
+    return [] if not owner.flags.writeable or isinstance(owner, np.memmap) else [owner.copy()]
+
+
+def _write_array(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
+    owner[...] = held[0]
+
+
+def _keep(owner: Any, held: list[Any]) -> None:
+    """It cannot be written."""
+
+
+_OBJECT = _Kind(_read_object, _write_object)
+_CONTAINERS: dict[type, _Kind] = {
+    dict: _Kind(_read_dict, _write_dict),
+    list: _Kind(
+        lambda owner: list(list.__iter__(owner)), lambda owner, held: list.__setitem__(owner, slice(None), held)
+    ),
+    tuple: _Kind(lambda owner: list(tuple.__iter__(owner)), _keep),
+    frozenset: _Kind(lambda owner: list(frozenset.__iter__(owner)), _keep),
+    set: _Kind(lambda owner: list(set.__iter__(owner)), _write_set),
+    deque: _Kind(lambda owner: list(deque.__iter__(owner)), _write_deque),
+    np.ndarray: _Kind(_read_array, _write_array, leads=False),
+    torch.Generator: _Kind(
+        lambda owner: [owner.get_state()], lambda owner, held: owner.set_state(held[0]), leads=False
+    ),
+    torch.jit.ScriptModule: _Kind(_read_buffers, _write_buffers),
+}

@@ -1,0 +1,153 @@
+"""What a model consists of, as torch keeps it, whatever its class says: modules, parameters, wrappers, what is stored low.
+
+Copied into every `patched_model.py` from WRAPPERS on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+LOW = (torch.float16, torch.bfloat16)
+OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every module
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module under each of its paths, but for the endless ones that lead through a module to itself."""
+    found: list[tuple[str, nn.Module]] = []
+    waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
+    while waiting:
+        path, module, above = waiting.pop()
+        found.append((path, module))
+        below = (*above, module)
+        for name, child in reversed(list(module._modules.items())):
+            if child is not None and not any(child is other for other in below):
+                waiting.append((f"{path}.{name}" if path else name, child, below))
+    return found
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Every module once, in the order of their first paths."""
+    return list({id(module): module for _, module in named_modules(model)}.values())
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Every parameter under each of its names."""
+    return named_in(model, "_parameters")
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer under each of its names."""
+    return [*named_in(model, "_parameters"), *named_in(model, "_buffers")]
+
+
+def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
+    """What the modules keep in this store of theirs, under each of its names."""
+    return [
+        (f"{path}.{name}" if path else name, tensor)
+        for path, module in named_modules(model)
+        for name, tensor in getattr(module, store).items()
+        if tensor is not None
+    ]
+
+
+def parameters_of(model: nn.Module) -> list[torch.Tensor]:
+    """Every parameter once."""
+    return list({id(parameter): parameter for _, parameter in named_parameters(model)}.values())
+
+
+def size_of(model: nn.Module) -> int:
+    """Number of parameters, shared ones counted once. Raises: ValueError where a lazy layer has none so far."""
+    for name, parameter in named_parameters(model):
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before it is patched")
+    return sum(parameter.numel() for parameter in parameters_of(model))
+
+
+def wrapper_of(model: nn.Module) -> str | None:
+    """The attribute with what torch.compile, DataParallel or DistributedDataParallel wrapped; None for other models."""
+    for kind in type(model).__mro__:
+        if kind.__name__ in WRAPPERS and kind.__module__.split(".")[0] == "torch":
+            return WRAPPERS[kind.__name__]
+    return None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What is inside all wrappers; the model itself where there is none."""
+    while (name := wrapper_of(model)) is not None:
+        model = getattr(model, name)
+    return model
+
+
+def without_wrappers(path: str) -> str:
+    """A module path without the names that wrappers put into it."""
+    return ".".join(name for name in path.split(".") if name not in WRAPPERS.values())
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a scope of a plan wraps the module's forward, see patch/runtime.py."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, functools.partial) and getattr(forward.func, "__name__", "") == "run_scope"
+
+
+def structure_of(model: nn.Module) -> str:
+    """A digest of modules' classes and parameters' shapes, by name: a plan fits models of one structure.
+
+    Wrappers do not count, nor the classes that FSDP makes of a module's own. Raises: what a lazy parameter raises.
+    """
+    inner = unwrapped(model)
+    lines = [
+        f"{without_wrappers(path)} {_class_of(module)}"
+        for path, module in named_modules(inner)
+        if wrapper_of(module) is None
+    ]
+    lines += [f"{without_wrappers(name)} {list(value.shape)}" for name, value in named_parameters(inner)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
+def _class_of(module: nn.Module) -> str:
+    own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.distributed."))
+    return next(own).__name__
+
+
+def renamed(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
+    """The scopes of a plan under the paths of a model that is wrapped elsewhere, or nowhere, in other parts."""
+    plain = {without_wrappers(path): path for path in sorted(paths)}
+    return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}
+
+
+def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
+    """Parameters and buffers in FP16 or BF16, each once; attributes: also what modules hold without registering it."""
+    held: list[Any] = [x for _, x in named_tensors(model)]
+    if attributes:
+        named = [item for module in modules_of(model) for item in vars(module).items()]
+        held += pytree.tree_leaves([value for name, value in named if name not in OWN])
+    return [x for x in {id(x): x for x in held}.values() if isinstance(x, torch.Tensor) and is_plainly_low(x)]
+
+
+def is_plainly_low(x: torch.Tensor) -> bool:
+    """Whether a tensor's own memory holds its entries in FP16 or BF16: not so of lazy, sparse and wrapping ones."""
+    known = not nn.parameter.is_lazy(x) and not hasattr(type(x), "__tensor_flatten__")
+    return known and x.dtype in LOW and x.layout is torch.strided
+
+
+def raise_in_place(tensors: list[torch.Tensor]) -> None:
+    """Hold FP16 and BF16 tensors in FP32: the same objects and values; what lay on one storage does so again."""
+    together: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+    for x in filter(is_plainly_low, tensors):
+        together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)
+    for sharing in together.values():
+        first = sharing[0]
+        with torch.inference_mode(first.is_inference()):  # what was made in that mode can hold nothing else
+            if len(sharing) == 1:
+                first.data = first.data.float()
+                continue
+            whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage()).float()
+            for x in sharing:
+                x.data = whole.as_strided(x.shape, x.stride(), x.storage_offset())

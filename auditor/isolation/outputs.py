@@ -1,0 +1,121 @@
+"""What counts as a model's output: the tensors in whatever the forward returns, in a fixed order."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+from torch.utils import _pytree as pytree
+
+LONE = "output"
+"""What a tensor is called that is all a model returns."""
+
+_ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
+_NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
+_CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
+_CLOSED = (*_NUMBERS, *_CODE)
+"""What is not looked into: a module's tensors are no output, and the others hold none."""
+
+
+class NamedTensors(list[torch.Tensor]):
+    """Tensors, and beside each its name in what they were returned in."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
+        super().__init__(tensors)
+        self.names = tuple(names)
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> NamedTensors:
+        """The same names, every tensor changed."""
+        return NamedTensors(map(change, self), self.names)
+
+
+def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs where they are compared, under the names that they have."""
+    moved = [x.cpu() for x in outputs]
+    return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
+
+
+def tensor_outputs(output: Any) -> NamedTensors:
+    """The tensors in `output`, depth first, each under its name there: keys, fields and positions joined by dots.
+
+    What torch can flatten comes in torch's order. Else: the items of mappings and sequences; what an iterator gives,
+    which uses it up; of any other object its fields (a dataclass), its attributes in the order they were set, and its
+    slots; of a distribution only what is public, and the distributions that it is made of. An object that is met again
+    adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets, endless iterators and Hugging
+    Face's key-value caches are not looked into. A tensor by itself is called LONE.
+    """
+    found = list(_tensors(output, "", {}))
+    return NamedTensors([tensor for _, tensor in found], [name or LONE for name, _ in found])
+
+
+def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """entered: objects by id, kept alive so that no other takes the id."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    if value is None or isinstance(value, _CLOSED) or id(value) in entered or _is_cache(value):
+        return
+    entered[id(value)] = value
+    known = _flattened(value)
+    for key, part in _parts(value) if known is None else _keyed(value, known):
+        yield from _tensors(part, f"{name}.{key}" if name else str(key), entered)
+    if known is not None:
+        del entered[id(value)]
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether it is a key-value cache of Hugging Face's: memory for the next call, far larger than what was asked for."""
+    return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
+
+
+def _flattened(value: Any) -> list[Any] | None:
+    """What is directly inside a value that torch can flatten; None for others."""
+    calls = iter([False])
+    inside: list[Any] = pytree.tree_leaves(value, is_leaf=lambda _: next(calls, True))
+    return None if len(inside) == 1 and inside[0] is value else inside
+
+
+def _keyed(value: Any, parts: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """What torch found inside, each under its key, its field, or its position."""
+    if isinstance(value, Mapping) and len(value) == len(parts):
+        return zip(value, parts, strict=True)
+    if isinstance(value, tuple) and len(fields := getattr(value, "_fields", ())) == len(parts):
+        return zip(fields, parts, strict=True)
+    if dataclasses.is_dataclass(value):
+        names = {id(part): name for name, part in reversed(_members(value).items())}
+        return [(names.get(id(part), index), part) for index, part in enumerate(parts)]
+    return enumerate(parts)
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Sequence):
+        return list(enumerate(value))
+    if isinstance(value, Iterator):
+        return [] if isinstance(value, _ENDLESS) else list(enumerate(value))
+    members = _members(value)
+    if isinstance(value, Distribution):
+        return [(name, part) for name, part in members.items() if name[0] != "_" or isinstance(part, Distribution)]
+    return list(members.items())
+
+
+def _members(value: Any) -> dict[str, Any]:
+    fields = [item.name for item in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    slots = [name for kind in reversed(type(value).__mro__) for name in _slots(kind)]
+    own = {name: part for name, part in getattr(value, "__dict__", {}).items() if isinstance(name, str)}
+    return {name: own[name] if name in own else getattr(value, name, None) for name in (*fields, *own, *slots)}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

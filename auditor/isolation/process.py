@@ -1,0 +1,218 @@
+"""What is set for the whole process and comes back: random generators, flags of torch, threads, environment, directory."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..devices import generators, is_native
+from .tensors import plain_torch
+
+_MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
+_GENERAL = {"fp32_precision": "generic", "cudnn.fp32_precision": "cuda", "mkldnn.fp32_precision": "mkldnn"}
+"""The precisions of all operations of a backend that have none of their own, by what torch calls the backend."""
+
+ON_A_GPU = ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision")
+ON_A_CPU = ("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision")
+
+FLAGS = (
+    _MATMUL,
+    "cuda.matmul.allow_tf32",
+    "cudnn.allow_tf32",
+    *_GENERAL,
+    *ON_A_GPU,
+    *ON_A_CPU,
+    "cuda.matmul.allow_fp16_accumulation",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    _DETERMINISTIC,
+)
+"""Under `torch.backends` but for the first and the last, in the order they are set: the finer ones overrule those before."""
+
+_IEEE = {
+    _MATMUL: "highest",
+    "cudnn.allow_tf32": False,
+    **dict.fromkeys((*_GENERAL, *ON_A_GPU, *ON_A_CPU), "ieee"),
+    "cudnn.benchmark": False,
+}
+
+OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables of the environment that overrule flags."""
+
+Flags = Mapping[str, Any]
+
+
+def reseed(seed: int) -> None:
+    """Seed the generators of Python, torch and NumPy."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def process_state() -> Callable[[], None]:
+    """Call the answer to put back the global generators and whatever else a model may have set for the whole process."""
+    with plain_torch():
+        drawn: list[Callable[[], object]] = [
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+            *generators(),
+        ]
+    before = [read() for read, _ in _SETTINGS]
+
+    def back() -> None:
+        with plain_torch():
+            for restore in drawn:
+                restore()
+        for (read, put), value in zip(_SETTINGS, before, strict=True):
+            if read() != value:
+                put(value)
+
+    return back
+
+
+def flags() -> dict[str, Any]:
+    """Every flag that torch has and names, and the overrides that are set; those that it refuses to name are left out."""
+    found = {name: value for name in FLAGS if (value := _flag(name)) is not None}
+    return found | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
+
+
+@contextmanager
+def under(wanted: Flags) -> Iterator[None]:
+    """In the body torch's flags are as `flags()` once said; then they come back."""
+    before = flags()
+    try:
+        _set_flags(wanted)
+        yield
+    finally:
+        _set_flags(before)
+
+
+def ieee() -> AbstractContextManager[None]:
+    """In the body matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32; flags come back.
+
+    cuDNN does not try out convolutions in it either, since which one it takes would differ from run to run.
+    """
+    return under({name: value for name, value in _IEEE.items() if _flag(name) is not None})
+
+
+def loose(found: Flags, device: str) -> tuple[str, ...]:
+    """What these flags let FP32 be computed in on a device beside FP32, such as `tf32`, each once; nothing where all is IEEE."""
+    names = ON_A_GPU if is_native(device) else ON_A_CPU
+    precisions = [found.get(name) for name in names]
+    if is_native(device):
+        allowed = {
+            "cuda.matmul.fp32_precision": "cuda.matmul.allow_tf32",
+            "cudnn.conv.fp32_precision": "cudnn.allow_tf32",
+        }
+        precisions += ["tf32" for finer, older in allowed.items() if finer not in found and found.get(older)]
+    return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
+
+
+@contextmanager
+def swapped(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """`holder.name` is `value` in the body. The holder has the attribute itself: a module, or the class that defines it."""
+    kept = vars(holder)[name]
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, kept)
+
+
+def _flag(name: str) -> Any:
+    """None where torch has no such flag, or refuses to name it because somebody set the finer ones."""
+    try:
+        if name == _MATMUL:
+            return torch.get_float32_matmul_precision()
+        if name == _DETERMINISTIC:
+            return torch.are_deterministic_algorithms_enabled()
+        return attrgetter(name)(torch.backends)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _set_flags(wanted: Flags) -> None:
+    """Only what differs, each once those before it are set.
+
+    Whoever has imported torch's own tests finds the flags frozen: only what puts them back may set them.
+    """
+    opened: Any = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
+    with opened():
+        for name in FLAGS:
+            if name in wanted and _flag(name) != wanted[name]:
+                _set_flag(name, wanted[name])
+
+
+def _set_flag(name: str, value: Any) -> None:
+    if name == _MATMUL:
+        torch.set_float32_matmul_precision(value)
+    elif name == _DETERMINISTIC:
+        torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+    elif name in _GENERAL:  # `torch.backends.mkldnn.fp32_precision = ...` sets it for all backends in torch 2.13
+        torch._C._set_fp32_precision_setter(_GENERAL[name], "all", value)
+    else:
+        holder, _, flag = name.rpartition(".")
+        setattr(attrgetter(holder)(torch.backends) if holder else torch.backends, flag, value)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    """Only what differs: torch's compiler names its cache there once it is imported."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+
+
+def _directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return None
+
+
+def _set_directory(wanted: str | None) -> None:
+    if wanted is not None:
+        with suppress(OSError):
+            os.chdir(wanted)
+
+
+def _set_path(wanted: list[str]) -> None:
+    sys.path[:] = wanted
+
+
+def _set_filters(wanted: list[Any]) -> None:
+    """Only where they differ: a change has every warning said again that was said once."""
+    warnings.filters[:] = wanted  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (flags, _set_flags),
+    *((partial(torch.is_autocast_enabled, on), partial(torch.set_autocast_enabled, on)) for on in ("cpu", "cuda")),
+    *((partial(torch.get_autocast_dtype, on), partial(torch.set_autocast_dtype, on)) for on in ("cpu", "cuda")),
+    *(
+        (getattr(torch.backends.cuda, f"{kernel}_sdp_enabled"), getattr(torch.backends.cuda, f"enable_{kernel}_sdp"))
+        for kernel in ("flash", "mem_efficient", "math", "cudnn")
+    ),
+    (lambda: dict(os.environ), _set_environment),
+    (_directory, _set_directory),
+    (lambda: list(sys.path), _set_path),
+    (lambda: list(warnings.filters), _set_filters),
+)

@@ -1,0 +1,221 @@
+"""Tensors put back: where their entries lie, flags and gradients; entries are copied just before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from ..trees import tensors_in
+
+AT_ONCE = 64 << 20
+"""Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """No gradients, and neither modes nor subclasses of tensors take part."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        yield
+
+
+class TensorState:
+    """What a tensor was at the start, but for its entries."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._leaf, self._requires_grad = tensor.is_leaf, tensor.requires_grad
+        self._grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        self._hooks = {name: getattr(tensor, name, None) for name in _HOOKS}
+        self._place = _place(tensor)
+        # The same entries in another object, which shares nothing else with the tensor. A wrapper has none of its own,
+        # and what a transform of torch.func passes around can't be given others.
+        wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+        self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
+
+    @property
+    def children(self) -> Iterable[Any]:
+        """The objects that hang on it."""
+        return (self._grad, *self._hooks.values())
+
+    def restore(self) -> None:
+        """The old entries in the old shape, a leaf again, with the old flag and hooks."""
+        tensor = self._tensor
+        if self._alias is not None and (self._place is None or _place(tensor) != self._place):
+            tensor.data = self._alias
+        if self._leaf and not tensor.is_leaf:
+            tensor.detach_()
+        if tensor.requires_grad != self._requires_grad:
+            tensor.requires_grad_(self._requires_grad)
+        for name, hooks in self._hooks.items():
+            if hooks is None:  # torch may go on calling what is taken from it as a whole
+                (getattr(tensor, name, None) or {}).clear()
+
+    def restore_gradient(self) -> None:
+        """The same gradient, or none."""
+        if self._leaf and self._tensor.grad is not self._grad:
+            self._tensor.grad = self._grad
+
+
+class Memory:
+    """The storages of some tensors, and what they held before they were written."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Let it be among these tensors."""
+        self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
+
+    def saved_before_written(self) -> AbstractContextManager[object]:
+        """A context in which an operation that writes into one of them finds its memory copied: little memory before the body
+        begins, much of it just before it is written."""
+        pending = {key: known for key, known in self._known.items() if key not in self._copies}
+        if sum(size for _, size in pending.values()) > AT_ONCE:
+            return _SaveBeforeWrite(self._before_written)
+        with plain_torch():
+            self._copies |= {key: storage.clone() for key, (storage, _) in pending.items()}  # type: ignore[no-untyped-call]
+        return nullcontext()
+
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy their memory as it is now, unless that was done before."""
+        for storage in (storage for tensor in tensors for storage in memory(tensor)):
+            if storage._cdata not in self._copies:
+                self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
+                self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+
+    def restore(self) -> Iterator[str]:
+        """Put the bytes back and yield what could not be."""
+        for key, copy in self._copies.items():
+            try:
+                _write(self._known[key][0], copy)
+            except RuntimeError as error:
+                yield f"a storage of {copy.nbytes()} bytes: {error}"
+        for storage, size in self._known.values():
+            if storage.nbytes() != size:
+                yield f"a storage of {size} bytes was given {storage.nbytes()} by no operation that torch shows"
+        # An error on its way holds on to this object.
+        self._copies.clear()
+
+    def _before_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        # Not plain_torch, which takes longer than all the rest: most writes are into tensors that nobody watches.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            watched = [x for x in tensors if any(storage._cdata in self._known for storage in memory(x))]
+        if watched:
+            with plain_torch():
+                self.save(watched)
+
+
+class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `save` with the tensors that the next operation writes into."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, save: Callable[[Iterable[torch.Tensor]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._save = save
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: it would import the compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = written_by(func)
+        if written is None:
+            self._save(tensors_in((args, kwargs)))
+        elif written:
+            self._save(tensors_in([args[i] if i < len(args) else kwargs.get(name) for i, name in written]))
+        return func(*args, **kwargs)
+
+
+# A compiler that is there already leaves it and what it calls alone.
+_Frames: Any = torch._C._dynamo.eval_frame
+_alone = _Frames._FrameExecStrategy(_Frames._FrameAction.SKIP, _Frames._FrameAction.SKIP)
+_Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _alone)
+
+
+@cache
+def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
+    """Position and name of every argument that `func` may write into; None: any of them.
+
+    Declared writes, and those that some schemas leave out: the running statistics of the older batch norms, the
+    collectives of c10d, operations whose name ends in an underscore.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return None
+    namespace, name = schema.name.split("::")
+    named = tuple((i, a.name) for i, a in enumerate(schema.arguments) if _is_written(a))
+    if not named and (namespace == "c10d" or (name.endswith("_") and not name.endswith("__"))):
+        return None
+    return named
+
+
+def _is_written(argument: Any) -> bool:
+    alias = argument.alias_info
+    return bool(alias is not None and alias.is_write) or str(argument.name).startswith("running_")
+
+
+def memory(tensor: Any) -> list[torch.UntypedStorage]:
+    """The storages in which the entries of `tensor` lie: several for sparse tensors and for subclasses that wrap."""
+    try:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            return [s for name in names for s in memory(getattr(tensor, name))]
+        if tensor.layout == torch.sparse_coo:
+            return [s for part in (tensor._indices(), tensor._values()) for s in memory(part)]
+        if tensor.layout == torch.sparse_csr:
+            return [s for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()) for s in memory(part)]
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return []
+    # Meta and fake tensors, and some that wrap others, name a size, but have no memory.
+    if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
+        return []
+    return [storage]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Where the entries lie and how they are read; None for those without strides, whose place nobody can tell."""
+    if not _is_strided(tensor):
+        return None
+    try:
+        where = tensor.untyped_storage()._cdata
+        return where, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
+    """Equal bytes are left alone: the memory may be mapped from a file, or not writable at all."""
+    if storage.nbytes() != copy.nbytes():
+        storage.resize_(copy.nbytes())
+    elif torch.equal(_bytes(storage), _bytes(copy)):
+        return
+    storage.copy_(copy)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All of them: as integers of eight where they can be, which compare six times as fast."""
+    size, dtype = (8, torch.int64) if storage.nbytes() % 8 == 0 else (1, torch.uint8)
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (storage.nbytes() // size,), (1,))

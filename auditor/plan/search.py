@@ -1,0 +1,125 @@
+"""The one search for plans: predictions propose a choice, a replay accepts or refuses it, and says how far off predictions are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from ..records import Plan
+
+MARGIN = 0.8
+"""Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
+
+LITTLE = 0.01
+"""Share of what a plan takes that no search goes on for."""
+
+MOST_OFF = 4.0
+"""How many times as large, or as small, errors are taken to be as predicted, at most."""
+
+STRICTER = 0.95
+"""Share of what was predicted of a choice that did not hold which the next one may be predicted to have."""
+
+RUNS = 8
+"""Replays in one search, at most."""
+
+ROUNDS = 4
+"""Times a plan whose artefact misses the budget is made for less error, before the budget is said to be out of reach."""
+
+
+class Choice(Protocol):
+    """What a search chooses from. price: what the objective makes of it; lower is better."""
+
+    @property
+    def price(self) -> float: ...
+    @property
+    def predicted_error(self) -> float: ...
+
+
+P = TypeVar("P", bound=Choice)
+
+
+class Space(Protocol[P]):
+    """All choices for one plan. nothing: everything in FP32, which always holds."""
+
+    nothing: P
+
+    def proposed(self, allowed: float) -> P:
+        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        ...
+
+    def error(self, point: P, enough: float = math.inf) -> float:
+        """Error of a replay, inf where it does not run; logged. enough: beyond it, how large it is does not matter."""
+        ...
+
+    def holding(self) -> list[P]:
+        """Choices that hold the budget, as runs of the whole model said, and were not rejected."""
+        ...
+
+    def reject(self, point: P) -> None:
+        """Note that the artefact of a choice did not hold."""
+        ...
+
+
+def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
+    """The cheapest choice whose replay has an error of at most `limit`; without runs, the cheapest that is predicted to.
+
+    What each replay says of predictions decides on the next proposal, so that few are needed.
+    """
+    if not runs:
+        return space.proposed(limit)
+    best = cheapest(space.holding(), space.nothing)
+    correction, ceiling = 1.0, math.inf
+    for _ in range(runs):
+        point = space.proposed(min(limit / correction, ceiling))
+        if not point.price < (1 - LITTLE) * best.price:
+            break
+        error = space.error(point, limit)
+        if math.isfinite(error) and point.predicted_error:
+            correction = min(max(error / point.predicted_error, 1 / MOST_OFF), MOST_OFF)
+        if error <= limit:
+            best = point
+        else:
+            ceiling = point.predicted_error * (STRICTER if math.isfinite(error) else 0.5)
+    return best
+
+
+def cheapest(points: Sequence[P], otherwise: P) -> P:
+    """The one of the lowest price; where there is none, the other."""
+    return min(points, key=lambda point: point.price, default=otherwise)
+
+
+def verified(
+    spaces: Mapping[str, Space[P]],
+    max_error: float,
+    make: Callable[[str, float], P],
+    verify: Callable[[Mapping[str, P]], Mapping[str, Plan]],
+    holds: Callable[[str, Plan], bool],
+) -> tuple[dict[str, P], dict[str, Plan]]:
+    """Of every space the choice whose artefact holds, and its plan; where none does, the last that was tried.
+
+    make(name, limit): a choice whose error is to stay within the limit. A choice that misses is rejected, and made again
+    for less error.
+    """
+    limits = dict.fromkeys(spaces, MARGIN * max_error)
+    chosen: dict[str, P] = {}
+    plans: dict[str, Plan] = {}
+    pending = list(spaces)
+    for _ in range(ROUNDS):
+        made = {name: make(name, limits[name]) for name in pending}
+        chosen |= made
+        plans |= verify(made)
+        missed = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
+        for name in missed:
+            spaces[name].reject(chosen[name])
+            limits[name] = _tightened(limits[name], plans[name], max_error)
+        if not (pending := missed):
+            break
+    return chosen, plans
+
+
+def _tightened(limit: float, plan: Plan, max_error: float) -> float:
+    """A lower limit: by as much as the artefact was over the budget, and by half at least."""
+    if plan.measured_error is None:
+        return limit / 4
+    return limit * min(0.5, MARGIN * max_error / plan.measured_error)

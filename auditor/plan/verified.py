@@ -1,0 +1,163 @@
+"""Plans run as the artefact that a user gets: what it answers, held against FP32, and whether the budget holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..criteria.defaults import apart
+from ..criteria.measure import Criteria
+from ..criteria.noise import FLOOR
+from ..errors import MeasureError, first_line
+from ..formats.metrics import output_error, worst_output_error
+from ..formats.table import FORMATS, label, runs
+from ..isolation.outputs import on_cpu
+from ..raised import let_through
+from ..records import Baseline, CriterionValue, Plan, Verification
+from ..replay.chosen import scoped
+from ..replay.strategies import running
+from ..verify import Answers, said_no_memory
+from .answered import answered
+from .recommend import has_fp32
+from .workbench import Workbench
+
+Tick = Callable[[str], None]
+
+Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""What a model returns in FP32, and patched."""
+
+
+def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
+    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
+
+    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
+    """
+    run = {name: plan for name, plan in plans.items() if runs(plan.format)}
+    found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
+    if run:
+        expected = Answers(bench.references(bench.checks), bench.graded)
+        tick("running the patched model")
+        answers = answered(bench, run, lambda: tick("running the patched model"))
+        found |= {name: judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
+    return {name: found[name] for name in plans}
+
+
+def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
+    """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
+    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    try:
+        error = f"gives an error of {trial.error(running(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)):.2g}"
+    except Exception as refused:
+        let_through(refused)
+        error = f"ends with: {first_line(refused)}"
+    return _failed(
+        bench,
+        plan,
+        f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run; replaying the recorded "
+        f"graph with every value rounded {error}",
+    )
+
+
+def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+    """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
+    if isinstance(answer, str):
+        if bench.native and said_no_memory(answer):
+            raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
+        return _failed(bench, plan, answer)
+    return _held_against(bench, plan, *_pairs(expected, answer))
+
+
+def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: Pair | None) -> Plan:
+    try:
+        found = worst_of([bench.distance(r, c) for r, c in pairs])
+        worst = worst_of([worst_output_error(r, c) for r, c in pairs])
+        enabled = bench.distance(*graded) if graded else None
+    except MeasureError as error:
+        return _failed(bench, plan, str(error))
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.floor.joint)):
+        return _failed(bench, plan, otherwise)
+    finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
+    named = _criteria(bench, pairs, graded)
+    result = replace(
+        _unrun(bench),
+        error=found if finite else None,
+        joint=None if bench.distance is output_error else _number(worst_of([output_error(r, c) for r, c in pairs])),
+        criteria=named,
+        apart=apart(pairs),
+        finite=finite,
+        worst_output=worst if finite and math.isfinite(worst) else None,
+        with_gradients=enabled if finite else None,
+        noise=bench.floor.error,
+        floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
+        ungraded=bench.ungraded,
+    )
+    verified = finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
+    return replace(plan, measured_error=result.error, verified=verified, verification=result)
+
+
+def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> tuple[CriterionValue, ...]:
+    """What the user's criteria came to, worst run without gradients; held where it also is with them."""
+    if not isinstance(bench.distance, Criteria):
+        return ()
+    return bench.distance.values(pairs, [graded] if graded else [])
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
+    verification = replace(_unrun(bench), failure=failure, criteria=_criteria(bench, (), None))
+    return replace(plan, measured_error=None, verified=False, verification=verification)
+
+
+def _unrun(bench: Workbench) -> Verification:
+    inputs = "held-out" if bench.subject.held_out else "audited"
+    return Verification(None, False, None, inputs, "native" if bench.native else "emulated")
+
+
+def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:
+    """FP32 and patched outputs, on the CPU, of every run without gradients, and of the one with them where there is one."""
+    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    if expected.graded is None or answer.graded is None:
+        return pairs, None
+    return pairs, (on_cpu(expected.graded), answer.graded)
+
+
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:
+    """What to say of a patched model that is further off with gradients enabled than rounding, and FP32's noise, explains.
+
+    Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
+    """
+    before, after = output_error(*without), output_error(*enabled)
+    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise:
+        return None
+    return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
+
+def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
+    """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
+    found = dict(baselines)
+    for name, plan in plans.items():
+        if not has_fp32(plan) and plan.measured_error is not None:
+            criteria = plan.verification.criteria if plan.verification else ()
+            found[name] = replace(
+                found[name], measured_error=plan.measured_error, finite=True, failure=None, criteria=criteria
+            )
+    return found
+
+
+def is_outdone(plan: Plan, baseline: Baseline) -> bool:
+    """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
+    if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
+        return False
+    noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
+    return plan.measured_error > baseline.measured_error + noise

@@ -1,1 +1,0 @@
-"""The model run as its user calls it, and what counts as its output."""

@@ -1,0 +1,127 @@
+"""Runs of the user's own model leave it as it was, whatever they convert."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.isolation.answer import answer, stored_in
+from tests.capturing import Function
+from tests.subjects import normal, seeded
+
+
+class Gradients(nn.Module):
+    """Says whether gradients are enabled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2.0 if torch.is_grad_enabled() else 1.0)
+
+
+def test_gradients_are_off_unless_asked_for() -> None:
+    x = torch.ones(2)
+    assert answer(Gradients(), ((x,), {}))[0].tolist() == [1.0, 1.0]
+    assert answer(Gradients(), ((x,), {}), gradients=True)[0].tolist() == [2.0, 2.0]
+
+
+class Kept(torch.autograd.Function):
+    """A product that notes what autograd has saved of it while the model runs on."""
+
+    saved: list[bool]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def taken_inside(x: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(Kept.apply(x).sum(), x)[0]
+
+
+def swallowed(x: Tensor) -> Tensor:
+    try:
+        return taken_inside(x)
+    except RuntimeError:
+        return torch.zeros_like(x)
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "autograd": taken_inside,
+    "caught by the model": swallowed,
+    "torch.func": torch.func.grad(lambda x: (x * x).sum()),
+    "jacobian": lambda x: torch.func.jacrev(lambda y: y * y)(x).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_model_that_takes_gradients_of_its_own_finds_what_it_saved(name: str) -> None:
+    found = answer(Function(GRADIENTS[name]), ((torch.tensor([1.0, 3.0]),), {}), gradients=True)
+    assert found[0].tolist() == [2.0, 6.0]
+
+
+def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
+    """Each product's result is freed as soon as the next is there, but the one that was asked for."""
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5):
+                x = Kept.apply(x)
+                seen.append(weakref.ref(x))
+                alive.append(sum(other() is not None for other in seen))
+            return x
+
+    weight = torch.ones(3, requires_grad=True)
+    answer(Chain(), ((weight,), {}), gradients=True)
+    assert max(alive) <= 2
+
+
+def test_what_the_model_raises_comes_out_once() -> None:
+    calls: list[int] = []
+
+    def refuses(x: Tensor) -> Tensor:
+        calls.append(1)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        answer(Function(refuses), ((torch.ones(2),), {}), gradients=True)
+    assert calls == [1]
+
+
+def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))  # type: ignore[arg-type]
+    model(normal(4, 3)).sum().backward()
+    tensors = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
+    before = [x.clone() for x in tensors]
+    with stored_in(model, torch.float16):
+        assert {p.dtype for p in model.parameters()} == {torch.float16}
+    after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
+    assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_cond_runs_eagerly_whether_or_not_something_was_compiled(compiled_before: bool) -> None:
+    if compiled_before:
+        torch.compile(torch.sin, backend="eager")(torch.ones(2))
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = torch.cond(x.sum() > 0, lambda y: y.exp(), lambda y: y.tanh(), (x,))
+            return result
+
+    (found,) = answer(Branching().eval(), ((torch.ones(2),), {}))
+    assert torch.equal(found, torch.ones(2).exp())

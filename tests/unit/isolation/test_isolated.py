@@ -1,0 +1,364 @@
+"""Whatever a model does to itself when it runs, it comes back: values to the bit, and the very same objects."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from auditor.errors import AuditorError
+from auditor.isolation import isolated, tensors
+from tests.patching import identity, shared
+from tests.portrait import portrait, values
+from tests.subjects import normal, seeded
+from tests.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
+
+
+def run(model: Any) -> None:
+    model(X)
+
+
+def run_and_raise(model: Any, error: BaseException) -> None:
+    run(model)
+    raise error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_leaves_no_trace(name: str) -> None:
+    model = writer(name)
+    before = portrait(model)
+    with isolated(model):
+        run(model)
+        assert portrait(model) != before
+    assert portrait(model) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_run_starts_like_the_first(name: str) -> None:
+    model = writer(name)
+    seen = []
+    for _ in range(2):
+        with isolated(model):
+            run(model)
+            seen.append(values(model))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_it_comes_back_after_an_error(error: type[BaseException]) -> None:
+    model = writer("buffers")
+    before = portrait(model)
+    with pytest.raises(error, match="inside"), isolated(model):
+        run_and_raise(model, error("inside"))
+    assert portrait(model) == before
+
+
+@dataclass(frozen=True)
+class Frozen:
+    tensor: torch.Tensor
+    rest: dict[str, Any]
+
+
+def test_inputs_come_back() -> None:
+    whole = torch.arange(6.0)
+    batch = ((whole[:3], [torch.ones(2)]), {"mask": Frozen(whole[2:], {"more": torch.zeros(2)})})
+    before = portrait(batch)
+    with isolated(batch):
+        batch[0][0].add_(1)
+        batch[0][1].append(batch[0][1][0].mul_(2))
+        batch[1]["mask"].rest["more"] = batch[1]["mask"].tensor.zero_()
+        batch[1].clear()
+    assert portrait(batch) == before
+
+
+def test_several_holders_come_back() -> None:
+    holders = [torch.ones(2)], {"a": torch.zeros(1)}
+    before = portrait(holders)
+    with isolated(*holders):
+        holders[0][0].add_(1)
+        holders[1]["a"] = torch.ones(1)
+    assert portrait(holders) == before
+
+
+def test_every_body_draws_the_same() -> None:
+    def draw() -> tuple[float, float, float]:
+        with isolated():
+            return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    assert draw() == draw()
+
+
+def test_bodies_nest() -> None:
+    model = writer("batch norm")
+    start = portrait(model)
+    with isolated(model):
+        run(model)
+        middle = portrait(model)
+        with isolated(model):
+            run(model)
+            model.linear.weight.data.zero_()
+            assert portrait(model) != middle
+        assert portrait(model) == middle
+    assert portrait(model) == start
+
+
+def test_a_write_inside_the_inner_body_alone_is_the_outer_one_s_too() -> None:
+    model = writer("item")
+    start = portrait(model)
+    with isolated(model):
+        with isolated():
+            run(model)
+        assert portrait(model) != start
+    assert portrait(model) == start
+
+
+@pytest.mark.filterwarnings("error")
+def test_results_of_a_graph_come_back() -> None:
+    """They have no gradient to ask for: torch would warn."""
+    model = Writer(nothing, lambda m, x: m.state.detach().zero_())
+    model.state = model.linear(X)
+    before = model.state.tolist()
+    with isolated(model):
+        run(model)
+        assert model.state.tolist() != before
+    assert model.state.tolist() == before
+    assert model.state.grad_fn is not None
+
+
+class Recorder:
+    """A hook with a store of its own."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self.seen.append(out)
+
+
+def test_what_hooks_record_is_undone() -> None:
+    model, recorder = nn.Linear(3, 3), Recorder()
+    model.register_forward_hook(recorder)
+    with isolated(model):
+        model(X)
+        assert len(recorder.seen) == 1
+    assert recorder.seen == []
+
+
+def test_what_a_hook_of_the_body_records_stays() -> None:
+    model, recorder = nn.Linear(3, 3), Recorder()
+    with isolated(model):
+        model.register_forward_hook(recorder)
+        model(X)
+    assert len(recorder.seen) == 1
+
+
+def build_services(m: Any) -> None:
+    m.lock, m.log, m.function = threading.Lock(), logging.getLogger("writer"), nothing
+
+
+def test_the_standard_library_s_objects_are_left_alone() -> None:
+    def use(m: Any, x: torch.Tensor) -> None:
+        m.lock.acquire()
+        m.log.setLevel(7)
+
+    model = Writer(build_services, use)
+    with isolated(model):
+        run(model)
+    assert model.lock.locked()
+    assert model.log.level == 7
+
+
+def test_what_cannot_come_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "AT_ONCE", 0)  # nothing is copied that no operation writes
+    model = Writer(nothing, lambda m, x: m.linear.bias.untyped_storage().resize_(0))
+    with pytest.raises(AuditorError, match="12 bytes") as caught, isolated(model):
+        run(model)
+    assert caught.value.slug == "state-not-restored"
+
+
+def test_one_that_cannot_come_back_does_not_keep_the_others() -> None:
+    def close(m: Any, x: torch.Tensor) -> None:
+        m.numbers.flags.writeable = False
+        m.seen.add_(1)
+        m.late = 1
+
+    model = Writer(lambda m: setattr(m, "numbers", np.arange(3.0)), close)
+    with pytest.raises(AuditorError, match="read-only"), isolated(model):
+        run(model)
+    assert not hasattr(model, "late")
+    assert model.seen.tolist() == [0, 0, 0]
+
+
+def test_what_cannot_come_back_is_a_note_on_the_body_s_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "AT_ONCE", 0)
+    model = Writer(nothing, lambda m, x: m.linear.bias.untyped_storage().resize_(0))
+    with pytest.raises(KeyError) as caught, isolated(model):
+        run_and_raise(model, KeyError("body"))
+    assert "12 bytes" in caught.value.__notes__[0]
+
+
+class Refusing(OrderedDict[str, Any]):
+    """As the outputs of transformers: it can be read, not written."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("read only")
+
+
+def refusing() -> Refusing:
+    found = Refusing()
+    OrderedDict.__setitem__(found, "a", 1)
+    return found
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "list": (lambda: [1, 2, 3], lambda x: x.reverse()),
+    "a longer list": (lambda: [1], lambda x: x.append(2)),
+    "dict": (lambda: {"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a"))),
+    "a dict with a default": (lambda: defaultdict(list, a=[1]), lambda x: x["b"]),
+    "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
+    "a dict that refuses": (refusing, lambda x: OrderedDict.__setitem__(x, "a", 2)),
+    "set": (lambda: {1, 2}, lambda x: x.discard(1)),
+    "deque": (lambda: deque([1, 2, 3], maxlen=3), lambda x: x.append(4)),
+    "numbers": (lambda: np.arange(3.0), lambda x: x.fill(7)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers(name: str) -> None:
+    make, change = CHANGES[name]
+    owner, expected = make(), make()
+
+    def held(x: Any) -> list[Any]:
+        return [*x.items()] if isinstance(x, dict) else [*x]
+
+    with isolated(owner):
+        change(owner)
+        assert held(owner) != held(expected)
+    assert held(owner) == held(expected)
+
+
+def test_what_was_left_alone_is_not_written() -> None:
+    class Counted(list[int]):
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AssertionError(name)
+
+    owner = Counted([1])
+    with isolated(owner):
+        pass
+    assert owner == [1]
+
+
+def write_statistics(model: nn.Module) -> None:
+    model.train()
+    model[1](normal(8, 4))
+
+
+def convert_everything(model: nn.Module) -> None:
+    model.half()
+
+
+def register_more(model: nn.Module) -> None:
+    model.register_buffer("more", torch.ones(2))
+    model.register_forward_hook(lambda *_: None)
+    model[0].weight = nn.Parameter(torch.zeros(4, 4))
+    del model[1]
+
+
+@pytest.mark.parametrize("body", [write_statistics, convert_everything, register_more])
+def test_what_is_done_to_a_model_as_a_whole(body: Callable[[nn.Module], None]) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GRU(4, 4)))
+    model[0](normal(2, 4)).sum().backward()
+    before = identity(model)
+    with isolated(model):
+        body(model)
+        assert identity(model) != before
+    assert identity(model) == before
+
+
+def test_buffers_are_tied_in_the_body_as_they_are() -> None:
+    model = shared()
+    with isolated(model):
+        assert model.norm.shift is model.shift
+        model.front.zero_()
+        assert model.back.tolist() == [0.0, 0.0, 4.0, 5.0]
+    assert model.back.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.linear(x)
+
+
+def test_parameters_and_buffers_of_scripts_come_back() -> None:
+    model = torch.jit.script(Scripted())
+    weight = model.linear.weight.detach().clone()
+    with isolated(model):
+        model(torch.ones(2))
+        model.linear.weight.data.zero_()
+        model.half()
+        assert model.seen.dtype is model.linear.weight.dtype is torch.float16
+    assert model.seen.tolist() == [0, 0]
+    assert torch.equal(model.linear.weight, weight)
+
+
+class Everything(nn.Module):
+    """Keeps state in all that comes back, and draws from all generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.noise, self.config = torch.Generator().manual_seed(1), Cache([torch.zeros(3)])
+        self.slots, self.calls, self.numbers = Slots(), [0], np.zeros(3)
+        self.names, self.queue, self.nested = set[int](), deque([0], maxlen=2), {"a": ({"b": 0},)}
+
+    def forward(self, x: torch.Tensor, past: dict[str, Any]) -> list[Any]:
+        seen = [x.clone(), self.linear.weight.clone(), self.norm.running_mean.clone(), self.numbers.copy()]
+        seen += [self.calls[0], self.slots.count, len(self.names), list(self.queue), self.nested["a"][0]["b"]]
+        seen += [self.config.length, self.config.keys[0].clone(), list(past), os.environ.get("AUDITOR_CALLS")]
+        seen += [torch.get_default_dtype(), random.random(), np.random.rand(), torch.rand(2), len(self._buffers)]
+        seen += [torch.rand(2, generator=self.noise), hasattr(self, "late"), self.linear.bias.dtype]
+        self.linear.weight.data.mul_(0.5)
+        self.linear.bias.data = self.linear.bias.data.double()
+        self.norm(x)
+        self.numbers[0] += 1
+        self.calls[0] += 1
+        self.slots.count += 1
+        self.names.add(len(self.names))
+        self.queue.append(len(self.queue))
+        self.nested["a"][0]["b"] += 1
+        self.config.length += 1
+        self.config.keys[0].add_(1)
+        self.late = self.register_buffer("more", torch.ones(1))
+        past["more"] = x.mul_(2)
+        os.environ["AUDITOR_CALLS"] = "1"
+        torch.set_default_dtype(torch.float64)
+        return seen
+
+
+def test_every_run_starts_from_the_same_state() -> None:
+    """The invariant: what a run finds does not depend on the runs before it."""
+    model, batch = Everything(), (torch.ones(2, 3), {"past": torch.zeros(1)})
+    everything = [model, batch]
+    before, found = portrait(everything), []
+    for _ in range(3):
+        with isolated(model, batch, seed=7):
+            found.append(pytree.tree_map_only((torch.Tensor, np.ndarray), lambda x: x.tolist(), model(*batch)))
+    assert found[0] == found[1] == found[2]
+    assert portrait(everything) == before

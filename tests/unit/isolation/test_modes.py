@@ -1,0 +1,187 @@
+"""`isolated` works with whatever else is switched on in torch, inside its body or around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from auditor.isolation import isolated
+from tests.portrait import portrait
+from tests.writers import X, writer
+
+NAMES = "batch norm", "adam foreach", "max norm", "buffers", "one storage", "cache", "containers", "instance norm"
+
+
+class Seen(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    """Counts what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    with torch.device("cpu"):
+        yield
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dispatch": Seen,
+    "function": Called,
+    "flops": lambda: FlopCounterMode(display=False),
+    "device": default_device,
+    "no grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "deterministic": lambda: torch.random.fork_rng(devices=[]),
+    "profiler": lambda: torch.autograd.profiler.profile(),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "saved tensors": lambda: torch.autograd.graph.save_on_cpu(),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["inside", "around"])
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_modes(name: str, mode: str, where: str) -> None:
+    if (mode, name) == ("no grad", "adam foreach"):
+        pytest.skip("nothing to optimise without gradients")
+    model = writer(name)
+    before = portrait(model)
+    inside, around = (MODES[mode], nullcontext) if where == "inside" else (nullcontext, MODES[mode])
+    with around(), isolated(model), inside():
+        model(X)
+    assert portrait(model) == before
+
+
+@pytest.mark.parametrize("name", ["batch norm", "max norm", "buffers", "one storage", "instance norm"])
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_inference_mode(name: str, where: str) -> None:
+    """Here torch shows composite operations whole: what they call in turn is not seen."""
+    model = writer(name)
+    before = portrait(model)
+    if where == "inside":
+        with isolated(model), torch.inference_mode():
+            model(X)
+    else:
+        with torch.inference_mode(), isolated(model):
+            model(X)
+    assert portrait(model) == before
+
+
+def test_other_modes_see_the_model_s_operations_alone() -> None:
+    model = nn.BatchNorm1d(3)
+    with Seen() as seen_alone, Called() as called_alone:
+        model(X)
+    with Seen() as seen, Called() as called, isolated(model, X):
+        model(X)
+    assert seen.names == seen_alone.names
+    assert called.names == called_alone.names
+
+
+def test_a_mode_inside_sees_its_operations_once() -> None:
+    with isolated(nn.Linear(2, 2)), Seen() as seen:
+        torch.ones(2).add_(1)
+    assert seen.names == ["aten.ones.default", "aten.add_.Tensor"]
+
+
+def test_functional_call() -> None:
+    model = writer("batch norm")
+    before = portrait(model)
+    replaced = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with isolated(model):
+        functional_call(model, replaced, (X,))
+    assert portrait(model) == before
+
+
+def test_transforms_inside() -> None:
+    model = nn.Linear(3, 1)
+    model.register_buffer("seen", torch.zeros(3))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        model.calls = 1
+        return model(x).sum()
+
+    before = portrait(model)
+    with isolated(model, X):
+        vmap(grad(loss))(X)
+        vmap(lambda x: x.mul_(2))(X)
+    assert portrait(model) == before
+    assert X[0, 0] == -1
+
+
+def test_fake_tensors() -> None:
+    with torch._subclasses.FakeTensorMode():
+        model = nn.BatchNorm1d(3)
+        mean = model.running_mean
+        with isolated(model):
+            model(torch.ones(4, 3))
+            model.running_mean = None
+    assert model.running_mean is mean
+
+
+def test_real_model_under_fake_mode() -> None:
+    model = nn.BatchNorm1d(3)
+    before = portrait(model)
+    with torch._subclasses.FakeTensorMode(), isolated(model):
+        model.extra = torch.ones(2)
+    assert portrait(model) == before
+
+
+def test_export_inside() -> None:
+    model = writer("item").eval()
+    before = portrait(model)
+    with isolated(model):
+        torch.export.export(model, (X,))
+    assert portrait(model) == before
+
+
+def test_higher_order_operations_inside() -> None:
+    model = nn.Linear(3, 3)
+    with isolated(model):
+        out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
+    assert torch.equal(out, X + 1)
+
+
+def test_compiled_models() -> None:
+    model = writer("item")
+    compiled = torch.compile(model, backend="eager")
+    compiled(X)
+    before = portrait(model)
+    with isolated(compiled):
+        compiled(X)
+    assert portrait(model) == before
+
+
+def test_checkpointing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    before = portrait(model)
+    with isolated(model):
+        torch.utils.checkpoint.checkpoint(model, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    assert portrait(model) == before

@@ -1,0 +1,153 @@
+"""Choices with names, and choices as plans: the table of scopes, what a plan gains."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from auditor.formats.metrics import output_error
+from auditor.isolation.outputs import tensor_outputs
+from auditor.ops.kernels import UnsupportedInFormat
+from auditor.plan.choices import accepted, as_plan, everything, scopes_of
+from auditor.plan.costs import costs_of
+from auditor.plan.modules import Modules
+from auditor.plan.problem import Problem
+from auditor.plan.solve import candidates, evaluate
+from auditor.plan.trial import Trial
+from auditor.records import Capture, ScopeChoice, Verdict
+from auditor.replay.chosen import scoped
+from auditor.replay.strategies import plain, running
+from tests.capturing import Function
+from tests.problems import NOTHING, drawn, owners_of
+from tests.subjects import capture_of
+
+NO_TRIAL: Any = None
+
+
+def unsafe_at(problem: Problem, owner: str) -> Problem:
+    """The problem with one node of one owner unsafe."""
+    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == owner)
+    return replace(problem, verdicts={**problem.verdicts, bad: Verdict("unsafe", "it overflows")})
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["chain", "branches", "tied"])
+def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: st.DataObject) -> None:
+    problem = drawn(kind, "autocast", random.Random(0), unsafe=0.0)
+    owners = owners_of(problem.capture)
+    labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
+    chosen = evaluate(problem, labels)
+    scopes = scopes_of(problem, chosen)
+    precision = scoped(scopes)
+    assert {owner: precision(owner) for owner in owners} == labels
+    assert "" in scopes
+    for path, choice in scopes.items():
+        above = {other: kept for other, kept in scopes.items() if other != path}
+        assert path == "" or scoped(above)(path) != choice.precision  # each line is needed
+
+
+def low(owners: str) -> dict[str, str]:
+    """The root and these layers in FP16."""
+    return {"": "fp16", **dict.fromkeys(owners, "fp16")}
+
+
+def plan_of(problem: Problem, labels: dict[str, str]) -> dict[str, ScopeChoice]:
+    return scopes_of(problem, evaluate(problem, labels))
+
+
+def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
+    problem = drawn("chain", "cast", random.Random(0), unsafe=0.0)
+    end = plan_of(problem, {**low("0123"), "4": "fp32"})
+    assert end["4"].output == "keep"  # the model's output: nothing low reads it
+    middle = plan_of(problem, {**low("0134"), "2": "fp32"})
+    assert middle["2"].output == "cast"
+    pair = plan_of(problem, {**low("014"), "2": "fp32", "3": "fp32"})
+    assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
+
+
+def test_a_plan_states_what_it_gains() -> None:
+    problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
+    curve = candidates(problem)
+    plan = as_plan(problem, curve[0])
+    assert plan.name == "autocast_fp16"
+    assert plan.predicted_speedup == pytest.approx(max(point.seconds for point in curve) / curve[0].seconds)
+    assert plan.predicted_error == curve[0].predicted_error
+    assert len(plan.pareto) == len(curve)
+    assert max(time for _, time in plan.pareto) == 1.0
+    assert (plan.measured_error, plan.verified) == (None, False)
+
+
+def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
+    with torch.no_grad():
+        return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
+
+
+def factored(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.cholesky(x @ x.t() + x)
+
+
+def test_what_cannot_run_is_infinitely_far_off() -> None:
+    model, inputs = Function(factored), (torch.eye(3),)
+    capture = capture_of(model, *inputs)
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(
+        capture, costs_of(capture), dict.fromkeys(capture.nodes, NOTHING), verdicts, "cast", "fp16", "A100"
+    )
+    trial = trial_of(model, capture, inputs)
+    space = Modules(problem, trial, 0.01)
+    assert space.error(evaluate(problem, {"": "fp16"})) == math.inf
+    assert space.error(evaluate(problem, {"": "fp32"})) == 0.0
+    with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
+        trial.error(running(capture, "cast", plain("fp16"), "fp16"))
+
+
+def test_scopes_that_refuse_or_are_unsafe_stay_fp32_and_all_else_is_low() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Function(factored), nn.Linear(3, 3), nn.Tanh()).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3)), model[0].bias.zero_()
+    capture = capture_of(model, torch.eye(3))
+    verdicts = {name: Verdict("unsafe" if node.owner == "3" else "safe", "") for name, node in capture.nodes.items()}
+    nothing = dict.fromkeys(capture.nodes, NOTHING)
+    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
+    found = accepted(problem, trial_of(model, capture, (torch.eye(3),)))
+    assert found is not None
+    kept = {owner for owner, precision in found.precision.items() if precision == "fp32"}
+    assert kept == {"1", "3"}
+
+
+def test_nothing_is_accepted_where_a_scope_in_fp32_refuses_what_it_is_given() -> None:
+    capture = capture_of(Function(factored), torch.eye(3))
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    nothing = dict.fromkeys(capture.nodes, NOTHING)
+    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
+
+    def refuses(*_: object) -> float:
+        raise UnsupportedInFormat("matmul got float16 and float32 together", "")
+
+    trial = Trial(capture, Function(factored), (((torch.eye(3),), {}),), ((torch.eye(3),),), refuses)
+    assert accepted(problem, trial) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "fmt", "word"), [("T4", "bf16", "no BF16"), ("T4", "fp16", ""), ("H100", "bf16", "")]
+)
+def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str) -> None:
+    problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
+    plan = as_plan(problem, everything(problem, fmt))
+    assert plan.target == device
+    assert word in plan.note
+    assert bool(word) == bool(plan.note)
+    assert plan.predicted_speedup == pytest.approx(plan_times(problem, "fp32") / plan_times(problem, fmt))
+
+
+def plan_times(problem: Problem, precision: str) -> float:
+    return evaluate(problem, dict.fromkeys(owners_of(problem.capture), precision)).seconds

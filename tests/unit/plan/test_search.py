@@ -1,0 +1,151 @@
+"""The one search: predictions propose, replays dispose."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auditor.plan.search import MARGIN, ROUNDS, RUNS, choose, verified
+from auditor.records import Plan, ScopeChoice, Verdict
+from auditor.strategies import SHIPPED as STRATEGIES
+from tests.planning import Foretold
+from tests.problems import drawn, must_stay_fp32
+
+
+@dataclass(frozen=True)
+class Point:
+    price: float
+    predicted_error: float
+
+
+@dataclass
+class Line:
+    """Choices on a line, the cheapest with the largest error; `off`: what replays say of predictions, in order of the choices."""
+
+    points: list[Point]
+    off: list[float]
+    nothing: Point = Point(1e9, 0.0)
+    asked: list[Point] = field(default_factory=list)
+    rejected: list[Point] = field(default_factory=list)
+    known: list[Point] = field(default_factory=list)
+
+    def proposed(self, allowed: float) -> Point:
+        return next((point for point in self.points if point.predicted_error <= allowed), self.nothing)
+
+    def error(self, point: Point, enough: float = math.inf) -> float:
+        self.asked.append(point)
+        return point.predicted_error * self.off[self.points.index(point)]
+
+    def holding(self) -> list[Point]:
+        return [point for point in self.known if point not in self.rejected]
+
+    def reject(self, point: Point) -> None:
+        self.rejected.append(point)
+
+
+def line(size: int = 100, off: float = 1.0) -> Line:
+    return Line([Point(100 + i, 1 - i / size) for i in range(size)], [off] * size)
+
+
+@pytest.mark.parametrize("off", [0.3, 0.6, 1.0, 1.3, 2.5])
+def test_what_one_run_says_of_predictions_decides_on_the_next(off: float) -> None:
+    space = line(off=off)
+    found = choose(space, 0.4)
+    best = next(point for point in space.points if off * point.predicted_error <= 0.4)
+    assert off * found.predicted_error <= 0.4
+    assert found.price <= 1.02 * best.price
+    assert len(space.asked) <= 4
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(off=st.lists(st.sampled_from([0.2, 0.9, 1.1, 3.0, math.inf, math.nan]), min_size=30, max_size=30))
+def test_what_is_chosen_holds_whatever_runs_say(off: list[float]) -> None:
+    space = Line(line(30).points, off)
+    found = choose(space, 0.5)
+    assert found == space.nothing or space.error(found) <= 0.5
+    assert len(space.asked) <= RUNS + 1
+
+
+def test_nothing_is_run_where_a_choice_is_known_to_hold_and_no_other_is_cheaper() -> None:
+    space = line()
+    space.known = [Point(100, 0.9)]
+    assert choose(space, 0.5) == space.known[0]
+    assert space.asked == []
+    space.reject(space.known[0])
+    assert choose(space, 0.5).predicted_error == 0.5
+
+
+def test_without_runs_the_prediction_decides() -> None:
+    space = line(off=10)
+    assert choose(space, 0.5, 0).predicted_error == 0.5
+    assert space.asked == []
+
+
+PLAN = Plan("cast_fp16", "cast", "fp16", {"": ScopeChoice("fp16")}, 0.0, 1.0, 1.0)
+
+
+def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
+    space, limits = line(), list[float]()
+
+    def make(name: str, limit: float) -> Point:
+        limits.append(limit)
+        return choose(space, limit)
+
+    def verify(made: Mapping[str, Point]) -> dict[str, Plan]:
+        return {name: replace(PLAN, measured_error=3 * point.predicted_error) for name, point in made.items()}
+
+    def holds(name: str, plan: Plan) -> bool:
+        return plan.measured_error is not None and plan.measured_error <= 0.5
+
+    chosen, plans = verified({"a": space}, 0.5, make, verify, holds)
+    assert holds("a", plans["a"])
+    assert chosen["a"].predicted_error <= 0.5 / 3
+    assert limits[0] == MARGIN * 0.5
+    assert limits == sorted(limits, reverse=True)
+    assert len(space.rejected) == len(limits) - 1
+    limits.clear()
+    never = verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)[1]
+    assert len(limits) == ROUNDS
+    assert set(never) == {"a"}
+
+
+def test_an_artefact_that_fails_is_made_for_a_quarter() -> None:
+    space, limits = line(), list[float]()
+
+    def make(name: str, limit: float) -> Point:
+        limits.append(limit)
+        return choose(space, limit)
+
+    verified({"a": space}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False)
+    assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(strategy: str) -> None:
+    problem = drawn("chain", strategy, random.Random(1), unsafe=0.0)
+    bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
+    problem = replace(problem, verdicts={**problem.verdicts, bad: Verdict("unsafe", "it overflows")})
+    assert must_stay_fp32(problem) == {"2"}
+    assert choose(Foretold(problem, 0.01, off=0.0), 0.01).precision["2"] == "fp32"
+
+
+def test_what_raises_is_searched_for_beyond_it() -> None:
+    problem = drawn("chain", "cast", random.Random(1), unsafe=0.0)
+    whole = Foretold(problem, 1.0).proposed(math.inf).predicted_error
+    found = choose(Foretold(problem, 2 * whole, refused=0.9 * whole), 2 * whole)
+    assert 0 < found.predicted_error < 0.9 * whole
+
+
+def test_everything_low_is_not_proposed_where_the_model_itself_was_over_the_budget() -> None:
+    problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
+    low = Foretold(problem, 1.0).proposed(math.inf)
+    assert set(low.precision.values()) == {"fp16"}
+    again = Foretold(problem, 0.5, known=[(low, 1.0)])
+    assert choose(again, 2 * low.predicted_error) != low
+    assert low not in again.asked

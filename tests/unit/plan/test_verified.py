@@ -1,0 +1,136 @@
+"""Plans held against FP32, and against the model without one: hand-made numbers in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from auditor.formats.metrics import output_error
+from auditor.plan.verified import as_run, is_outdone, judged
+from auditor.plan.workbench import Workbench
+from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification
+from auditor.verify import Answers
+
+ROOT = {"": ScopeChoice("fp16")}
+BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
+
+
+def plans(*several: Plan) -> dict[str, Plan]:
+    return {plan.name: plan for plan in several}
+
+
+def named(name: str, **changes: Any) -> Plan:
+    strategy, fmt = name.split("_")
+    return replace(BASE, name=name, strategy=strategy, format=fmt, **changes)
+
+
+def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
+    subject = Subject(nn.Module(), (((), {}),), "toy", "toy.py", "toy", "toy")
+    return Workbench(
+        subject=subject,
+        capture=None,  # type: ignore[arg-type]
+        costs={},
+        contributions={},
+        verdicts={},
+        findings=(),
+        distance=distance,
+        budget=0.01,
+        seed=0,
+        gpu="A100",
+        device="cpu",
+        floor=Noise(error=2.0**-30, floor=3 * 2.0**-30),
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "verified"),
+    [
+        ([0.001, 0.002], True),
+        ([0.01], True),
+        ([0.001, 0.011], False),
+        ([math.inf], False),
+        ([math.nan], False),
+        ([math.nan, 0.001], False),
+        ([0.001, math.nan], False),
+    ],
+)
+def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bool) -> None:
+    remaining = iter(errors)
+    bench = bench_of(lambda reference, candidate: next(remaining))
+    outputs = Answers([[torch.ones(1)] for _ in errors])
+    plan = judged(bench, replace(BASE, measured_error=None, verified=False), outputs, outputs)
+    assert plan.verified is verified
+    if verified:
+        assert plan.measured_error == max(errors)
+    assert plan.verification is not None
+    assert plan.verification.finite is all(map(math.isfinite, errors))
+
+
+def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
+    plan = judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
+    assert (plan.verified, plan.measured_error) == (False, None)
+    assert plan.verification is not None
+    assert plan.verification.failure == "RuntimeError: no such kernel"
+
+
+def judged_with_gradients(without: float, enabled: float) -> Plan:
+    """A plan whose outputs are that far from FP32 without and with gradients."""
+    expected = Answers([[torch.ones(1)]], [torch.ones(1)])
+    answer = Answers([[torch.ones(1) + without]], [torch.ones(1) + enabled])
+    return judged(bench_of(output_error), BASE, expected, answer)
+
+
+def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
+    plan = judged_with_gradients(0.004, 0.006)
+    assert plan.verified and plan.verification is not None
+    assert plan.measured_error == pytest.approx(0.004, rel=1e-3)
+    assert plan.verification.with_gradients == pytest.approx(0.006, rel=1e-3)
+    assert plan.verification.noise == 2.0**-30
+    over = judged_with_gradients(0.009, 0.011)
+    assert not over.verified
+    assert over.measured_error == pytest.approx(0.009, rel=1e-3)
+
+
+def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
+    # FP16 has a unit of 2**-10 = 0.00098: rounding explains up to 2 * 0.001 + 0.00098
+    plan = judged_with_gradients(0.001, 0.0031)
+    assert (plan.verified, plan.measured_error) == (False, None)
+    assert plan.verification is not None
+    assert "with gradients enabled" in str(plan.verification.failure)
+    assert judged_with_gradients(0.001, 0.0029).verified
+    assert judged_with_gradients(math.nan, 0.5).measured_error is None
+
+
+def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
+    plan = judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
+    assert not plan.verified
+    assert plan.verification is not None
+    assert "shape" in str(plan.verification.failure)
+
+
+ISLAND = {**ROOT, "norm": ScopeChoice("fp32")}
+
+
+def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
+    plan = replace(BASE, scopes=ISLAND, measured_error=0.002)
+    assert is_outdone(plan, Baseline(0.001, True))
+    assert not is_outdone(plan, Baseline(0.002, True))
+    assert not is_outdone(plan, Baseline(None, False))
+    noisy = replace(plan, verification=Verification(0.002, True, None, "held-out", "native", noise=0.0004))
+    assert not is_outdone(noisy, Baseline(0.001, True))  # no further apart than runs in FP32 are
+    assert is_outdone(noisy, Baseline(0.0007, True))
+    assert not is_outdone(replace(plan, scopes=ROOT), Baseline(0.001, True))  # everything low: that is no plan
+
+
+def test_a_plan_that_lowers_everything_is_the_model_without_a_plan() -> None:
+    rules = RulesOnly(0.0, True, None, 0.5)
+    before = {"autocast_fp16": Baseline(0.0021, True, rules_only=rules), "cast_fp16": Baseline(0.3, True)}
+    found = as_run(before, plans(BASE, named("cast_fp16", scopes=ISLAND)))
+    assert found["autocast_fp16"] == Baseline(0.002, True, rules_only=rules)
+    assert found["cast_fp16"] == before["cast_fp16"]
