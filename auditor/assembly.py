@@ -29,7 +29,7 @@ from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.storing import storing
 from .options import Options
 from .paths import enclosing
-from .plan.answered import fresh_told, holding_told
+from .plan.answered import fresh_told
 from .plan.workbench import Workbench
 from .records import (
     Audit,
@@ -97,7 +97,6 @@ def assembled(
             *_unsteady(bench),
             *_unheld(subject),
             *_untrained(subject, found["training"]),
-            *holding_told(bench),
             *fresh_told(bench),
         ),
         command=options.command,

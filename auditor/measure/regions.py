@@ -14,7 +14,6 @@ from torch import fx
 from ..criteria.measure import for_outputs
 from ..errors import first_line
 from ..formats.metrics import output_error
-from ..mapped.trimming import give_back
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
@@ -58,7 +57,6 @@ def run_regions(
             return tuple(_failed(region, capture, error) for region in regions)
         tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
     del reference
-    give_back()
     return tested
 
 
@@ -143,7 +141,7 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
-    beat(f"{len(region.nodes)} operations together")
+    beat()
     inside = {node.name for node in region.nodes}
     try:
         PartlyLowAgain(capture, inside, region.fmt, rounder(capture, region.fmt), reference, low).run(*flat)

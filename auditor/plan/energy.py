@@ -9,7 +9,6 @@ from functools import cached_property
 
 import networkx as nx
 
-from ..pulse import beat
 from .mincut import Network
 
 FORBIDDEN = 1e6
@@ -85,7 +84,6 @@ class Energy:
         return {}
 
     def _cut(self, multiplier: float) -> set[str]:
-        beat()
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         capacities = [_whole((time + multiplier * error) / unit) for *_, time, error in self._arcs]
         return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}

@@ -77,7 +77,7 @@ class Rest:
         low: Collection[fx.Node],
         reading: Callable[[fx.Node], Callable[[fx.Node], Any]] | None = None,
     ) -> Followed:
-        beat(f"what follows {next(iter([*given, *low])).name}")
+        beat()
         run.env = cast("dict[fx.Node, Any]", ChainMap(dict(given), cast("dict[fx.Node, Any]", self._reference)))
         started, flipped = {*low, *self._unknown}, False
         waiting = [self._place[node] for node in {*started, *(user for node in given for user in node.users)}]
