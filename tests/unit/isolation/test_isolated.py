@@ -123,6 +123,15 @@ def test_a_write_inside_the_inner_body_alone_is_the_outer_one_s_too() -> None:
     assert portrait(model) == start
 
 
+def test_views_stay_views() -> None:
+    """After a first run that made the view a result, writes into it must still reach the gradient of its base."""
+    model = writer("hidden state")
+    with isolated(model):
+        run(model)
+    model.view.mul_(model.linear(X)[0, :2])
+    assert model.base.requires_grad
+
+
 @pytest.mark.filterwarnings("error")
 def test_results_of_a_graph_come_back() -> None:
     """They have no gradient to ask for: torch would warn."""
