@@ -42,7 +42,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
     Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
     `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
     they need are put back after it. What the body records must not hang on the roots, or it is undone too.
-    Cost: buffers are copied at once, every other tensor only when an operation is about to write into it.
+    Cost: buffers are copied at once, and other tensors too up to `AT_ONCE`; beyond, when an operation is about to write.
     Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
     """
     process = process_state()

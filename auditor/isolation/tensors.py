@@ -1,4 +1,4 @@
-"""Tensors put back: where their entries lie, flags and gradients; entries are copied just before they are written."""
+"""Tensors put back: where their entries lie, flags and gradients; entries are copied before they are written."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ class Memory:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context in which an operation that writes into one of them finds its memory copied: little memory before the body
-        begins, much of it just before it is written."""
+        """A context for what may write into them: little memory is copied before it begins, much just before it is written."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)

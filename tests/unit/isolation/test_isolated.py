@@ -25,6 +25,13 @@ from tests.subjects import normal, seeded
 from tests.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
 
 
+@pytest.fixture(autouse=True, params=["at once", "before a write"])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of small models is copied at once; without a budget every model is treated as a large one."""
+    if request.param == "before a write":
+        monkeypatch.setattr(tensors, "AT_ONCE", 0)
+
+
 def run(model: Any) -> None:
     model(X)
 
