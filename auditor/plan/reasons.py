@@ -17,7 +17,7 @@ from .energy import FORBIDDEN
 from .modules import Modules
 from .operations import operation_reasons, together
 from .problem import Problem
-from .search import MARGIN, MOST_OFF
+from .search import MARGIN, MOST_OFF, WORTH
 from .solve import Candidate, evaluate
 
 VISITS = 60_000
@@ -82,7 +82,7 @@ class Weighed:
         for each in self._open:
             if left and each.gains and each.owner == module_of(each.owner) and self._may_add(each, target):
                 point = self._lowering(found, each.owner)
-                if point.feasible and point.price < found.price:
+                if point.feasible and point.price < (1 - WORTH) * found.price:
                     left -= 1
                     found = point if self._space.error(point) <= target else found
         return found

@@ -14,6 +14,9 @@ MARGIN = 0.8
 LITTLE = 0.01
 """Share of what a plan takes that no search goes on for."""
 
+WORTH = 0.002
+"""Share by which one more module low, or a plan of another strategy, must be better to be taken over."""
+
 MOST_OFF = 4.0
 """How many times as large, or as small, errors are taken to be as predicted, at most."""
 

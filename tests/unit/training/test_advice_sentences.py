@@ -33,7 +33,7 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     assert training is not None and training.fp16 is not None and training.fp16.init is not None
     model = copy.deepcopy(trained.before)
     model.dropout.p = 0.0
-    audit, found = audited(model, trained.batch, loss_fn)
+    _, found = audited(model, trained.batch, loss_fn)
     assert found.fp16 is not None and found.fp16.init is not None
     gradients = fp32_gradients(model, trained.batch, loss_fn)
     whole = torch.cat([g.flatten() for g in gradients.values()])
@@ -57,7 +57,7 @@ def test_updates_that_bf16_weights_lose() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.rand(32, 32, generator=torch.Generator().manual_seed(0)) * 1.5 + 0.1)
     batch = (torch.randn(8, 32), torch.randn(8, 32))
-    found, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
+    _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
     gradients = fp32_gradients(model, batch, nn.functional.mse_loss)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).bfloat16()
     signs = torch.cat([gradients[name].flatten().sign() for name, _ in model.named_parameters()])
