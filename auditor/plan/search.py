@@ -88,8 +88,8 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
 
 
 def cheapest(points: Sequence[P], otherwise: P) -> P:
-    """The one of the lowest price; where there is none, the other."""
-    return min(points, key=lambda point: point.price, default=otherwise)
+    """The one of the lowest price; where none has a lower one, the other."""
+    return min((otherwise, *points), key=lambda point: point.price)
 
 
 def verified(

@@ -81,6 +81,11 @@ def test_nothing_is_run_where_a_choice_is_known_to_hold_and_no_other_is_cheaper(
     assert choose(space, 0.5).predicted_error == 0.5
 
 
+def test_what_is_known_to_hold_and_dearer_than_fp32_is_not_chosen() -> None:
+    space = Line([], [], known=[Point(2e9, 0.1)])
+    assert choose(space, 0.5) == space.nothing
+
+
 def test_without_runs_the_prediction_decides() -> None:
     space = line(off=10)
     assert choose(space, 0.5, 0).predicted_error == 0.5
