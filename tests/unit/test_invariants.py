@@ -98,7 +98,7 @@ class Regions(nn.Module):
         with torch.autocast("cpu", enabled=False):
             x = self.linear(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = self.body(x)
+            x = self.linear(self.body(x)).exp_()  # what is written in place is left alone
         return torch.softmax(self.body(x), -1)
 
 
@@ -121,7 +121,7 @@ LEFT_OUT = {"getitem", "aten.detach.default", "aten.clone.default"}
 
 def compared(ran: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Operations with their dtypes, but those that only one side has."""
-    return [(op, dtype) for op, dtype in ran if op not in LEFT_OUT and not operation(op).cast]
+    return [(op.replace("_.", "."), dtype) for op, dtype in ran if op not in LEFT_OUT and not operation(op).cast]
 
 
 def first_dtype(result: Any) -> str:
