@@ -16,7 +16,6 @@ from .run import Baseline, Evaluation, Timing, Today
 from .training import Training
 from .written import ByFormat, Inlined, Written
 
-
 FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
 

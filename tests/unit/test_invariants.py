@@ -27,7 +27,7 @@ from auditor.ops.table import operation
 from auditor.patch.runtime import apply_plan
 from auditor.plan import plans
 from auditor.plan import verified as answering
-from auditor.plan.terms import timed_in
+from auditor.plan.energy import timed_in
 from auditor.plan.trial import Trial
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.replay.execute import PolicyInterpreter
