@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
 from ..formats.entries import is_plain

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.rounding import round_to
+from ..formats.carried import round_to
 from ..formats.table import Format
 from .casting import lowered, raised
 from .nodes import operation_of, overload_of

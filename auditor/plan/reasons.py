@@ -12,10 +12,9 @@ from ..records import Finding, Plan, Reason
 from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
 from .choices import as_candidate
-from .clauses import ALONE, close, little, no_gain, over
+from .clauses import ALONE, close, little, no_gain, operation_reasons, over, together
 from .energy import FORBIDDEN
 from .modules import Modules
-from .operations import operation_reasons, together
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, WORTH
 from .solve import Candidate, evaluate
