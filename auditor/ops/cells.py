@@ -117,7 +117,7 @@ _Step = Callable[[Tensor, Tensor, _States], _States]
 
 
 def _gru(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
-    (state,) = states
+    state = states[0]
     sizes = [2 * state.shape[-1], state.shape[-1]]
     gates_i, fresh_i = from_input.split_with_sizes(sizes, -1)
     gates_h, fresh_h = from_state.split_with_sizes(sizes, -1)
