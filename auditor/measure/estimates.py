@@ -18,7 +18,6 @@ from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .inner import inner_products, inner_products_by_row
-from .margins import answered
 from .measure import Measurement
 from .probes import moved, probes
 from .sums import Sums, by_level
@@ -93,12 +92,12 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """One backward pass per probe of the outputs, or of what decides them, a hook on every value; with a batch, an independent estimate per sample.
+    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample.
 
     target: what the probes are of instead; what is found is then no share of the outputs' norm but as their forms have
     it. keep: another estimate follows on the same measurement.
     """
-    probed = answered(measurement) if target is None else target.outputs
+    probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
     outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
     batch = _batch_size(outputs) if target is None or target.samples else None

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from auditor.measure.confirm import LIMITS, MORE, confirmed
 from torch import Tensor, nn
 
 from auditor.measure import confirm
-from auditor.measure.attribute import attribute
-from auditor.measure.confirm import LIMITS, MORE, confirmed
 from auditor.measure.measure import Measurement
 from auditor.measure.rerun import PLAIN, Limits, Reruns, Yardstick
 from auditor.records import Contribution, Linearity
 from tests.brute_force import true_isolated
 from tests.ill_conditioned import SharpLlama, some_tokens
-from tests.subjects import measurement_of, normal, seeded
+from tests.subjects import effects_of, measurement_of, normal, seeded
 
 BUDGET = 0.01
 
@@ -43,7 +42,7 @@ class Held:
 
 def held(model: nn.Module, *inputs: Tensor, budget: float = BUDGET) -> Held:
     measured = measurement_of(model, *inputs)
-    first = attribute(measured)
+    first = effects_of(measured)
     runs: dict[str, float] = {}
     with pytest.MonkeyPatch.context() as patch:
 
@@ -139,7 +138,7 @@ def test_nothing_is_run_where_nothing_comes_near_the_budget() -> None:
 
 def test_without_a_budget_nothing_is_run() -> None:
     measured = measurement_of(Chain(), normal(4, 8))
-    first = attribute(measured)
+    first = effects_of(measured)
     assert confirmed(measured, first, PLAIN, lambda name: None) == (first, {})
     assert confirmed(measured, first, Yardstick(math.inf), lambda name: None) == (first, {})
 
@@ -171,7 +170,7 @@ def test_views_of_one_value_are_told_of_by_one_run() -> None:
 
     ticks: list[str] = []
     measured = measurement_of(Views(), normal(4, 8))
-    first = attribute(measured)
+    first = effects_of(measured)
     found, _ = confirmed(measured, first, Yardstick(1e-5), ticks.append)
     views = [name for name in measured.capture.nodes if name.startswith(("view", "transpose", "unsqueeze"))]
     assert len(views) == 3
