@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,10 +11,10 @@ import torch
 from ..criteria import Criterion
 from ..criteria.forms import Form, across, form_of
 from ..criteria.measure import Criteria
-from ..formats.entries import entries, is_number, is_plain
+from ..formats.entries import entries, finite, is_number, is_plain
 from ..formats.metrics import output_error
 from ..records import Contribution
-from .estimates import Estimates, Target, estimate, finite
+from .estimates import Estimates, Target, estimate
 from .measure import Measurement
 from .rerun import PLAIN, Yardstick
 
@@ -35,41 +35,37 @@ class FirstOrder:
     answers: bool
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A criterion with a quadratic form, its outputs, and what shapes the probes of each."""
-
-    criterion: Criterion
-    outputs: tuple[torch.Tensor, ...]
-    forms: tuple[Form, ...]
-
-
 def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
     """What a few backward passes tell, see estimates.py."""
     criteria = yardstick.distance if isinstance(yardstick.distance, Criteria) else None
-    parts = _parts(measurement, criteria) if criteria else None
-    passes = [_estimate(measurement, part, seed) for part in parts] if parts else [estimate(measurement, seed)]
-    by = [str(part.criterion) for part in parts] if parts else [""]
+    parts = _parts(measurement, criteria) if criteria else {}
+    passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
+    passes = passes or {"": estimate(measurement, seed)}
     contributions = {
-        name: {fmt: _most([one.contribution(name, fmt) for one in passes], by) for fmt in measurement.formats}
+        name: {
+            fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in measurement.formats
+        }
         for name in measurement.live
     }
     outputs = measurement.capture.outputs
     nodes = measurement.capture.nodes
     numbers = any(name not in nodes or nodes[name].floating for name in outputs)
-    return FirstOrder(contributions, _unseen(measurement, passes), numbers and (criteria is None or bool(parts)))
+    return FirstOrder(
+        contributions, _unseen(measurement, passes.values()), numbers and (criteria is None or bool(parts))
+    )
 
 
-def _parts(measurement: Measurement, criteria: Criteria) -> list[_Part] | None:
-    """Every criterion; None where one has no quadratic form."""
+def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
+    """{criterion: its outputs, and what shapes the probes of each}; none where one has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
-    found = []
+    found = {}
     for criterion in criteria.all:
         outputs = tuple(live[i] for i in criteria.meant(criterion, criteria.names))
         forms = _forms(criterion, criteria, outputs)
         if forms is None:
-            return None
-        found.append(_Part(criterion, outputs, forms))
+            return {}
+        tied = any(across(criterion, x) for x in outputs)
+        found[str(criterion)] = Target(outputs, forms, not tied)
     return found
 
 
@@ -84,20 +80,14 @@ def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Ten
     return None if form is None else (form,)
 
 
-def _estimate(measurement: Measurement, part: _Part, seed: int) -> Estimates:
-    tied = any(across(part.criterion, x) for x in part.outputs)
-    return estimate(measurement, seed, Target(part.outputs, part.forms, not tied), keep=True)
-
-
-def _most(found: Sequence[Contribution], criteria: Sequence[str]) -> Contribution:
+def _most(found: Mapping[str, Contribution]) -> Contribution:
     """Of contributions to every criterion the largest, with its criterion; own and cast are the largest of any."""
-    at = max(range(len(found)), key=lambda i: found[i].isolated)
-    return replace(
-        found[at], own=max(one.own for one in found), cast=max(one.cast for one in found), criterion=criteria[at]
-    )
+    criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
+    own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
+    return replace(most, own=own, cast=cast, criterion=criterion)
 
 
-def _unseen(measurement: Measurement, passes: Sequence[Estimates]) -> frozenset[str]:
+def _unseen(measurement: Measurement, passes: Collection[Estimates]) -> frozenset[str]:
     return frozenset(
         name
         for name in measurement.errors

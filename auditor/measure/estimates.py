@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..criteria.forms import Form
-from ..formats.entries import dense, entries, is_number, is_plain
+from ..formats.entries import dense, entries, finite, is_number, is_plain
 from ..formats.table import FORMATS, format_of
 from ..mapped.trimming import Trimming
 from ..ops.nodes import operation_of, target_of, tensors_of, viewed
@@ -87,7 +87,7 @@ class Target:
     """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart."""
 
     outputs: tuple[torch.Tensor, ...]
-    forms: tuple[Form | None, ...]
+    forms: tuple[Form, ...]
     samples: bool = True
 
 
@@ -278,8 +278,3 @@ def _size(x: torch.Tensor) -> float:
     """L2 norm over the finite entries."""
     size = float(torch.linalg.vector_norm(x, dtype=torch.float64))
     return size if math.isfinite(size) else float(torch.linalg.vector_norm(finite(x), dtype=torch.float64))
-
-
-def finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros where it is not finite."""
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
