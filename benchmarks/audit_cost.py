@@ -22,8 +22,9 @@ import torch
 
 from auditor.flow import run
 from auditor.loading import from_object, in_eval, load
-from auditor.measure.attribute import attribute
+from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
+from auditor.measure.settle import settle
 from auditor.options import Options
 from auditor.records import Capture
 from auditor.resources import resource_dir
@@ -99,7 +100,7 @@ def core(name: str) -> Row:
         row["capture s"] = seconds(lambda: captures.append(capture(subject, FORMATS)))
         (captured,) = captures
         row["measure s"] = seconds(lambda: measured.append(measure(captured, model, subject.batches[0], FORMATS)))
-        row["attribute s"] = seconds(lambda: attribute(measured[0]))
+        row["attribute s"] = seconds(lambda: settle(measured[0], first_order(measured[0])))
     row["peak MiB"] = peak_mib()
     row["forward s"] = (before + forward_seconds(model, args)) / 2
     floating = [node.name for node in captured.nodes.values() if node.floating]

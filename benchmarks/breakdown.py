@@ -10,7 +10,8 @@ from typing import Any
 
 from auditor.loading import from_object, in_eval
 from auditor.measure import estimates, informat, lowrun, measure, reference
-from auditor.measure.attribute import attribute
+from auditor.measure.attribute import first_order
+from auditor.measure.settle import settle
 from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, build
@@ -67,7 +68,7 @@ def parts(name: str) -> Row:
         captured = capture(subject, FORMATS)
         found: list[measure.Measurement] = []
         both = seconds(lambda: found.append(measure.measure(captured, model, subject.batches[0], FORMATS)))
-        attributing = seconds(lambda: attribute(found[0]))
+        attributing = seconds(lambda: settle(found[0], first_order(found[0])))
     both += attributing
     forward = (forward + forward_seconds(model, args)) / 2
     spent = watch.spent | {"backward passes": attributing - watch.spent["inner products"], "both": both}

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
-from auditor.records import Capture, Node, Subject
+from auditor.measure.rerun import PLAIN, Yardstick
+from auditor.measure.settle import settle
+from auditor.records import Capture, Contribution, Node, Subject
 from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")
@@ -42,6 +45,13 @@ def measurement_of(model: nn.Module, *args: Any, **kwargs: Any) -> Measurement:
     """The model, captured and measured on one batch in both formats."""
     subject = subject_of(model, *args, **kwargs)
     return measure(capture(subject, FORMATS), subject.model, subject.batches[0], FORMATS)
+
+
+def effects_of(
+    measured: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN
+) -> dict[str, dict[str, Contribution]]:
+    """What every node does to the outputs, predicted or run."""
+    return settle(measured, first_order(measured, seed, yardstick), yardstick)[0]
 
 
 def nodes_by_op(capture: Capture, packet: str) -> list[Node]:

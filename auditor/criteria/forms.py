@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..formats.entries import entries, is_plain
+from ..formats.entries import entries, finite, is_plain
 from .criterion import Criterion
 from .values import peak_of
 
@@ -43,7 +43,7 @@ def _nothing(criterion: Criterion) -> bool:
 
 def scaled(reference: torch.Tensor, limit: float) -> Form | None:
     """Relative L2 beside a limit."""
-    size = float(_finite(entries(reference)).double().norm())
+    size = float(finite(entries(reference)).double().norm())
     return (lambda signs: signs / (size * limit)) if size else None
 
 
@@ -78,7 +78,7 @@ def _kl(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     # 1 - cos = |d across r|^2 / (2 |r|^2) of each row
     dim = criterion.option("dim", -1)
-    x = _finite(reference)
+    x = finite(reference)
     size = x.norm(dim=dim, keepdim=True)
     count = reference.numel() // reference.shape[dim]
     scale = 1 / math.sqrt(2 * count * (1 - criterion.limit))
@@ -89,10 +89,6 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
         return torch.where(size > 0, beside / size, torch.zeros_like(x)) * scale
 
     return shape
-
-
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {

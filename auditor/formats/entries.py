@@ -58,3 +58,8 @@ def extent(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     if x.is_nested:
         return tuple(tuple(part.shape) for part in x.unbind())
     return (tuple(x.shape),) if is_plain(x) else (tuple(x.shape), tuple(entries(x).shape))
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """`x` with zeros where it is not finite."""
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)

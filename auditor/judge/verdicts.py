@@ -75,16 +75,12 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     """
     if not math.isfinite(contribution.isolated):
         return "the outputs turn non-finite"
-    if contribution.criterion and contribution.decided_by != "margin":
+    if contribution.criterion:
         return _taken(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     if contribution.decided_by == "group":
         return f"low together with {_others(contribution)} it moves the outputs by {moved}"
-    if contribution.decided_by == "margin":
-        if contribution.isolated == 0:
-            return "errors several times as large as its own change no result"
-        return f"errors several times as large as its own move the outputs by {moved} at most"
     if contribution.decided_by == "first-order":
         return f"alone it is predicted to move the outputs by {moved}"
     return f"alone it moves the outputs by {moved}"

@@ -1,84 +1,97 @@
-"""How much each node's error moves the model's outputs: to first order, or by running the rest of the model again."""
+"""How much each node's error moves the model's outputs, to first order, and of which nodes first order says nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import torch
+
+from ..criteria import Criterion
+from ..criteria.forms import Form, across, form_of
 from ..criteria.measure import Criteria
-from ..formats.entries import is_plain
-from ..ops.casting import raised
+from ..formats.entries import entries, finite, is_number, is_plain
+from ..formats.metrics import output_error
 from ..records import Contribution
-from .estimates import Estimates, estimate
-from .margins import only_choices, through
+from .estimates import Estimates, Target, estimate
 from .measure import Measurement
-from .rerun import PLAIN, Reruns, Yardstick
-from .shares import first_order, shares
-from .singular import divides_alike
-from .undecided import Undecided
+from .rerun import PLAIN, Yardstick
+
+Contributions = dict[str, dict[str, Contribution]]
 
 
-def attribute(
-    measurement: Measurement,
-    seed: int = 0,
-    tick: Callable[[str], None] = lambda name: None,
-    yardstick: Yardstick = PLAIN,
-) -> dict[str, dict[str, Contribution]]:
+@dataclass(frozen=True)
+class FirstOrder:
     """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria where there are any.
 
-    Nodes without a first-order answer (non-finite, deciding a discrete result, or before what has no derivative) are
-    re-run, see undecided.py. See estimates.py for the others.
+    unseen: nodes of which first order says nothing, or not all: no derivative leads from them to all that depends on them.
+    answers: whether the contributions are what the yardstick measures. Where not, as with criteria without a quadratic form
+    or outputs that are no numbers, they only say which nodes to expect most of.
     """
-    choosing = only_choices(measurement.capture)
-    result: dict[str, dict[str, Contribution]] = {name: {} for name in measurement.live}
-    if isinstance(yardstick.distance, Criteria) and not choosing:
-        parts = first_order(measurement, yardstick.distance, seed)
-        passes = [part.estimates for part in parts]
-        for fmt in measurement.formats:
-            reruns = Reruns(measurement, fmt, yardstick)
-            for name, one in shares(measurement, yardstick.distance, parts, reruns, tick).items():
-                result[name][fmt] = one
-    else:
-        passes = [estimate(measurement, seed)]
-        for name in measurement.live:
-            result[name] = {fmt: passes[0].contribution(name, fmt) for fmt in measurement.formats}
-    unseen = _unseen(measurement, passes)
-    for fmt in measurement.formats:
-        first = {name: result[name][fmt] for name in measurement.traces}
-        levels = _levels(measurement, first, unseen) if choosing else {}
-        if choosing:
-            result |= {name: {**result[name], fmt: Contribution(0.0, 0.0, 0.0)} for name in result}
-            first = {name: result[name][fmt] for name in first}
-        undecided = Undecided(Reruns(measurement, fmt, yardstick), first, unseen, tick, levels)
-        for name, found in undecided.decide(_without_answer(measurement, unseen, fmt)).items():
-            result[name][fmt] = found
-    return result
+
+    contributions: Contributions
+    unseen: frozenset[str]
+    answers: bool
 
 
-def _levels(measurement: Measurement, first: Mapping[str, Contribution], unseen: Collection[str]) -> dict[str, float]:
-    """{node: how far it moves what decides the outputs} for those whose errors reach them there and nowhere before."""
-    eligible = through(measurement.capture) - set(unseen)
-    return {name: one.isolated for name, one in first.items() if name in eligible}
+def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
+    """What a few backward passes tell, see estimates.py."""
+    criteria = yardstick.distance if isinstance(yardstick.distance, Criteria) else None
+    parts = _parts(measurement, criteria) if criteria else {}
+    passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
+    passes = passes or {"": estimate(measurement, seed)}
+    contributions = {
+        name: {
+            fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in measurement.formats
+        }
+        for name in measurement.live
+    }
+    outputs = measurement.capture.outputs
+    nodes = measurement.capture.nodes
+    numbers = any(name not in nodes or nodes[name].floating for name in outputs)
+    return FirstOrder(
+        contributions, _unseen(measurement, passes.values()), numbers and (criteria is None or bool(parts))
+    )
 
 
-def _unseen(measurement: Measurement, passes: Sequence[Estimates]) -> set[str]:
-    """Nodes of which first order says nothing, or not all: no derivative leads from them to all that depends on them."""
-    return {
+def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
+    """{criterion: its outputs, and what shapes the probes of each}; none where one has no quadratic form."""
+    live = dict(enumerate(measurement.outputs))
+    found = {}
+    for criterion in criteria.all:
+        outputs = tuple(live[i] for i in criteria.meant(criterion, criteria.names))
+        forms = _forms(criterion, criteria, outputs)
+        if forms is None:
+            return {}
+        tied = any(across(criterion, x) for x in outputs)
+        found[str(criterion)] = Target(outputs, forms, not tied)
+    return found
+
+
+def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
+    numbers = [x for x in outputs if is_number(x)]
+    if criterion == criteria.rest:
+        whole = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in numbers))
+        if criteria.joint is not output_error or not whole:
+            return None
+        return tuple((lambda signs: signs / (whole * criterion.limit)) for _ in outputs)
+    form = form_of(criterion, outputs[0]) if len(outputs) == len(numbers) == 1 else None
+    return None if form is None else (form,)
+
+
+def _most(found: Mapping[str, Contribution]) -> Contribution:
+    """Of contributions to every criterion the largest, with its criterion; own and cast are the largest of any."""
+    criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
+    own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
+    return replace(most, own=own, cast=cast, criterion=criterion)
+
+
+def _unseen(measurement: Measurement, passes: Collection[Estimates]) -> frozenset[str]:
+    return frozenset(
         name
         for name in measurement.errors
         if name in measurement.blind
         or (not any(one.reached(name) for one in passes) and measurement.capture.nodes[name].floating)
         or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
-    }
-
-
-def _without_answer(measurement: Measurement, unseen: set[str], fmt: str) -> list[str]:
-    found = []
-    nodes = {node.name: node for node in measurement.capture.graph_module.graph.nodes}
-    for name, traces in measurement.traces.items():
-        error, trace = measurement.errors[name][fmt], traces[fmt]
-        if trace.vanished and name not in unseen:
-            if not divides_alike(nodes[name], raised(trace.low), measurement.values):
-                found.append(name)
-        elif trace.low is not None or (name in unseen and error.local_error and not error.unsupported):
-            found.append(name)
-    return found
+    )

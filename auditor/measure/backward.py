@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..formats.entries import dense
+from ..formats.entries import dense, finite
 from ..formats.metrics import output_error
 from ..formats.table import FORMATS
 from ..isolation import isolated
@@ -193,7 +193,7 @@ def _scaled(gradients: Leaves, exponent: int) -> Leaves:
 
 def _exponent(gradients: Leaves) -> int:
     """floor(log2) of the largest finite magnitude; 0 for zeros alone."""
-    sizes = [float(torch.nan_to_num(g, 0.0, 0.0, 0.0).abs().max()) for g in gradients if g is not None and g.numel()]
+    sizes = [float(finite(g).abs().max()) for g in gradients if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
     return math.floor(math.log2(largest)) if largest > 0 else 0
 

@@ -19,17 +19,16 @@ from ..replay.depth import UnderPlan
 from ..tape.capture import Recording
 from ..tape.paths import usable_batches
 from ..tape.several import Recordings, join_paths, number_of, unjudged_line
-from .attribute import attribute
+from .attribute import Contributions, FirstOrder, first_order
 from .causes import explained
-from .confirm import confirmed
 from .measure import Measurement, measure
 from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
+from .settle import settle
 
 Hears = Callable[[Sequence[torch.Tensor] | None], None]
 T = TypeVar("T")
 PerFormat = dict[str, dict[str, NodeError]]
-Contributions = dict[str, dict[str, Contribution]]
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def calibrate(
     def one(batch: Batch) -> Calibration:
         number = numbered(batch) if numbered else number_of(subject, batch)
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
-        measured, contributions = _measured(capture, subject, batch, formats, seed, tick, yardstick, heard)
-        contributions, linearity = confirmed(measured, contributions, yardstick, tick)
+        measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick, heard)
+        contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
         return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
@@ -135,16 +134,16 @@ def _measured(
     tick: Callable[[str], None],
     yardstick: Yardstick,
     heard: Hears,
-) -> tuple[Measurement, Contributions]:
+) -> tuple[Measurement, FirstOrder]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back.
 
     heard: told what the reference gave; of None where it raised.
     """
 
-    def tried(how: Back) -> tuple[Measurement, Contributions]:
+    def tried(how: Back) -> tuple[Measurement, FirstOrder]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how)
         heard(measured.outputs)
-        return measured, attribute(measured, seed, tick, yardstick)
+        return measured, first_order(measured, seed, yardstick)
 
     for how in (TRUSTED, TRIED):
         try:

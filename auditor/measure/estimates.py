@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import torch
 
 from ..criteria.forms import Form
-from ..formats.entries import dense, entries, is_number, is_plain
+from ..formats.entries import dense, entries, finite, is_number, is_plain
 from ..formats.table import FORMATS, format_of
 from ..ops.nodes import operation_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .inner import inner_products, inner_products_by_row
-from .margins import answered
 from .measure import Measurement
 from .probes import moved, probes
 from .sums import Sums, by_level
@@ -86,17 +85,17 @@ class Target:
     """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart."""
 
     outputs: tuple[torch.Tensor, ...]
-    forms: tuple[Form | None, ...]
+    forms: tuple[Form, ...]
     samples: bool = True
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """One backward pass per probe of the outputs, or of what decides them, a hook on every value; with a batch, an independent estimate per sample.
+    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample.
 
     target: what the probes are of instead; what is found is then no share of the outputs' norm but as their forms have
     it. keep: another estimate follows on the same measurement.
     """
-    probed = answered(measurement) if target is None else target.outputs
+    probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
     outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
     batch = _batch_size(outputs) if target is None or target.samples else None
@@ -276,8 +275,3 @@ def _size(x: torch.Tensor) -> float:
     """L2 norm over the finite entries."""
     size = float(torch.linalg.vector_norm(x, dtype=torch.float64))
     return size if math.isfinite(size) else float(torch.linalg.vector_norm(finite(x), dtype=torch.float64))
-
-
-def finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros where it is not finite."""
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)

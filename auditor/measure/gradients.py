@@ -14,13 +14,15 @@ from ..replay.lowstep import gradient_error, one_low
 from ..replay.step import Step
 from .backward import Handed
 from .probes import moved, probes
-from .rerun import Limits, chosen
 from .sums import Sums
 
 PROBES = 8
 
-LIMITS = Limits(most=128, elements=10_000_000)
-"""Of a training step, forwards and backwards, in each format; first order has an answer for larger ones."""
+RERUNS = 128
+"""Most re-runs of a training step, forwards and backwards, in each format."""
+
+ELEMENTS = 10_000_000
+"""Elements of all results of a step up to which there are any; first order has an answer for larger ones."""
 
 
 def jumps(captured: Capture) -> bool:
@@ -36,7 +38,7 @@ def rerun(step: Step, first: Mapping[str, Mapping[str, Contribution]]) -> dict[s
         return max(one.isolated for one in first[name].values())
 
     result = {name: dict(by_format) for name, by_format in first.items()}
-    for name in chosen(first, weight, LIMITS, elements=elements):
+    for name in sorted(first, key=weight, reverse=True)[: RERUNS if elements <= ELEMENTS else 0]:
         for fmt, one in first[name].items():
             low = one_low(step, name, fmt)
             if low.failure is None:

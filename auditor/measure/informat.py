@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..errors import first_line
-from ..formats.entries import entries, is_number, is_plain
+from ..formats.entries import entries, is_number
 from ..formats.metrics import disagreement, sqnr_db
 from ..formats.profile import Profile
 from ..ops.nodes import op_of, tensors_of, viewed
@@ -99,12 +99,9 @@ class InFormat:
             again = Again(n, self._values, self.low.round, self.low.row, self.low.literals(n))
             trace = replace(trace, by_inputs=False, again=None if trace.isolated is None else again)
         vanishes = bool(error.underflow) and n.name in self._guarding
-        broken = turned(error) or bool(error.disagreement) or self._overflows(n)
-        certain = broken or vanishes
-        without_gradient = not all(x.is_floating_point() and is_plain(x) for x in tensors_of(self._values[n.name])[:1])
-        undecided = (n.name in self._deciding or without_gradient) and bool(error.local_error)
-        kept, vanished = certain or undecided, vanishes and not broken and not undecided
-        return replace(trace, low=alone.low if kept else None, certain=certain, vanished=vanished)
+        infinite = turned(error) or self._overflows(n)
+        broken = infinite or bool(error.disagreement) or vanishes
+        return replace(trace, low=alone.low if infinite else None, broken=broken, near=n.name in self._deciding)
 
     def _overflows(self, n: fx.Node) -> bool:
         profile = self._profiles.get(n)

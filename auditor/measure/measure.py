@@ -109,7 +109,7 @@ class _Measuring(Reference):
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
-        self._stays, self._cheap = _chosen_by(capture), set[str]()
+        self._stays, self._cheap = set[str](), set[str]()
         near, guards = deciding(capture), guarding(capture)
         self.low = {
             name: InFormat(capture, name, self.values, self._profiles, self.readings, self._cheap, near, guards)
@@ -197,14 +197,6 @@ class _Again:
     @cached_property
     def _nodes(self) -> dict[str, fx.Node]:
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
-
-
-def _chosen_by(capture: Capture) -> set[str]:
-    """Values that a discrete result is computed from: what decides the outputs of a model is among them."""
-    discrete = (
-        n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and not capture.nodes[n.name].floating
-    )
-    return {source.name for n in discrete for source in n.all_input_nodes}
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -20,9 +20,7 @@ class Probe:
     total: torch.Tensor
 
 
-def probes(
-    tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form | None] = ()
-) -> Iterator[Probe]:
+def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
     """`count` probes of the same tensors, each drawn when it is asked for. shape: what the signs of each go through.
 
     For a random sign vector v and any error d of what the tensors y depend on, E<v, J d>^2 = ||J d||^2; a backward pass
@@ -32,7 +30,7 @@ def probes(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         drawn = [signs(x, generator) for x in tensors]
-        drawn = [x if form is None else form(x) for x, form in zip(drawn, shape, strict=True)] if shape else drawn
+        drawn = [form(x) for x, form in zip(drawn, shape, strict=True)] if shape else drawn
         # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
         total = torch.stack([(x * weight).sum() for x, weight in zip(tensors, drawn, strict=True)]).sum()
         yield Probe(drawn, total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,22 +22,6 @@ from .rounded import rounder
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which an operation, or many together, are held to do no harm."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What re-runs may cost, each being a run of the model. most: how many there are in a format.
-
-    elements: of all results of one run together, up to which there are any.
-    """
-
-    most: int
-    elements: float = math.inf
-
-
-def chosen(names: Iterable[str], weight: Callable[[str], float], limits: Limits, *, elements: int = 0) -> list[str]:
-    """The heaviest first, in the given order where weights are equal. elements: those that the results of a run hold."""
-    return sorted(names, key=lambda name: -weight(name))[: limits.most if elements <= limits.elements else 0]
 
 
 @dataclass(frozen=True)
@@ -103,26 +87,9 @@ class Reruns:
 
     def error(self, name: str, value: Any) -> float:
         """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
-        return self.disturbed({name: value})
-
-    @property
-    def reference(self) -> list[torch.Tensor]:
-        """The outputs in FP32."""
-        return self._outputs
-
-    def outputs(self, name: str) -> list[torch.Tensor] | None:
-        """The outputs with one operation low; None where something cannot be run so."""
         try:
-            return self._rest.together([name], self.format, self._round).outputs
-        except Exception as error:
-            let_through(error)
-            return None
-
-    def disturbed(self, values: Mapping[str, Any]) -> float:
-        """Error of the outputs when the values of several nodes are others."""
-        try:
-            return self._held(self._rest.outputs(values))
-        except Exception as error:  # what follows cannot be computed from these: their shapes, or entries, do not fit
+            return self._held(self._rest.outputs({name: value}))
+        except Exception as error:  # what follows cannot be computed from it: its shape, or entries, do not fit
             let_through(error)
             self.criterion = ""
             return math.inf

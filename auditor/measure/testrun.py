@@ -57,8 +57,8 @@ class Trace:
     is None where rounding the result is all that happens, own is None where its error is a rounding of the result.
     by_inputs: isolated is not kept; it is own and the roundings of the inputs, which reach the result one by one.
     again: isolated is not kept; it is computed whenever it is asked for, which takes little.
-    low: the node's low result, where the rest of the model must be run on it. certain: it turned non-finite, flipped,
-    or vanished where something divides by it. vanished: that last alone is why it must be run.
+    low: the node's low result where it turned non-finite. broken: it did, or flipped, or vanished where something divides by
+    it. near: it is shortly before a discrete result.
     """
 
     isolated: Leaves | None
@@ -66,8 +66,8 @@ class Trace:
     by_inputs: bool = False
     again: Again | None = None
     low: Any = None
-    certain: bool = False
-    vanished: bool = False
+    broken: bool = False
+    near: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class NodeError:
     born: Annotated[bool, Written("in the low run, something breaks here that was whole in every input")] = False
 
 
-DECIDED_BY = ("first-order", "re-run", "group", "margin", "not-run")
+DECIDED_BY = ("first-order", "re-run", "group", "not-run")
 """Ways in which a contribution is found."""
 
 
@@ -83,9 +83,7 @@ class Contribution:
         str,
         Written(
             "how `contribution` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
-            "re-run with this node and others low, which is no less; `margin`: the outputs are choices, and no larger share of "
-            "them changes where what decides them is off by several times as much; `not-run`: a run would have to tell, and "
-            "none did",
+            "re-run with this node and others low, which is no less; `not-run`: a run would have to tell, and none did",
             choices=DECIDED_BY,
         ),
     ] = "first-order"

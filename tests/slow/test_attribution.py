@@ -14,13 +14,12 @@ from torch import Tensor, fx
 import auditor
 from auditor.formats.metrics import output_error
 from auditor.isolation.outputs import tensor_outputs
-from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
 from auditor.records import Contribution
 from tests import brute_force
 from tests.brute_force import spearman
 from tests.slow.models import LARGE, MODELS, specimen
-from tests.subjects import FORMATS, measurement_of
+from tests.subjects import FORMATS, effects_of, measurement_of
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ class Attributed:
 def attributed(name: str) -> Attributed:
     chosen = specimen(name)
     measured = measurement_of(chosen.model, *chosen.args, **chosen.kwargs)
-    return Attributed(measured, attribute(measured))
+    return Attributed(measured, effects_of(measured))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -111,12 +111,6 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
         (Contribution(0.001, 0, 0), "safe", "alone it is predicted to move the outputs by 0.001"),
         (Contribution(0.001, 0, 0, "re-run"), "safe", "alone it moves the outputs by 0.001"),
         (Contribution(0.001, 0, 0, "group", 4), "safe", "low together with 3 others it moves the outputs by 0.001"),
-        (Contribution(0.0, 0, 0, "margin"), "safe", "errors several times as large as its own change no result"),
-        (
-            Contribution(0.0017, 0, 0, "margin"),
-            "safe",
-            "errors several times as large as its own move the outputs by 0.0017 at most",
-        ),
         (Contribution(0.005, 0, 0), "sensitive", "alone it is predicted to take 50% of the error budget"),
         (Contribution(0.005, 0, 0, "re-run"), "sensitive", "alone it takes 50% of the error budget"),
         (

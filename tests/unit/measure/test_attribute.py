@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement
 from auditor.records import Contribution
 from tests.brute_force import spearman, true_isolated
 from tests.capturing import Function
-from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded
+from tests.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
 def contribution(measured: Measurement, packet: str, fmt: str = "fp16") -> Contribution:
-    return attribute(measured)[only(measured.capture, packet).name][fmt]
+    return effects_of(measured)[only(measured.capture, packet).name][fmt]
 
 
 class Chain(nn.Module):
@@ -34,7 +33,7 @@ class Chain(nn.Module):
 @pytest.mark.parametrize("batch", [1, 5, 64])
 def test_first_order_is_exact_on_a_linear_chain(fmt: str, batch: int) -> None:
     measured = measurement_of(Chain(), normal(batch, 1) / 7)
-    found = attribute(measured)
+    found = effects_of(measured)
     for name in measured.capture.nodes:
         # errors are carried as bfloat16, so a relative 2^-8 is as exact as it gets
         assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=2**-7), name
@@ -45,7 +44,7 @@ def test_the_three_kinds_of_error_by_hand() -> None:
     x = torch.tensor([[1 + 2.0**-11]])
     measured = measurement_of(Function(lambda x: (x * 3.0) * 1.0), x)
     first, second = nodes_by_op(measured.capture, "mul")
-    found = attribute(measured)
+    found = effects_of(measured)
     lost = 2.0**-11 / (1 + 2.0**-11)
     (placeholder,) = measured.capture.placeholders
     assert found[placeholder.name]["fp16"].cast == pytest.approx(lost, rel=2**-7)
@@ -106,7 +105,7 @@ MODELS = {"mlp": (Mlp, (16, 16)), "cnn": (Cnn, (16, 3, 16, 16)), "attention": (A
 def test_against_brute_force(name: str, fmt: str) -> None:
     model_class, shape = MODELS[name]
     measured = measurement_of(seeded(model_class), normal(*shape))
-    found = attribute(measured)
+    found = effects_of(measured)
     first_order = {node: c[fmt].isolated for node, c in found.items() if node in measured.capture.nodes}
     truth = {node: true_isolated(measured, node, fmt) for node in first_order}
     kept = [node for node, value in truth.items() if value > 0 and found[node][fmt].decided_by == "first-order"]
@@ -144,7 +143,7 @@ def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) ->
     (weight,) = (p.name for p in measured.capture.placeholders if p.fqn == "first.weight")
     assert all(measured.readings[name]["tanh"] is not None for name in products)
     assert [measured.readings[name].get(weight) is not None for name in products] == [True, False, True]
-    found = attribute(measured)
+    found = effects_of(measured)
     for name in products:
         assert measured.traces[name][fmt].by_inputs
         assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=0.15)
@@ -157,7 +156,7 @@ def test_a_product_of_two_views_of_one_value_feels_its_rounding_twice(fmt: str) 
     measured = measurement_of(Function(lambda x: x.unsqueeze(-2) @ x.unsqueeze(-1)), normal(256, 4))
     product = only(measured.capture, "matmul").name
     assert product not in measured.readings
-    found = attribute(measured)[product][fmt].isolated
+    found = effects_of(measured)[product][fmt].isolated
     assert found == pytest.approx(true_isolated(measured, product, fmt), rel=0.15)
 
 
@@ -170,7 +169,7 @@ def test_an_infinity_that_a_tanh_absorbs_is_harmless() -> None:
 def test_an_infinity_that_reaches_the_output_is_not() -> None:
     measured = measurement_of(Function(lambda x: (x * x) * 1e-3), torch.tensor([[300.0]]))
     first = nodes_by_op(measured.capture, "mul")[0].name
-    found = attribute(measured)[first]
+    found = effects_of(measured)[first]
     assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
     assert found["bf16"].decided_by == "first-order"
     assert found["bf16"].isolated == pytest.approx(112 / 90000, rel=2**-7)
@@ -188,7 +187,7 @@ def test_a_silent_all_zero_rms_norm_is_not_harmless() -> None:
 
 def test_a_flipped_argmax_counts_by_its_share() -> None:
     measured = measurement_of(Function(lambda x: (x * 1.0).argmax(-1)), torch.tensor([[1.0, 1.0001], [1.0, 2.0]]))
-    found = attribute(measured)
+    found = effects_of(measured)
     assert found[only(measured.capture, "argmax").name]["fp16"].isolated == 0.5
     product = found[only(measured.capture, "mul").name]["fp16"]
     assert (product.decided_by, product.isolated) == ("re-run", 0.5)
@@ -197,7 +196,7 @@ def test_a_flipped_argmax_counts_by_its_share() -> None:
 def test_a_routing_decision_moves_the_floating_outputs() -> None:
     table = torch.tensor([[1.0], [5.0]])
     measured = measurement_of(Function(lambda x: table[(x * 1.0).argmax(-1)] + x.sum()), torch.tensor([[1.0, 1.0001]]))
-    found = attribute(measured)
+    found = effects_of(measured)
     for packet in ("argmax", "mul"):  # the reference picks 5, the low formats tie and pick 1: |1 - 5| / (5 + 2.0001)
         for fmt in FORMATS:
             assert found[only(measured.capture, packet).name][fmt].isolated == pytest.approx(4 / 7.0001)
@@ -206,13 +205,13 @@ def test_a_routing_decision_moves_the_floating_outputs() -> None:
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone() -> None:
     measured = [measurement_of(seeded(Attention), normal(2, 6, 16)) for _ in range(2)]
     state = torch.get_rng_state()
-    assert attribute(measured[0], seed=3) == attribute(measured[1], seed=3)
+    assert effects_of(measured[0], seed=3) == effects_of(measured[1], seed=3)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_one_sample_is_enough() -> None:
     measured = measurement_of(seeded(Mlp), normal(1, 16))
-    found = attribute(measured)
+    found = effects_of(measured)
     names = [node.name for node in nodes_by_op(measured.capture, "linear")]
     for name in names:  # eight probes of one sample: within a factor of four of the truth
         ratio = found[name]["fp16"].isolated / true_isolated(measured, name, "fp16")
@@ -233,7 +232,7 @@ def test_a_guard_that_vanishes_is_run_again(guarded: Any) -> None:
     # Where x and y are 0 the quotient is 0 and so is its derivative by the guard; in FP16 it is 0 / 0.
     x, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 3.0, 4.0]])
     measured = measurement_of(Function(guarded), x, y)
-    found = attribute(measured)[only(measured.capture, "add").name]
+    found = effects_of(measured)[only(measured.capture, "add").name]
     assert (found["fp16"].decided_by, found["fp16"].isolated) == ("re-run", math.inf)
     assert math.isfinite(found["bf16"].isolated)  # BF16 holds 1e-8
 
@@ -246,7 +245,7 @@ def test_an_operation_that_rounds_on_the_way_answers_for_more_than_one_rounding(
     (own,) = measured.traces[name]["bf16"].own or [torch.zeros(())]
     exact = (1 + 10 / 128) ** 3
     assert float(own) == pytest.approx(1 + 33 / 128 - exact, rel=2**-8)
-    found = attribute(measured)[name]["bf16"]
+    found = effects_of(measured)[name]["bf16"]
     assert found.own == pytest.approx((1 + 33 / 128 - exact) / exact, rel=2**-7)
     assert found.own == found.isolated  # nothing is lost on the way in
 
@@ -265,7 +264,7 @@ def test_an_output_is_rounded_for_its_readers_and_not_for_the_caller() -> None:
     # reader z moves by twice that, while y itself is returned as it is. Of z, which nobody reads, nothing is rounded.
     measured = measurement_of(Function(lambda x: (y := x * 3.0, y * 2.0)), torch.tensor([[1 + 2.0**-11]]))
     first, second = nodes_by_op(measured.capture, "mul")
-    found = attribute(measured)
+    found = effects_of(measured)
     moved = 2 * 2.0**-11 / (math.sqrt(5) * (3 + 3 * 2.0**-11))
     assert found[first.name]["fp16"].cast == pytest.approx(moved, rel=2**-7)
     assert found[second.name]["fp16"].cast == 0.0

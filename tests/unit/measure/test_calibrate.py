@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.attribute import attribute
 from auditor.measure.calibrate import Calibration, calibrate
 from auditor.measure.measure import measure
 from auditor.records import Subject
 from auditor.tape import capture
 from tests.capturing import Function
-from tests.subjects import FORMATS, only, subject_of
+from tests.subjects import FORMATS, effects_of, only, subject_of
 
 
 def subject_on(model: nn.Module, *inputs: Tensor) -> Subject:
@@ -65,7 +64,7 @@ def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> No
     alone = []
     for x in inputs:
         subject = subject_on(model, x)
-        alone.append(attribute(measure(capture(subject, FORMATS), model, subject.batches[0], FORMATS))[name]["fp16"])
+        alone.append(effects_of(measure(capture(subject, FORMATS), model, subject.batches[0], FORMATS))[name]["fp16"])
     together = found.contributions[name]["fp16"]
     assert together.isolated == max(one.isolated for one in alone)
     for kind in ("own", "cast"):

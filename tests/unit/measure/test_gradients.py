@@ -10,7 +10,6 @@ import torch
 from auditor.measure import gradients
 from auditor.measure.backward import backward_errors
 from auditor.measure.gradients import attribute_gradients, jumps, rerun
-from auditor.measure.rerun import Limits
 from auditor.records import Contribution
 from auditor.replay.step import Step, bind_step, run_step
 from auditor.tape.step import capture_step, step_batches
@@ -76,9 +75,9 @@ def test_operations_are_run_again_by_what_they_move_in_any_format(
     guesses = dict(zip(known, [{"fp16": 0.1, "bf16": 0.9}, {"fp16": 0.5, "bf16": 0.5}], strict=False))
     first = {name: {fmt: Contribution(moved, 0.0, 0.0) for fmt, moved in one.items()} for name, one in guesses.items()}
     heavier, lighter = first
-    monkeypatch.setattr(gradients, "LIMITS", Limits(most=1))
+    monkeypatch.setattr(gradients, "RERUNS", 1)
     found = rerun(step, first)
     assert {one.decided_by for one in found[heavier].values()} == {"re-run"}
     assert found[lighter] == first[lighter]
-    monkeypatch.setattr(gradients, "LIMITS", Limits(most=1, elements=1))
+    monkeypatch.setattr(gradients, "ELEMENTS", 1)
     assert rerun(step, first) == first  # the results of this step hold more than one entry

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.attribute import attribute
 from auditor.measure.measure import Measurement, measure
 from auditor.ops.nodes import tensors_of
 from auditor.records import NodeError
@@ -17,7 +16,7 @@ from auditor.replay.held import Held
 from auditor.tape import capture
 from tests.brute_force import true_isolated
 from tests.capturing import Function
-from tests.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded, subject_of
+from tests.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of
 
 
 def error_of(measured: Measurement, packet: str, fmt: str) -> NodeError:
@@ -251,7 +250,7 @@ def test_norms_with_running_statistics(norm: type[nn.Module], by_batch: bool) ->
     before = {name: value.clone() for name, value in model.state_dict().items()}
     measured = measure(captured, model, subject.batches[0], FORMATS)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    found = attribute(measured)
+    found = effects_of(measured)
     for node in (only(measured.capture, packet).name for packet in ("conv2d", "relu", "mean")):
         for fmt in FORMATS:
             assert 0.4 < found[node][fmt].isolated / true_isolated(measured, node, fmt) < 2.5, node
@@ -346,6 +345,6 @@ def test_what_is_computed_again_is_what_would_be_kept(monkeypatch: pytest.Monkey
         monkeypatch.setattr(held, "SMALL", small)
         model, x = _blocks()
         measured = measurement_of(model, x)
-        found.append((measured.errors, attribute(measured)))
+        found.append((measured.errors, effects_of(measured)))
         assert any(one["fp16"].again is not None for one in measured.traces.values()) is (small == 1)
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Which operations are run again: the heaviest first, so many, and none of a model that is too large; and what a run says."""
+"""What a run with an operation low says, by the user's own measure too."""
 
 from __future__ import annotations
 
@@ -9,26 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.rerun import PLAIN, Limits, Reruns, Yardstick, chosen, only_non_finite
+from auditor.measure.rerun import PLAIN, Reruns, Yardstick, only_non_finite
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import measurement_of, normal
-
-WEIGHTS = {"a": 1.0, "b": 3.0, "c": 1.0, "d": 2.0}
-
-
-def test_the_heaviest_come_first_and_equals_as_they_stand() -> None:
-    assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(10)) == ["b", "d", "a", "c"]
-    assert chosen("xyz", lambda name: name == "z", Limits(10)) == ["z", "x", "y"]
-
-
-def test_so_many_and_no_more() -> None:
-    assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(2)) == ["b", "d"]
-
-
-def test_a_large_model_is_not_run_again() -> None:
-    assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(2, 100), elements=100) == ["b", "d"]
-    assert chosen(WEIGHTS, WEIGHTS.__getitem__, Limits(2, 100), elements=101) == []
 
 
 def test_one_low_is_what_brute_force_says() -> None:

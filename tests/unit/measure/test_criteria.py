@@ -16,14 +16,12 @@ from auditor.criteria import criteria_of
 from auditor.criteria.measure import bound
 from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
-from auditor.measure import shares
-from auditor.measure.attribute import attribute
+from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
-from auditor.measure.rerun import Limits, Yardstick
-from auditor.measure.shares import Table
+from auditor.measure.rerun import Yardstick
 from auditor.records import Contribution
 from tests.brute_force import OneLow, spearman
-from tests.subjects import measurement_of
+from tests.subjects import effects_of, measurement_of
 
 Share = Callable[[Tensor, Tensor], float]
 
@@ -186,7 +184,7 @@ class Case:
         asked: Any = {"output": (cubes, 0.1)} if text.startswith("cubes") else f"output: {text}"
         held = bound(criteria_of(asked), 0.01, answer(model, ((x,), {})))
         self.measured: Measurement = measurement_of(model, x)
-        self.found = attribute(self.measured, yardstick=Yardstick(1.0, held))
+        self.found = effects_of(self.measured, yardstick=Yardstick(1.0, held))
 
     def compared(self, fmt: str) -> list[tuple[Contribution, float]]:
         """What was found of every operation that moves the output, and how much it takes."""
@@ -203,18 +201,23 @@ class Case:
 
 def fits(pairs: list[tuple[float, float]]) -> None:
     ratios = [found / true for found, true in pairs]
-    assert len(pairs) >= 10
+    assert len(pairs) >= 9
     assert spearman(*map(list, zip(*pairs, strict=True))) >= 0.95
     assert 0.9 <= statistics.median(ratios) <= 1.1
 
 
 def check(text: str, body: str, fmt: str) -> None:
-    pairs = [(found.isolated, true) for found, true in Case(text, body).compared(fmt)]
-    if text.startswith(COUNTS):
-        assert all(found == pytest.approx(true) for found, true in pairs)
-        assert any(true for _, true in pairs)
-    else:
-        fits(pairs)
+    """What is predicted fits brute force, what was run alone is equal to it, and what is safe with others is safe alone."""
+    compared = Case(text, body).compared(fmt)
+    alone = [(found.isolated, true) for found, true in compared if found.decided_by == "re-run"]
+    assert all(true / 1.6 <= found <= 1.6 * true for found, true in alone)  # the largest of all errors is one rounding
+    assert sum(found == pytest.approx(true, rel=1e-3) for found, true in alone) >= 0.8 * len(alone)
+    grouped = [(found.isolated, true) for found, true in compared if found.decided_by == "group"]
+    assert all(true <= 1.05 * max(found, 0.25) for found, true in grouped)
+    predicted = [(found.isolated, true) for found, true in compared if found.decided_by == "first-order"]
+    if predicted:
+        fits(predicted)
+    assert not any(found.decided_by == "not-run" for found, _ in compared)
 
 
 @pytest.mark.parametrize(
@@ -228,32 +231,9 @@ def test_against_brute_force(text: str, body: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["fp16", "bf16"])
 @pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("text", [text for text in KINDS if not text.startswith(COUNTS)])
+@pytest.mark.parametrize("text", KINDS)
 def test_every_kind_against_brute_force_on_three_models(text: str, body: str, fmt: str) -> None:
     check(text, body, fmt)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("text", [text for text in KINDS if text.startswith(COUNTS)])
-def test_what_counts_is_within_half_as_much_again_on_three_models(text: str, body: str) -> None:
-    for found, true in Case(text, body).compared("bf16"):
-        assert true / 1.5 <= found.isolated <= 1.5 * true
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("text", ["max_abs <= 0.02", "mean_abs <= 0.01", "rel_max <= 0.01", "cubes <= 0.1"])
-def test_a_few_runs_tell_of_all_operations_of_a_larger_model(
-    text: str, body: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shares, "EXACT", Limits(96, 0))  # as if the model were large
-    compared = Case(text, body).compared("bf16")
-    predicted = [(found.isolated, true) for found, true in compared if found.decided_by == "first-order"]
-    assert len(predicted) > len(compared) / 3
-    pairs = [(found.isolated, true) for found, true in compared]
-    assert spearman(*map(list, zip(*pairs, strict=True))) >= 0.9
-    assert 0.85 <= statistics.median([found / true for found, true in pairs]) <= 1.15
 
 
 class Pair(nn.Module):
@@ -278,7 +258,7 @@ def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
         held = bound(criteria_of(asked), 1e6, reference)
         return {
             name: found["bf16"]
-            for name, found in attribute(measurement_of(model, x), yardstick=Yardstick(1.0, held)).items()
+            for name, found in first_order(measurement_of(model, x), 0, Yardstick(1.0, held)).contributions.items()
         }
 
     first, second = "0: rel_l2 <= 0.02", "1: psnr >= 45"
@@ -291,12 +271,3 @@ def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
         assert both[name].criterion == (first if larger is alone[name] else second)
         told.add(both[name].criterion)
     assert told == {first, second}
-
-
-def test_the_share_between_two_sizes() -> None:
-    table = Table([1.0, 4.0, 16.0], [0.0, 2.0, 8.0])
-    assert table.share(0.0) == 0.0
-    assert table.share(2.5) == pytest.approx(1.0)  # half way from nothing to 2
-    assert table.share(8.0) == pytest.approx(4.0)  # a straight line in logarithms
-    assert table.share(math.inf) == math.inf
-    assert Table([], []).share(1.0) == 0.0

@@ -1,0 +1,318 @@
+"""What first order does not tell, or tells too near to the budget, is run low: groups of operations, halves of them, single ones.
+
+A group that moves the outputs by little bounds what each of its operations does; one that moves them by more is halved, down to
+single operations, whose effect is measured. What the run budget does not reach is untested.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ..formats.metrics import output_error
+from ..formats.table import FORMATS
+from ..ops.casting import lowered, raised
+from ..records import Contribution, Linearity
+from .attribute import Contributions, FirstOrder
+from .estimates import lone_views
+from .measure import Measurement
+from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick, only_non_finite
+
+RUNS = 96
+"""The run budget in a format: runs of the model's forward, counted in operations."""
+
+TRUSTED = 8
+"""Of these, how many are spent on predictions while runs bear them out."""
+
+SAMPLE = 6
+"""Predictions that are run first, spread over their sizes, to learn whether first order holds."""
+
+OFF = 1.6
+"""How many times too large or too small a prediction may be; a few probes of few samples alone are 1.3 times off."""
+
+REFUTED = 0.1
+"""Share of the predictions beyond the budget that runs may refute while predictions are trusted."""
+
+_TOLD = 1e-3
+"""Share of the budget below which a prediction is of no consequence, and is not held against a run."""
+
+
+def settle(
+    measurement: Measurement,
+    first: FirstOrder,
+    yardstick: Yardstick = PLAIN,
+    tick: Callable[[str], None] = lambda name: None,
+) -> tuple[Contributions, dict[str, Linearity]]:
+    """The contributions with those run that first order does not decide, and how its predictions fared in each format."""
+    result = {name: dict(by_format) for name, by_format in first.contributions.items()}
+    checks: dict[str, Linearity] = {}
+    for fmt in measurement.formats:
+        settling = _Settling(Reruns(measurement, fmt, yardstick), first, tick)
+        settling.settle_unknown()
+        check = settling.check_predictions()
+        if check is not None:
+            checks[fmt] = check
+        for name, one in settling.found.items():
+            result[name][fmt] = one
+    return result, checks
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A run with some operations low: its error, whether it changed a choice, and the criterion that it took most of."""
+
+    names: Sequence[str] = ()
+    error: float = math.inf
+    flipped: bool = True
+    criterion: str = ""
+
+
+Waiting = list[tuple[float, int, Sequence[str], _Ran]]
+"""A heap of groups: what each is expected to do, negated; a number, in which they came; its operations; and the run of the larger group that they are of."""
+
+
+class _Settling:
+    """One format. found: what runs tell."""
+
+    def __init__(self, reruns: Reruns, first: FirstOrder, tick: Callable[[str], None]) -> None:
+        self.reruns, self.tick = reruns, tick
+        self.found: dict[str, Contribution] = {}
+        self._measurement, self._answers, self._unseen = reruns.measurement, first.answers, first.unseen
+        self._limit, fmt = reruns.yardstick.limit, reruns.format
+        self._first = {name: by_format[fmt] for name, by_format in first.contributions.items()}
+        self._errors = {name: by_format[fmt] for name, by_format in self._measurement.errors.items()}
+        self._traces = {name: by_format[fmt] for name, by_format in self._measurement.traces.items()}
+        self._twins = _twins(self._measurement)
+        self._compared: dict[str, tuple[float, float]] = {}
+        self._rates: list[float] = []
+        self._numbers = count()
+
+    def settle_unknown(self) -> None:
+        """Runs what first order says nothing of."""
+        unknown = self._unknown()
+        for name in reversed(unknown):  # after the last ones little is left to run
+            if self.reruns.spent < RUNS and self._is_absorbed(name):
+                first = self._first[name]
+                self.found[name] = first if first.isolated else replace(first, decided_by="re-run")
+        left = [name for name in unknown if name not in self.found]
+        waiting: Waiting = []
+        for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
+            if names:
+                self._queue(waiting, sorted(names, key=self._expected, reverse=True), _Ran())
+        while waiting:
+            _, _, group, of = heapq.heappop(waiting)
+            if self.reruns.spent >= RUNS:
+                self._bound(group, of)
+            elif len(group) == 1:
+                self.found[group[0]] = self._run_alone(group[0])
+            else:
+                self._run_group(group, waiting)
+        if not self._answers:
+            self._scale_the_rest()
+        self._copy_to_twins()
+
+    def check_predictions(self) -> Linearity | None:
+        """Runs predictions that decide a verdict, nearest to the budget first; more of them where they turn out wrong."""
+        if not self._answers or not 0 < self._limit < math.inf:
+            return None
+        said = self._predicted()
+        claims = [name for name, one in said.items() if one > self._limit]
+        whole = self._whole() if self.reruns.yardstick.measured is output_error else None
+        near = any(one > SENSITIVE_SHARE * self._limit for one in said.values())
+        if not near or (not claims and whole is not None and _near(*whole)):
+            return None
+        trusted = self.reruns.spent + TRUSTED
+        self._compare(self._sample(said), said, trusted)
+        self._compare(self._nearest(claims, said), said, trusted)
+        run, refuted = self._outcome(claims)
+        if not self._holds() or refuted > REFUTED * run:
+            short = max([1.0, *(1 / ratio for ratio in self._ratios())])
+            doubtful = [name for name, one in said.items() if one > self._limit / short]
+            self._compare(self._nearest(doubtful, said), said, RUNS)
+            run, refuted = self._outcome(claims)
+        self._copy_to_twins()
+        return self._checked(whole, run - refuted, refuted, len(claims) - run)
+
+    def _unknown(self) -> list[str]:
+        """In execution order; of views of one value, the first for all."""
+        found: dict[str, None] = {}
+        for name, trace in self._traces.items():
+            error = self._errors[name]
+            errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
+            if errs and not error.unsupported:
+                found[self._twins.get(name, name)] = None
+        return list(found)
+
+    def _is_blind(self, name: str) -> bool:
+        """Whether first order does not see what it does, or not all."""
+        return not self._answers or self._traces[name].broken or name in self._unseen
+
+    def _expected(self, name: str) -> float:
+        return self._first[name].isolated
+
+    def _is_absorbed(self, name: str) -> bool:
+        """Whether it turns entries non-finite, and these alone leave the outputs as they are, bit for bit."""
+        low = self._traces[name].low
+        if low is None or not self._answers:
+            return False
+        self.tick(name)
+        value = only_non_finite(self._measurement.values[name], raised(low))
+        return value is not None and self.reruns.error(name, value) == 0
+
+    def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
+        expected = of.error if of.error < math.inf else math.inf  # nan too may be anything
+        heapq.heappush(waiting, (-expected, next(self._numbers), names, of))
+
+    def _run_group(self, names: Sequence[str], waiting: Waiting) -> None:
+        self.tick(names[0])
+        error, flipped = self.reruns.together(names)
+        ran = _Ran(names, error, flipped, self.reruns.criterion)
+        if error <= SENSITIVE_SHARE * self._limit:
+            self._bound(names, ran)
+        elif math.isfinite(error) and not flipped and not any(map(self._is_blind, names)):
+            self.found |= {name: self._first[name] for name in names}  # nothing that first order does not see
+        else:
+            middle = len(names) // 2
+            self._queue(waiting, names[:middle], ran)
+            self._queue(waiting, names[middle:], ran)
+
+    def _bound(self, names: Sequence[str], ran: _Ran) -> None:
+        """Of a run that stays within the budget each of its operations does no more; of independent errors the squares add up."""
+        for name in names:
+            first = self._first[name]
+            if not ran.error <= self._limit:
+                self.found[name] = replace(first, decided_by="not-run")
+                continue
+            own = cast = ran.error / math.sqrt(len(ran.names))
+            if first.own and not ran.flipped:
+                rate = self._rate(ran.error, *map(self._expected, ran.names))
+                own, cast = min(first.own * rate, ran.error), min(first.cast * rate, ran.error)
+            self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
+
+    def _run_alone(self, name: str) -> Contribution:
+        """The model run with this operation low; what it does itself, and the rounding of its result, as first order divides it,
+        or run too."""
+        self.tick(name)
+        fmt, first = self.reruns.format, self._first[name]
+        isolated, _ = self.reruns.together([name])
+        ran = Contribution(isolated, isolated, isolated, "re-run", criterion=self.reruns.criterion)
+        trace = self._traces[name]
+        apart = trace.broken or trace.near or name in self._unseen or not first.isolated
+        if not apart:
+            share = isolated / first.isolated if math.isfinite(isolated) else 1.0
+            self._rates.append(share)
+            return replace(ran, own=first.own * share, cast=first.cast * share)
+        if not isolated or not self._measurement.capture.nodes[name].floating:
+            return ran
+        rounded = raised(lowered(self._measurement.values[name], FORMATS[fmt]))
+        return replace(ran, cast=self.reruns.error(name, rounded))
+
+    def _rate(self, error: float, *predicted: float) -> float:
+        """What runs make of one unit of first order, where that does not answer."""
+        together = math.hypot(*predicted)
+        if self._answers or not 0 < together < math.inf:
+            return 1.0
+        self._rates.append(error / together)
+        return error / together
+
+    def _scale_the_rest(self) -> None:
+        """What no run told of: weights and inputs, and what the run budget did not reach."""
+        rate = statistics.median(self._rates or [0.0])
+        for name, first in self._first.items():
+            one = self.found.get(name, first)
+            if one.decided_by in ("first-order", "not-run"):
+                own, cast = (rate * x if rate else 0.0 for x in (one.own, one.cast))
+                isolated = rate * one.isolated if rate else 0.0
+                self.found[name] = replace(one, isolated=isolated, own=own, cast=cast)
+
+    def _copy_to_twins(self) -> None:
+        self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}
+
+    def _predicted(self) -> dict[str, float]:
+        """What rests on first order alone, of operations that run in the format."""
+        known = {**self._first, **self.found}
+        return {
+            name: known[name].isolated
+            for name, error in self._errors.items()
+            if known[name].decided_by == "first-order" and error.unsupported is None
+        }
+
+    def _sample(self, said: Mapping[str, float]) -> list[str]:
+        """Spread over the sizes of those predictions that are of some consequence."""
+        told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf and name not in self._twins]
+        ranked = sorted(told, key=lambda name: -said[name])
+        return ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE]
+
+    def _nearest(self, names: Iterable[str], said: Mapping[str, float]) -> list[str]:
+        return sorted(names, key=lambda name: abs(math.log(said[name] / self._limit)))
+
+    def _compare(self, names: Iterable[str], said: Mapping[str, float], most: float) -> None:
+        for name in (self._twins.get(name, name) for name in names):
+            if name not in self._compared and name in said and self.reruns.spent < most:
+                self.found[name] = ran = self._run_alone(name)
+                self._compared[name] = said[name], ran.isolated
+
+    def _telling(self) -> list[tuple[float, float]]:
+        """(predicted, run) where either is of some size."""
+        return [(one, run) for one, run in self._compared.values() if run or one > _TOLD * self._limit]
+
+    def _ratios(self) -> list[float]:
+        return [one / run for one, run in self._telling() if one > 0 and 0 < run < math.inf]
+
+    def _holds(self) -> bool:
+        """Whether nearly all predictions are as large as what a run says."""
+        return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._telling())
+
+    def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:
+        """How many predictions beyond the budget were run, and how many of these runs refuted."""
+        run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
+        return len(run), sum(one <= self._limit for one in run)
+
+    def _checked(self, whole: tuple[float, float] | None, confirmed: int, refuted: int, left: int) -> Linearity | None:
+        if not self._telling():
+            return None
+        ratios = self._ratios() or [0.0]
+        return Linearity(
+            format=self.reruns.format,
+            compared=len(self._telling()),
+            least=min(ratios),
+            median=statistics.median(ratios),
+            most=max(ratios),
+            holds=self._holds(),
+            whole_predicted=whole[0] if whole else None,
+            whole_run=whole[1] if whole else None,
+            confirmed=confirmed,
+            refuted=refuted,
+            left=left,
+        )
+
+    def _whole(self) -> tuple[float, float] | None:
+        """(predicted, run): error of the outputs where everything is low; None where that cannot be compared."""
+        if self.reruns.format not in self._measurement.pure:
+            return None
+        capture, known = self._measurement.capture, {**self._first, **self.found}
+        parts = [known[name].own for name in self._errors]
+        parts += [known[p.name].cast for p in capture.placeholders if p.name in known]
+        errors = [self._errors[name].propagated_error if name in self._errors else None for name in capture.outputs]
+        told = [error for error in errors if error is not None]
+        if not told or len(told) < len(errors):
+            return None
+        norms = [self._measurement.ranges[name].norm for name in capture.outputs]
+        run = math.hypot(*(error * norm for error, norm in zip(told, norms, strict=True)))
+        found = math.hypot(*parts), run / (math.hypot(*norms) or math.inf)
+        return found if all(map(math.isfinite, found)) and min(found) > 0 else None
+
+
+def _twins(measurement: Measurement) -> dict[str, str]:
+    """{view: the first view of the same value}: all err alike, and one run tells of them."""
+    heads: dict[str, str] = {}
+    found = {view: heads.setdefault(root, view) for view, root in lone_views(measurement).items()}
+    return {view: first for view, first in found.items() if view != first}
+
+
+def _near(predicted: float, run: float) -> bool:
+    return run / OFF <= predicted <= run * OFF
