@@ -172,7 +172,10 @@ class SomeLow(Policy):
             return super().compute(n, arrived)
         literals = low_literals(self._capture.nodes[n.name], self._format)
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), arrived)
-        return run_op(target_of(n), *with_literals(args, kwargs, literals))
+        result = run_op(target_of(n), *with_literals(args, kwargs, literals))
+        if any(user.name not in self._inside for user in n.users):
+            self._left[n] = raised(result)
+        return result
 
     def arriving(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
         """How a node, or the output, sees the values of others."""
@@ -181,11 +184,7 @@ class SomeLow(Policy):
             return value_of(source) if source.name in self._inside else self._round(value_of(source))
 
         def outside(source: fx.Node) -> Any:
-            if source.name not in self._inside:
-                return value_of(source)
-            if source not in self._left:
-                self._left[source] = raised(value_of(source))
-            return self._left[source]
+            return self._left[source] if source in self._left else value_of(source)
 
         return inside if n.name in self._inside else outside
 
