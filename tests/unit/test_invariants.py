@@ -30,7 +30,7 @@ from auditor.plan import verified as answering
 from auditor.plan.energy import timed_in
 from auditor.plan.trial import Trial
 from auditor.records import Audit, Capture, Contribution, Plan
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.nesting import boundaries
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import running
@@ -138,7 +138,7 @@ def of_the_executor(name: str, strategy: str, fmt: str, labels: Labels) -> dict[
 
     how = running(captured, strategy, labels.__getitem__, fmt)
     with torch.no_grad():
-        PolicyInterpreter(captured, how, note).run(*captured.bind(model, (SOME[name][1], {})))
+        Executor(captured.graph_module, Under(captured, how), note).run(*captured.bind(model, (SOME[name][1], {})))
     return found
 
 
