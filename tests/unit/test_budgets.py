@@ -60,7 +60,7 @@ BUDGET = {
     "plan": (3830, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
-    "replay": (2150, "execution"),
+    "replay": (2070, "execution"),
     "report": (4310, "report"),
     "rulebook": (1050, "rules"),
     "score": (450, "criteria"),

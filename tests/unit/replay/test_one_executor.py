@@ -21,7 +21,6 @@ SINGLE = {
     "measure.lowrun",
     "measure.measure",
     "measure.reference",
-    "measure.singular",
     "measure.testrun",
     "replay.nonfinite",  # on the arguments that it had in a run
 }
