@@ -32,9 +32,4 @@ def _uncover() -> None:
 
 
 if __name__ == "__main__":
-    code = _exit_code()
-    if code == 130:  # where Ctrl-C came while Python ran a text, it would end itself by the signal, whoever caught it
-        from .leaving import leave
-
-        leave(code)
-    sys.exit(code)
+    sys.exit(_exit_code())

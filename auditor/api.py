@@ -65,7 +65,7 @@ def audit(
     every batch, or those called like its parameters. evaluate(model) -> your own score, or scores; max_drop: how much worse a plan's may be. progress: hears of stages, or True.
     """
     check_types(locals())
-    with _shown(progress, mode == "training") as told:
+    with _shown(progress) as told:
         options = Options(
             rules=_rules(rules),
             command="auditor.audit(model, example_inputs)",
@@ -94,7 +94,7 @@ def _within(options: Options, *given: Any) -> Audit:
         return run(_subject(options, *given), options)
 
 
-def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextManager[Progress | None]:
+def _shown(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
     """What hears of the stages: the caller's own, or a line that is shown for as long as the audit takes."""
     if callable(progress):
         return nullcontext(_guarded(progress))
@@ -102,7 +102,7 @@ def _shown(progress: Progress | bool | None, training: bool) -> AbstractContextM
         return nullcontext()
     if progress is False:
         return nullcontext()
-    return Cell(training) if in_notebook() else reporter(training=training)
+    return Cell() if in_notebook() else reporter()
 
 
 def _guarded(progress: Progress) -> Progress:

@@ -10,13 +10,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import __version__
+from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
-from .criteria.noise import FLOOR
 from .devices import libraries, name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
-from .facts.written import written
+from .facts.literals import written
 from .formats.entries import extent
 from .formats.histogram import merged
 from .graphs import Planned
@@ -29,7 +29,7 @@ from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.storing import storing
 from .options import Options
 from .paths import enclosing
-from .plan.answered import fresh_told, holding_told
+from .plan.verified import fresh_told
 from .plan.workbench import Workbench
 from .records import (
     Audit,
@@ -97,7 +97,6 @@ def assembled(
             *_unsteady(bench),
             *_unheld(subject),
             *_untrained(subject, found["training"]),
-            *holding_told(bench),
             *fresh_told(bench),
         ),
         command=options.command,

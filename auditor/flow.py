@@ -16,12 +16,10 @@ from .facts import gather
 from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
 from .isolation.process import flags, ieee
-from .judge.backward import with_backward
 from .judge.causes import Graph, with_causes
-from .judge.classify import classify
-from .judge.findings import concerning, confronted, silenced, with_batches
+from .judge.findings import classify, concerning, confronted, silenced, with_batches
 from .judge.severities import about
-from .judge.verdicts import Judgement, judge
+from .judge.verdicts import Judgement, judge, with_backward
 from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised

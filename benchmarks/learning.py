@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.rounding import round_to
+from auditor.formats.carried import round_to
 from auditor.imitation import imitated
 from auditor.patch.runtime import apply_plan
 from auditor.records import Objective, Subject

@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from auditor.facts import gather
-from auditor.judge.classify import classify
-from auditor.judge.findings import confronted
+from auditor.judge.findings import classify, confronted
 from auditor.judge.verdicts import judge
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import Heard

@@ -21,7 +21,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "recursion",
         "raised",
         "pulse",
-        "leaving",
         "devices",
         "sizes",
     ),

@@ -14,7 +14,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
 from auditor.records import Batch, Capture
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.nesting import boundaries
 from auditor.replay.strategies import running
 from auditor.verify import run_patched
@@ -59,7 +59,7 @@ def replayed_answer(
 ) -> Answer:
     """What the tape says under the plan's policy."""
     how = running(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
-    interpreter = PolicyInterpreter(capture, how)
+    interpreter = Executor(capture.graph_module, Under(capture, how))
     try:
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*capture.bind(model, batch)))

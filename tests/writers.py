@@ -174,13 +174,15 @@ def write_recurrent(m: Any, x: torch.Tensor) -> None:
 
 
 def hidden_state(m: Any) -> None:
-    m.state = torch.zeros(3)
-    m.state.mark = [1]
+    m.state, m.base = torch.zeros(3), torch.ones(4)
+    m.view = m.base[:2]
+    m.view.mark = [1]
 
 
 def write_hidden(m: Any, x: torch.Tensor) -> None:
-    """With gradients on, a state written in place becomes a result of the graph."""
+    """With gradients on, states written in place become results of the graph."""
     m.state.copy_(m.linear(x)[0])
+    m.view.mul_(m.linear(x)[0, :2])
 
 
 def write_hooks(m: Any, x: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from .. import config
 from ..errors import AuditorError, LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
-from . import answer, guard, libraries, publish, streams, verbs
+from . import answer, guard, publish, streams, verbs
 
 if TYPE_CHECKING:
     from ..document.compared import Record
@@ -49,7 +49,7 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
     No function that waits for this one may hold the model: errors that libraries keep of imports that failed hold all of
     these, and would keep the model from being deleted.
     """
-    shown = held.enter_context(reporter(args.quiet or args.dry_run, args.mode == "training", guard.drawn))
+    shown = held.enter_context(reporter(args.quiet or args.dry_run, guard.drawn))
     for around in (redirect_stdout(sys.stderr), warnings.catch_warnings()):
         held.enter_context(around)
     if not args.debug:
@@ -59,8 +59,7 @@ def _begun(args: argparse.Namespace, held: ExitStack) -> _Begun:
     known = _baseline(args.baseline)
     if args.out:
         publish.check(args.out, args.model_explorer)
-    with libraries.imported():
-        options = _options(args, progress)
+    options = _options(args, progress)
     _set_aside(args, options, held)
     return _Begun(began, progress, known, options)
 

@@ -16,7 +16,6 @@ from types import FrameType
 
 from ..errors import AuditorError
 from ..folder import swept
-from ..leaving import leave
 
 GRACE = 10.0
 """Seconds that the command has for what it does last: to clean up after a signal, to end after it is done."""
@@ -63,15 +62,10 @@ def watched(run: Callable[[], int], timeout: float | None) -> int:
     if child == 0:
         code = run()
         _send(f"done {code}")
-        leave(code)
+        sys.exit(code)
     os.close(there)
     os.close(tell)
     return _Watch(child, news, timeout).code()
-
-
-def is_watched() -> bool:
-    """Whether this process was made for one command, and ends with it."""
-    return _tell is not None
 
 
 def at(stage: str) -> None:

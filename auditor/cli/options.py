@@ -12,7 +12,7 @@ from ..devices import check_device
 from ..errors import AuditorError
 from ..formats.table import DEFAULT, auditable
 from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
-from ..records.score import DIRECTIONS
+from ..records.run import DIRECTIONS
 from ..report import reporters
 from ..resources import table
 from ..sizes import size_of

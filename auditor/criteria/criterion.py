@@ -1,13 +1,27 @@
-"""One criterion: an output, what is measured of it, and the limit that this must keep to."""
+"""One criterion: an output, what is measured of it, the limit that this must keep to, and what FP32 does by itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from .kinds import FUNCTION, KINDS, Kind, Options
+
+FLOOR = 3.0
+"""How many times what runs in FP32 differ by an error has to be, to be called one."""
+
+
+def floor_of(error: float, joint: float) -> float:
+    """Up to what nothing is called an error, where runs in FP32 differ by that much.
+
+    error: by what the budget measures; joint: relative L2 of all outputs. 0 where the outputs of runs have so little in
+    common that everything would pass.
+    """
+    return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
+
 
 Function = Callable[[Any, Any], Any]
 """(reference, candidate) -> a number that is 0 where nothing differs."""

@@ -8,10 +8,31 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ..errors import AuditorError
+from ..errors import AuditorError, LoadError
 from .criterion import Criterion, Function, name_of
-from .functions import loaded
 from .kinds import KINDS, Kind, Options
+
+
+def loaded(text: str) -> Function:
+    """The function that `f.py:name` or `package.module:name` names.
+
+    Raises: LoadError, those of importing a target and slug="bad-criterion" where that is nothing to call.
+    """
+    from ..loading.sandbox import user_code
+    from ..loading.target import import_target, parse
+
+    target = parse(text)
+    with user_code(target.folders, 0, target.script):
+        module = import_target(target)
+    found = getattr(module, target.symbol or "", None)
+    if not callable(found):
+        raise LoadError(
+            f"{target.label} has no function {target.symbol!r}: a criterion names one as f.py:name, called as "
+            "name(reference, candidate)",
+            slug="bad-criterion",
+        )
+    return found  # type: ignore[no-any-return]
+
 
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
 SLUG = "bad-criterion"

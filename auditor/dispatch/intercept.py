@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..ops.nodes import operation_of
 from ..trees import tensors_in
-from .branches import cond, while_loop
-from .handler import Handler, Traced, alone, uncompiled, unfused
+from .handler import Handler, Traced, alone, cond, uncompiled, unfused, while_loop
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch

@@ -11,7 +11,6 @@ from ..formats.table import FORMATS, label, narrower
 from ..ops.nodes import dtype, op_of, readers, source
 from ..ops.table import operation
 from ..records import Capture, Magnitudes, Verdict
-from .additions import additions
 from .dimensions import (
     gemm_alignment,
     gemm_size,
@@ -22,11 +21,10 @@ from .dimensions import (
     sequence_length,
 )
 from .literals import as_one, beyond, formats_where, lost
-from .lowered import Lowered
-from .numbers import cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
+from .lowered import Lowered, Upcasts, autocast_on
+from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .table import NodeFacts
-from .upcasts import Upcasts, autocast_on
 from .values import (
     Weights,
     centres,

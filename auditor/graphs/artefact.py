@@ -6,6 +6,7 @@ import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from ..errors import first_line
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
-from ..verify import Answers, NotHandedOver, Verifier, answers_of, failure_of
-from ..verify.programs import SUFFIX
+from ..verify import PROGRAM, Answers, NotHandedOver, Runs, Verifier, saved
 from .exported import Exported, cannot, program_of, varies
 
 
@@ -64,12 +64,14 @@ def answers(
     """What saved programs answer in a fresh process; in this one where the inputs cannot be handed over."""
     folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
     for name, each in artefacts.items():
-        (folder / f"{name}{SUFFIX}").write_bytes(each.content)
+        (folder / f"{name}{PROGRAM}").write_bytes(each.content)
     try:
         with _verifier(bench, batches, folder) as verifier:
             return verifier.answers(folder, list(artefacts), waiting)
     except NotHandedOver:
-        return {name: _answer(bench, each, batches) for name, each in artefacts.items()}
+        load, gradients = partial(saved, folder, bench.device), bench.graded is not None
+        runs = Runs(load, batches, bench.device, bench.seed, gradients, bench.most)
+        return {name: runs.answers(name) for name in artefacts}
 
 
 def _verifier(bench: Workbench, batches: Sequence[Batch], folder: Path) -> Verifier:
@@ -82,14 +84,4 @@ def _verifier(bench: Workbench, batches: Sequence[Batch], folder: Path) -> Verif
         gradients=bench.graded is not None,
         most=bench.most,
         timeout=bench.timeout,
-        entry="programs",
     )
-
-
-def _answer(bench: Workbench, artefact: Artefact, batches: Sequence[Batch]) -> Answers | str:
-    try:
-        module = torch.export.load(io.BytesIO(artefact.content)).module().to(bench.device)
-        return answers_of(module, batches, bench.device, bench.seed, bench.graded is not None, bench.most)
-    except Exception as error:
-        let_through(error, memory=False)
-        return failure_of(error)

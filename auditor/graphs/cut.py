@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..plan.mincut import sink_side
-from ..pulse import beat
 from .operations import Operation, Table, Value
 
 _LOW, _HIGH = ("low",), ("fp32",)
@@ -60,7 +59,6 @@ class Network:
 
     def low(self, multiplier: float) -> frozenset[str]:
         """The operations that are low at the minimum of seconds + multiplier * squared error; of equal minima, the most."""
-        beat()
         unit = sum(operation.low + operation.high for operation in self._table.operations.values()) or 1.0
         arcs = ((tail, head, _whole((time + multiplier * error) / unit)) for tail, head, time, error in self._arcs)
         high = sink_side(arcs, _LOW, _HIGH)

@@ -24,8 +24,8 @@ from ..formats.table import label
 from ..isolation.answer import answer
 from ..raised import let_through
 from ..records import Audit, Batch, Onnx, Plan, Program
-from ..verify import Answers, NotHandedOver, Verifier
-from ..verify.onnxruns import AS_IT_IS, PROVIDER, SUFFIX
+from ..verify import ONNX, Answers, NotHandedOver, Verifier
+from ..verify.loaders import AS_IT_IS, PROVIDER
 from .onnxmodel import counted, lowered_ends, tidied
 from .onnxrounded import rounded
 
@@ -59,7 +59,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
         )
     require()
     written = {name: _written(audit, plan, ends) for name, plan in plans.items()}
-    files = {f"{name}{SUFFIX}": content for name, content in written.items() if isinstance(content, bytes)}
+    files = {f"{name}{ONNX}": content for name, content in written.items() if isinstance(content, bytes)}
     ran = _ran(audit, plans, files) if files else {}
     told = {
         name: replace(plan, program=_told(plan, ends, written[name], ran.get(name), ran.get(f"{name}{AS_IT_IS}")))
@@ -104,17 +104,17 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) ->
     batches = _batches(audit, next(iter(plans.values())))
     seed = audit.environment.seed
     expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=seed)] for batch in batches]
-    tried = {name.removesuffix(SUFFIX): content for name, content in files.items()}
+    tried = {name.removesuffix(ONNX): content for name, content in files.items()}
     tried |= {
         f"{name}{AS_IT_IS}": found for name in list(tried) if (found := _rounding(tried[name], plans[name].format))
     }
     with tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         for name, content in tried.items():
-            (folder / f"{name}{SUFFIX}").write_bytes(content)
+            (folder / f"{name}{ONNX}").write_bytes(content)
         given: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
         try:
-            with Verifier(given, folder, entry="onnxruns") as verifier:
+            with Verifier(given, folder, gradients=False) as verifier:
                 answers = verifier.answers(folder, list(tried))
         except NotHandedOver as error:
             return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
@@ -161,7 +161,7 @@ def _told(
         failure = f"onnxruntime's CPU provider has no {label(plan.format)} kernel for {lacking or 'an operation'}; its types are checked"
     checked = plan.verification
     found = Onnx(
-        f"{plan.name}{SUFFIX}" if isinstance(written, bytes) else "",
+        f"{plan.name}{ONNX}" if isinstance(written, bytes) else "",
         ends,
         nodes,
         high,

@@ -21,7 +21,7 @@ from ..plan.energy import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
-from ..replay.execute import low_literals, with_literals
+from ..replay.execute import Executor, low_literals, with_literals
 from .aligned import aligned
 from .exported import Exported
 
@@ -83,10 +83,10 @@ class Seen:
 
     def __init__(self, exported: Exported, batch: Batch, bench: Workbench) -> None:
         self.graph = exported.graph_module.graph
-        run = _Kept(exported.graph_module)
+        self.values: dict[str, Any] = {}
         with isolated(exported.graph_module, batch), torch.no_grad():
-            run.run(*pytree.tree_leaves(batch), enable_io_processing=False)
-        self.values: Mapping[str, Any] = run.kept
+            for n, result in Executor(exported.graph_module).steps(*pytree.tree_leaves(batch)):
+                self.values[n.name] = pytree.tree_map_only(torch.Tensor, lambda x: _outline(x, x.dtype), result)
         self.captured = aligned(self.graph, self.values, bench.capture.first)
         self._costs = bench.costs
 
@@ -120,19 +120,6 @@ def table_of(seen: Seen, format: str, bench: Workbench) -> Table:
 def is_fp32(value: Any) -> bool:
     """Whether it is one FP32 tensor."""
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
-
-
-class _Kept(fx.Interpreter):
-    """Keeps outlines of what every node gave."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.kept: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.kept[n.name] = pytree.tree_map_only(torch.Tensor, lambda x: _outline(x, x.dtype), result)
-        return result
 
 
 def _makers(seen: Seen) -> dict[str, str]:

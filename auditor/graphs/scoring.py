@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from ..errors import first_line
 from ..plan.scores import InFp32, tell
 from ..plan.workbench import Workbench
-from ..raised import let_through
 from ..score import Given, judged
-from ..verify import NotHandedOver, Standing, Verifier
-from ..verify.programs import SUFFIX
+from ..verify import PROGRAM, NotHandedOver, Runs, Verifier, saved
 from .stage import Planned
 
 
@@ -36,23 +33,15 @@ def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
 def _given(files: Mapping[str, bytes], score: InFp32, bench: Workbench) -> dict[str, Given | str]:
     """What the function gives of each, in a process of its own where it is found there."""
     most, scoring = len(score.given.values), score.scorer.scoring
+    where: dict[str, Any] = {"seed": bench.seed, "device": bench.device}
+    folder = Path(tempfile.mkdtemp(prefix="scored-", dir=bench.scratch))
+    for name, content in files.items():
+        (folder / f"{name}{PROGRAM}").write_bytes(content)
     if scoring.place is not None:
-        where = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout, "entry": "programs"}
         try:
-            with Verifier.begun(bench.subject.batches[:1], **where) as (verifier, folder):
-                for name, content in files.items():
-                    Path(folder, f"{name}{SUFFIX}").write_bytes(content)
+            with Verifier(bench.subject.batches[:1], folder, timeout=bench.timeout, **where) as verifier:
                 return verifier.scores(folder, list(files), scoring, most, lambda words: tell(words, most))
         except NotHandedOver:
             pass
-    return {name: _here(name, content, score, bench) for name, content in files.items()}
-
-
-def _here(name: str, content: bytes, score: InFp32, bench: Workbench) -> Given | str:
-    most = len(score.given.values)
-    try:
-        program = torch.export.load(io.BytesIO(content)).module().to(bench.device)
-    except Exception as error:
-        let_through(error)
-        return f"it cannot be loaded: {first_line(error)}"
-    return score.scorer.here(Standing(program), None, name, most)
+    runs = Runs(partial(saved, folder, bench.device), **where)
+    return {name: score.scorer.here(runs, name, most) for name in files}

@@ -14,8 +14,7 @@ from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Baseline, Plan, Program, ScopeChoice, Timing, Today
 from ..strategies import GRAPHS
-from ..verify import Answers
-from ..verify.programs import SUFFIX
+from ..verify import PROGRAM, Answers
 from .artefact import Artefact, answers, artefact
 from .cut import Network
 from .exported import cannot, exported
@@ -109,7 +108,7 @@ class _Stage:
         return Planned(
             {name: each.plan for name, each in found.items()},
             {name: self._baseline(table) for name, table in tables.items()},
-            {f"{name}{SUFFIX}": each.artefact.content for name, each in found.items()},
+            {f"{name}{PROGRAM}": each.artefact.content for name, each in found.items()},
         )
 
     def _made(self, name: str, strategy: str, space: Operations, choice: Choice) -> _Made:
@@ -122,7 +121,7 @@ class _Stage:
     def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Artefact) -> Plan:
         table = space.table
         program = Program(
-            f"{name}{SUFFIX}",
+            f"{name}{PROGRAM}",
             len(table.operations),
             len(choice.low),
             file.casts,

@@ -17,6 +17,7 @@ from ..isolation.answer import answer
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
+from ..replay.execute import Executor
 from .exported import Exported
 from .lowered import COPIED, lowered
 from .operations import Table
@@ -89,14 +90,10 @@ class _Stepwise(nn.Module):
         """The outputs, in a list. Raises: Refused."""
         given = {name: kwargs[name] for name in self.order}
         leaves = pytree.tree_leaves((args, given))
-        return _Steps(self.module).run(*leaves, enable_io_processing=False)
-
-
-class _Steps(fx.Interpreter):
-    def run_node(self, n: fx.Node) -> Any:
-        """One node. Raises: Refused."""
+        executor = Executor(self.module)
         try:
-            return super().run_node(n)
+            return executor.run(*leaves)
         except Exception as error:
             let_through(error)
-            raise Refused(n.meta.get(COPIED, n.name), error) from error
+            assert executor.at is not None
+            raise Refused(executor.at.meta.get(COPIED, executor.at.name), error) from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
 
 from ..devices import is_native
 from ..dispatch import Busy, Traced, intercepted
 from ..errors import MeasureError
 from .mode import Imitation
-from .scaler import scaled_as_on_cuda
 
 DEVICES = ("cuda",)
 
@@ -92,3 +95,24 @@ def _close(stack: ExitStack) -> None:
 
 def _leave() -> None:
     _OPEN.depth -= 1
+
+
+_Scaler = torch.amp.grad_scaler.GradScaler
+_ORIGINAL = _Scaler.__init__
+
+
+@contextmanager
+def scaled_as_on_cuda() -> Iterator[None]:
+    """In the body, in this thread, a GradScaler for CUDA is one for the CPU's tensors."""
+    thread = threading.get_ident()
+
+    @functools.wraps(_ORIGINAL)
+    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        here = threading.get_ident() == thread and not torch.cuda.is_available()
+        _ORIGINAL(self, "cpu" if here and device == "cuda" else device, *args, **kwargs)
+
+    _Scaler.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _Scaler.__init__ = _ORIGINAL  # type: ignore[method-assign]

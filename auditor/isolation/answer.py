@@ -36,7 +36,6 @@ def answer(
     """
 
     def run() -> NamedTensors:
-        beat()
         args, kwargs = copied(batch)
         with nullcontext() if fused else unfused(), uncompiled(), around():
             return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
@@ -71,6 +70,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
     """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
+    beat()
     try:
         with isolated(model, batch, seed=seed), torch.set_grad_enabled(gradients):
             return run()

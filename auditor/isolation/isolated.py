@@ -42,7 +42,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
     Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
     `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
     they need are put back after it. What the body records must not hang on the roots, or it is undone too.
-    Cost: buffers are copied at once, every other tensor only when an operation is about to write into it.
+    Cost: buffers are copied at once, and other tensors too up to `AT_ONCE`; beyond, when an operation is about to write.
     Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
     """
     process = process_state()
@@ -122,7 +122,7 @@ class _Kind:
     """How an object is read as a list and written from such a list. leads: whether what is in the list is opened next."""
 
     read: Callable[[Any], list[Any]]
-    write: Callable[[Any, list[Any]], object]
+    write: Callable[[Any, list[Any]], object] = lambda owner, held: None
     leads: bool = True
 
 
@@ -251,18 +251,14 @@ def _write_array(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
     owner[...] = held[0]
 
 
-def _keep(owner: Any, held: list[Any]) -> None:
-    """It cannot be written."""
-
-
 _OBJECT = _Kind(_read_object, _write_object)
 _CONTAINERS: dict[type, _Kind] = {
     dict: _Kind(_read_dict, _write_dict),
     list: _Kind(
         lambda owner: list(list.__iter__(owner)), lambda owner, held: list.__setitem__(owner, slice(None), held)
     ),
-    tuple: _Kind(lambda owner: list(tuple.__iter__(owner)), _keep),
-    frozenset: _Kind(lambda owner: list(frozenset.__iter__(owner)), _keep),
+    tuple: _Kind(lambda owner: list(tuple.__iter__(owner))),
+    frozenset: _Kind(lambda owner: list(frozenset.__iter__(owner))),
     set: _Kind(lambda owner: list(set.__iter__(owner)), _write_set),
     deque: _Kind(lambda owner: list(deque.__iter__(owner)), _write_deque),
     np.ndarray: _Kind(_read_array, _write_array, leads=False),

@@ -1,4 +1,4 @@
-"""Tensors put back: where their entries lie, flags and gradients; entries are copied just before they are written."""
+"""Tensors put back: where their entries lie, flags and gradients; entries are copied before they are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from ..trees import tensors_in
 
-AT_ONCE = 64 << 20
+AT_ONCE = 4 << 20
 """Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -26,23 +26,19 @@ def plain_torch() -> Iterator[None]:
 
 
 class TensorState:
-    """What a tensor was at the start, but for its entries."""
+    """What a tensor was at the start, but for its entries. children: the objects that hang on it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._leaf, self._requires_grad = tensor.is_leaf, tensor.requires_grad
         self._grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
         self._hooks = {name: getattr(tensor, name, None) for name in _HOOKS}
+        self.children = (self._grad, *self._hooks.values())
         self._place = _place(tensor)
         # The same entries in another object, which shares nothing else with the tensor. A wrapper has none of its own,
         # and what a transform of torch.func passes around can't be given others.
         wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
         self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
-
-    @property
-    def children(self) -> Iterable[Any]:
-        """The objects that hang on it."""
-        return (self._grad, *self._hooks.values())
 
     def restore(self) -> None:
         """The old entries in the old shape, a leaf again, with the old flag and hooks."""
@@ -50,12 +46,22 @@ class TensorState:
         if self._alias is not None and (self._place is None or _place(tensor) != self._place):
             tensor.data = self._alias
         if self._leaf and not tensor.is_leaf:
-            tensor.detach_()
+            self._cut_off(tensor, tensor._base)
         if tensor.requires_grad != self._requires_grad:
             tensor.requires_grad_(self._requires_grad)
         for name, hooks in self._hooks.items():
             if hooks is None:  # torch may go on calling what is taken from it as a whole
                 (getattr(tensor, name, None) or {}).clear()
+
+    def _cut_off(self, tensor: torch.Tensor, base: torch.Tensor | None) -> None:
+        """Make a leaf of it. Torch detaches no view in place: such a one changes places with a new view of its base."""
+        if base is None:
+            tensor.detach_()
+        elif self._place is not None:
+            if not base.is_leaf:
+                base.detach_()
+            with torch.enable_grad():  # a view made without gradients may not be written with them
+                torch._C._swap_tensor_impl(tensor, base.as_strided(*self._place[2:]))
 
     def restore_gradient(self) -> None:
         """The same gradient, or none."""
@@ -75,8 +81,7 @@ class Memory:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context in which an operation that writes into one of them finds its memory copied: little memory before the body
-        begins, much of it just before it is written."""
+        """A context for what may write into them: little memory is copied before it begins, much just before it is written."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)

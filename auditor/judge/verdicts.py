@@ -1,4 +1,4 @@
-"""Verdict of every node in every format, from its errors, its contribution and whether it ever runs low."""
+"""Verdict of every node in every format, from its errors, its contribution, whether it ever runs low, and its backward passes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..criteria.criterion import strict
-from ..criteria.noise import FLOOR
+from ..criteria.criterion import FLOOR, strict
 from ..formats.table import FORMATS, label
 from ..measure.calibrate import Calibration
 from ..measure.rerun import SENSITIVE_SHARE
 from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Noise, Verdict
+from ..records.training import BackwardNode
 from ..replay.authors import kept_low
 from ..replay.resolve import Resolution, resolve
 from ..replay.strategies import plain, running
 from ..strategies import names
+from ..tape.places import places_of
 
 GRADES = ("safe", "sensitive", "untested", "unsafe")
 """Verdicts, the worst last."""
@@ -225,3 +226,35 @@ def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
 def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
     """Strategies under which the node, or something its kernel reads, is low."""
     return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(name))
+
+
+def reasoned(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
+    """The operations, each with the reasons why it must not run backwards in a format."""
+    found = []
+    for node in nodes:
+        reasons = {fmt: reason_of(node.errors[fmt], parameter, fmt) for fmt, parameter in node.reaches.items()}
+        found.append(replace(node, reasons=reasons))
+    return tuple(found)
+
+
+def reason_of(error: NodeError, reaches: str, fmt: str) -> str:
+    """Why an operation must not run backwards in a format that makes the gradient of a parameter non-finite."""
+    broken = error.overflow + error.nan
+    many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
+    return f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
+
+
+def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
+    """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
+    step, is."""
+    places = places_of(captured)
+    verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    ours = {name: key for key, name in places_of(step).items()}
+    for node in nodes:
+        name = places.get(ours[node.name])
+        if name is None:
+            continue
+        for fmt, reason in node.reasons.items():
+            if judged.exposed[name].get(fmt) and verdicts[name][fmt].verdict != "unsafe":
+                verdicts[name][fmt] = Verdict("unsafe", reason, "range")
+    return Judgement(verdicts, judged.exposed)

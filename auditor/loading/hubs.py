@@ -16,10 +16,10 @@ from .. import mapped
 from ..errors import LoadError
 from ..isolation.process import reseed, swapped
 from ..records import Origin
-from .checkpoint import counted, fitted, low_of, refuse_quantised, stored_by, told
 from .discover import Found
 from .sandbox import blame, call
 from .target import Target
+from .weights import counted, fitted, low_of, refuse_quantised, stored_by, told
 
 PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

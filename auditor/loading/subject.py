@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 from ..errors import LoadError, first_line
 from ..formats.entries import entries, extent, is_number
 from ..isolation.answer import answer
-from ..isolation.members import is_wrapped
+from ..isolation.members import is_wrapped, unwrapped, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep
-from . import files, hubs, inputs, weights
+from . import hubs, inputs, weights
 from .discover import Found, discover
 from .hooked import held_outside, present, told
 from .placement import beside
@@ -33,7 +33,6 @@ from .sandbox import blame, user_code
 from .state import in_eval, materialise, switch
 from .stored import in_fp32, settled
 from .target import Target, import_target, parse
-from .wrappers import unwrap
 
 ZEROS = (
     "The outputs are all zeros in FP32, as those of a zero-initialised head: the errors stated here say nothing. Audit "
@@ -239,7 +238,7 @@ def _find_inputs(
             if text.partition(":")[0].endswith(".py"):
                 parsed = parse(text)
                 stack.enter_context(user_code(parsed.folders, seed, parsed.script))
-            return files.from_argument(text, found.model, seed), unseen
+            return inputs.from_argument(text, found.model, seed), unseen
     if found.spec:
         return inputs.Inputs(
             inputs.as_batches(found.spec["inputs"], "audit_spec()"), f"{target.label}:audit_spec"
@@ -334,3 +333,16 @@ def _weights_source(text: str | None, restored: bool, trained: bool, found: Foun
         return f"--weights {text}"
     how = "trained" if trained else "loaded"
     return f"{how} by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"
+
+
+def unwrap(model: nn.Module) -> tuple[nn.Module, *tuple[str, ...]]:
+    """The model that is wrapped, and a note where it is."""
+    name = wrapper_of(model)
+    if name is None:
+        return (model,)
+    inner = unwrapped(model)
+    kind = "torch.compile" if name == "_orig_mod" else type(model).__name__
+    return inner, (
+        f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
+        "process. Plans apply to the wrapped model and to the one inside."
+    )

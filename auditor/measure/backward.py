@@ -19,7 +19,6 @@ from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.kernels import UnsupportedInFormat, run_op
 from ..ops.nodes import operation_of, target_of, tensors_of
-from ..pulse import beat
 from ..raised import let_through
 from ..records import NodeError
 from ..replay.execute import low_literals, with_literals
@@ -66,7 +65,6 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, T
         arriving = step.gradients.get(node.name)
         if node.op != "call_function" or arriving is None or not _floating(step, node):
             continue
-        beat(f"backwards: {node.name}")
         found[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
     return found
 

@@ -13,7 +13,6 @@ import torch
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
 from ..formats.histogram import merged
-from ..mapped.trimming import give_back
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
 from ..replay.depth import UnderPlan
@@ -71,15 +70,11 @@ def calibrate(
     def one(batch: Batch) -> Calibration:
         number = numbered(batch) if numbered else number_of(subject, batch)
         heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
-        give_back()
         measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick, heard)
         contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
-        found = Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
-        del measured
-        give_back()
-        return found
+        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
 
     return reduce(_merged, map(one, usable_batches(capture, subject)))
 
@@ -148,7 +143,6 @@ def _measured(
     def tried(how: Back) -> tuple[Measurement, FirstOrder]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how)
         heard(measured.outputs)
-        give_back()
         return measured, first_order(measured, seed, yardstick)
 
     for how in (TRUSTED, TRIED):

@@ -12,7 +12,6 @@ import torch
 from ..criteria.forms import Form
 from ..formats.entries import dense, entries, finite, is_number, is_plain
 from ..formats.table import FORMATS, format_of
-from ..mapped.trimming import Trimming
 from ..ops.nodes import operation_of, target_of, tensors_of, viewed
 from ..ops.products import is_tensor_core
 from ..pulse import beat
@@ -52,7 +51,6 @@ class Estimates:
     sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
     passes: dict[str, set[int]] = field(default_factory=dict)
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
-    trim: Trimming = field(default_factory=Trimming)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
         """Relative L2 of the outputs, unit 1."""
@@ -117,7 +115,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
             probe, estimates.probe = next(drawn), index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
-            beat("how far errors reach the outputs")
+            beat()
             torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
     finally:
         for handle in handles:
@@ -213,7 +211,6 @@ class _Hook:
         if gradient is None:  # an output of a several-output operation that nothing reads
             return
         with torch.no_grad():
-            self.estimates.trim()
             gradient = dense(gradient.detach()).contiguous()
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():

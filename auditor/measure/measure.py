@@ -16,7 +16,6 @@ from .. import mapped
 from ..formats.entries import entries, is_number, is_plain
 from ..formats.profile import Profile
 from ..formats.table import format_of
-from ..mapped.trimming import Trimming
 from ..ops.nodes import settled, target_of, tensors_of, viewed
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
 from ..replay.held import Held, Slots, goes, hollow
@@ -107,7 +106,6 @@ class _Measuring(Reference):
         self.called: list[str] = []
         self.slots = Slots(Held(_Again(capture))) if mapped.now() is None else None
         self.values: MutableMapping[str, Any] = self.slots.values if self.slots else {}
-        self._trim = Trimming()
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
@@ -137,7 +135,6 @@ class _Measuring(Reference):
                 for low in self.low.values():
                     low.measure(n)
                 self._forget(n)
-                self._trim()
         return reference
 
     def _keep(self, n: fx.Node, reference: Any) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..criteria.noise import floor_of
 from ..devices import generators
 from ..errors import first_line
 from ..formats.entries import is_plain
 from ..formats.metrics import output_error
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
-from ..ops.nodes import settled, target_of, tensors_of
+from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
-from ..replay.execute import Replay
+from ..replay.execute import RECORDED, Executor, ValueOf
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
@@ -94,48 +94,41 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 def _twice(capture: Capture, subject: Subject) -> tuple[Mapping[str, float], tuple[str, ...]]:
     """How far each operation's results are apart in two runs of the graph, and which make that of equal inputs."""
-    run = _Twice(capture)
+    apart, sources = dict[str, float](), list[str]()
     try:
         with torch.no_grad():
-            run.run(*capture.bind(subject.model, subject.batches[0]))
+            _compare(Executor(capture.graph_module), capture.bind(subject.model, subject.batches[0]), apart, sources)
     except Exception as error:
         let_through(error)
-    return run.apart, tuple(run.sources)
+    return apart, tuple(sources)
 
 
-class _Twice(Replay):
-    """Two runs of a graph side by side; of the second only what is another is kept."""
+def _compare(run: Executor, inputs: Sequence[Any], apart: dict[str, float], sources: list[str]) -> None:
+    """Two runs side by side; of the second only what is another is kept. apart, sources: to put into what is found."""
+    others: dict[fx.Node, Any] = {}
 
-    def __init__(self, capture: Capture) -> None:
-        super().__init__(capture)
-        self.apart: dict[str, float] = {}
-        self.sources: list[str] = []
-        self._other: dict[fx.Node, Any] = {}
-        self._moved: list[torch.Tensor] = []
-
-    def result_of(self, n: fx.Node) -> Any:
-        """The first run's result."""
-        if n.op != "call_function":
-            return super().result_of(n)
-        back = _draws()
-        result = super().result_of(n)
-        changed = any(source in self._other for source in n.all_input_nodes)
-        same_inputs = self._again(n, back, self.env)
-        other = self._again(n, back, {**self.env, **self._other}) if changed else same_inputs
-        if (made := _apart(result, same_inputs)) > 0:
-            self.sources.append(n.name)
-        if (found := _apart(result, other) if changed else made) > 0:
-            self.apart[n.name], self._other[n] = found, other
-        for source in self.user_to_last_uses.get(n, ()):
-            self._other.pop(source, None)
+    def again(n: fx.Node, value_of: ValueOf) -> Any:
+        """The operation once more, on these values and with the same draws, its memory elsewhere."""
+        moved = torch.empty(REPEATED[len(apart) % len(REPEATED)])
+        back()
+        result = RECORDED.compute(n, value_of)
+        del moved
         return result
 
-    def _again(self, n: fx.Node, back: Any, values: Mapping[fx.Node, Any]) -> Any:
-        """The operation once more, on these values and with the same draws, its memory elsewhere."""
-        self._moved = [torch.empty(REPEATED[len(self.apart) % len(REPEATED)])]
-        back()
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), values.__getitem__)
-        return settled(n.target, target_of(n)(*args, **kwargs))
+    back = _draws()
+    for n, result in run.steps(*inputs):
+        if n.op != "call_function":
+            continue
+        changed = any(source in others for source in n.all_input_nodes)
+        same_inputs = again(n, run.value_of)
+        other = again(n, {**run.env, **others}.__getitem__) if changed else same_inputs
+        if (made := _apart(result, same_inputs)) > 0:
+            sources.append(n.name)
+        if (found := _apart(result, other) if changed else made) > 0:
+            apart[n.name], others[n] = found, other
+        for source in run.user_to_last_uses.get(n, ()):
+            others.pop(source, None)
+        back = _draws()
 
 
 def _draws() -> Any:

@@ -14,14 +14,13 @@ from torch import fx
 from ..criteria.measure import for_outputs
 from ..errors import first_line
 from ..formats.metrics import output_error
-from ..mapped.trimming import give_back
 from ..ops.casting import raised
 from ..ops.nodes import tensors_of, viewed
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Verdict
-from ..replay.again import PartlyLowAgain, Run
-from ..replay.again import kept as whole_run
+from ..replay.execute import Executor, Run, SomeLow
+from ..replay.held import kept as whole_run
 from .calibrate import Calibration
 from .rounded import rounder
 
@@ -58,7 +57,6 @@ def run_regions(
             return tuple(_failed(region, capture, error) for region in regions)
         tested = tuple(_tested(region, capture, flat, reference, distance) for region in regions)
     del reference
-    give_back()
     return tested
 
 
@@ -143,10 +141,11 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance) -> FlaggedRegion:
     names = _names(region, capture)
     low = _Kept(capture, region.leaving)
-    beat(f"{len(region.nodes)} operations together")
+    beat()
     inside = {node.name for node in region.nodes}
     try:
-        PartlyLowAgain(capture, inside, region.fmt, rounder(capture, region.fmt), reference, low).run(*flat)
+        policy = SomeLow(capture, inside, region.fmt, rounder(capture, region.fmt))
+        Executor(capture.graph_module, policy, low, reference).run(*flat)
     except Exception as error:
         let_through(error)
         return _failed(region, capture, error)
@@ -160,7 +159,7 @@ def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, 
 
 
 def _exact(reference: Run, node: fx.Node) -> list[torch.Tensor]:
-    return tensors_of(raised(reference.values[node]))
+    return tensors_of(raised(reference.values[node.name]))
 
 
 def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor], distance: Distance = output_error) -> float:

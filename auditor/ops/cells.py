@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.rounding import round_to
+from ..formats.carried import round_to
 from ..formats.table import Format
 from .casting import lowered, raised
 from .nodes import operation_of, overload_of
@@ -117,10 +117,10 @@ _Step = Callable[[Tensor, Tensor, _States], _States]
 
 
 def _gru(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
-    (state,) = states
+    state = states[0]
     sizes = [2 * state.shape[-1], state.shape[-1]]
-    gates_i, fresh_i = torch.split(from_input, sizes, -1)
-    gates_h, fresh_h = torch.split(from_state, sizes, -1)
+    gates_i, fresh_i = from_input.split_with_sizes(sizes, -1)
+    gates_h, fresh_h = from_state.split_with_sizes(sizes, -1)
     reset, update = (gates_i + gates_h).sigmoid().chunk(2, -1)
     return (torch.lerp(torch.addcmul(fresh_i, reset, fresh_h).tanh(), state, update),)
 

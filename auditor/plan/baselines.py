@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ..criteria.criterion import FLOOR
 from ..criteria.measure import Criteria
-from ..criteria.noise import FLOOR
 from ..formats.table import dtype_of, runs
 from ..imitation import as_on
 from ..isolation.answer import answer

@@ -12,8 +12,9 @@ from ..replay.chosen import labelled, scoped
 from ..replay.nesting import boundaries
 from ..replay.strategies import plain
 from ..resources import table
+from .costs import seconds
+from .energy import timed_in
 from .exceptions import needed
-from .islands import savings
 from .memory import memory_of
 from .problem import Problem
 from .solve import Candidate, candidates, evaluate
@@ -116,3 +117,15 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
         )
         for path, boundary in boundaries(problem.capture, problem.strategy, labelled(chosen.precision)).items()
     }
+
+
+def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
+    """{owner: share of the candidate's predicted time}; casts, which depend on the neighbours, are not counted."""
+    now = problem.resolve(labelled(chosen.precision))
+    low = problem.lowest.resolution
+    saved = dict.fromkeys(chosen.precision, 0.0)
+    for name, node in problem.capture.nodes.items():
+        cost = problem.costs[name]
+        before, after = (seconds(cost, timed_in(each, name), problem.device) for each in (now, low))
+        saved[node.owner] = saved.get(node.owner, 0.0) + before - after
+    return {owner: time / chosen.seconds if chosen.seconds else 0.0 for owner, time in saved.items()}

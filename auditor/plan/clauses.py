@@ -1,8 +1,23 @@
-"""Clauses that say why something is not low, worded once."""
+"""Clauses that say why something is not low, worded once, and which of them is true of an operation in a low module."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ..formats.table import label
+from ..ops.table import operation
+from ..records import Capture, Node, Reason
+from ..replay.chosen import labelled
+from ..replay.resolve import Resolution, is_low
+from ..replay.running import Running
+from ..replay.strategies import running
+from .problem import Problem
+from .solve import Candidate
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
@@ -83,3 +98,133 @@ def close(before: float, after: float, budget: float, target: float, ran: bool) 
         f"lowering it {moved}, within the budget of {budget:.2g}, of which this plan was made to use {share}: other inputs "
         f"deserve some room"
     )
+
+
+_REGION = "the autocast region around it"
+"""What raises operations under a strategy that is none of regions: the author's own, or a scope's that keeps functions."""
+
+
+def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
+    """A reason for every operation that is not low though its module is, and for those without a precision."""
+    precision = labelled(chosen.precision)
+    how = running(problem.capture, problem.strategy, precision, problem.format)
+    resolution, told = problem.resolve(precision), _told(problem.capture)
+    found, begins = [], dict[str, _Beginning]()
+    for name, node in problem.capture.nodes.items():
+        if is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
+            continue
+        if not node.floating:
+            found.append(Reason("not-floating", "it is no floating-point operation", operations=(name,)))
+        elif (setting := how.setting(name)).kept:
+            if chosen.precision.get(problem.variable(name)) != "fp32":  # else it has a reason of its own
+                found.append(_kept_around(problem, precision.keep, node))
+        elif setting.precision != "fp32":
+            kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
+            found.append(Reason(kind, words, operations=(name,), by=by))
+    return together([reason for reason in found if not problem.capture.twins.keys() & set(reason.operations)])
+
+
+def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
+    found: dict[tuple[Reason, bool], list[Reason]] = {}
+    for reason in reasons:
+        alike = replace(reason, modules=(), operations=())
+        idle = reason.kind == "no-gain" and reason.adds is not None
+        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+    return tuple(
+        replace(
+            alike,
+            modules=tuple(path for each in several for path in each.modules),
+            operations=tuple(name for each in several for name in each.operations),
+            adds=max((each.adds for each in several if each.adds is not None), default=None),
+            saves=max((each.saves for each in several if each.saves is not None), default=None),
+        )
+        for (alike, _), several in found.items()
+    )
+
+
+def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
+    """A function that a module around this one keeps, in all that is in it."""
+    function = node.function
+    assert function is not None
+    by = next(call.path for call in node.calls if function.path in keep.get(call.path, ()))
+    where = by or "the model"
+    return Reason("inherited", f"{function.path} stays FP32 in all of {where}", operations=(node.name,), by=by)
+
+
+class _Beginning(NamedTuple):
+    """Where what an operation gives has its precision from: in words, and by name where there is one to look at."""
+
+    words: str
+    by: str | None
+
+
+def _told(capture: Capture) -> Mapping[str, bool]:
+    """{node: whether a dtype is written among its arguments}."""
+    graph = capture.graph_module.graph
+    return {
+        node.name: any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
+        for node in graph.nodes
+    }
+
+
+def _why(
+    problem: Problem,
+    resolution: Resolution,
+    how: Running,
+    node: Node,
+    told: bool,
+    begins: Mapping[str, _Beginning],
+) -> tuple[str, str, str | None, _Beginning]:
+    """Kind, clause, which node decides, and where the precision of those that it is handed to begins.
+
+    begins: that of operations before it. What autocast and the author decide has no name in it, so that what repeated
+    blocks have in common is one reason.
+    """
+    given, row = label(resolution.computed(node.name)), operation(node.op)
+    name = problem.capture.twins.get(node.name, node.name)
+    itself = _Beginning(name, name)
+    if node.dtype in ("float64", "complex64", "complex128"):
+        return "author", f"it computes in {node.dtype}, which no plan lowers", None, itself
+    setting, casts = how.setting(node.name), how.casts(node)
+    inside = setting.in_region(node.region)
+    if setting.autocast and not inside.autocast:
+        return "author", "the author switches autocast off around it", None, itself
+    if inside.precision != setting.precision:
+        return "author", f"the author runs it in {label(inside.precision)}, whatever the plan", None, itself
+    if told:
+        return (
+            "author",
+            f"the author asks for {given} here",
+            None,
+            _Beginning(f"a value that the author asks for in {given}", None),
+        )
+    if casts.autocast in ("fp32", "fp32_unless_dtype"):
+        packet = row.packet or node.op
+        runner = problem.strategy if problem.how.regional else _REGION
+        itself = _Beginning(f"{packet}, which {runner} runs in FP32 by itself", None)
+        return "strategy", f"{runner} runs {packet} in FP32 by itself", None, itself
+    if (source := _handed(resolution, node)) is None:
+        return "author", f"it makes values of its own, in {given}", None, itself
+    if source in problem.capture.nodes:
+        begin = begins.get(source, _Beginning(source, source))
+        return "inherited", f"{given} reaches it from {begin.words}", begin.by, begin
+    place = next(p for p in problem.capture.placeholders if p.name == source)
+    if place.kind == "constant":
+        return "inherited", f"it is handed {given} by a constant", None, _Beginning("a constant", None)
+    words, by = f"the {place.kind} {place.fqn or source}", place.fqn or source
+    here, _, leaf = by.rpartition(".")
+    if here and here == node.owner:
+        return (
+            "inherited",
+            f"it is handed {given} by the {place.kind} {leaf} of its module",
+            None,
+            _Beginning(words, by),
+        )
+    return "inherited", f"it is handed {given} by {words}", by, _Beginning(words, by)
+
+
+def _handed(resolution: Resolution, node: Node) -> str | None:
+    """The first that it reads of the dtype that it computes in."""
+    given = resolution.computed(node.name)
+    return next((source for source in node.inputs if resolution.dtypes.get(source) == given), None)

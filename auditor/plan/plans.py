@@ -13,14 +13,11 @@ from .modules import Modules, all_low_will_do
 from .problem import Problem
 from .reasons import Weighed, with_reasons
 from .recommend import gains
-from .search import MARGIN, cheapest, choose, verified
+from .search import MARGIN, WORTH, cheapest, choose, verified
 from .solve import Candidate
 from .trial import Trial
 from .verified import Tick, is_outdone, verify
 from .workbench import Workbench
-
-WORTH = 0.002
-"""Share by which a plan of another strategy must be better, to be taken over."""
 
 PROMISING = 1.5
 """How many times the budget everything low may be predicted to take and is tried all the same: a run costs little, and

@@ -18,11 +18,10 @@ from ..replay.strategies import running
 from ..strategies import strategy_of
 from ..strategies.base import Strategy
 from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
-from .energy import FORBIDDEN, Energy
+from .energy import FORBIDDEN, Energy, energy_of, timed_in
 from .exceptions import exceptions_of
 from .leaks import Lowest, lowest
 from .memory import memory_of
-from .terms import energy_of, timed_in
 
 if TYPE_CHECKING:
     from .solve import Candidate

@@ -12,12 +12,11 @@ from ..records import Finding, Plan, Reason
 from ..replay.chosen import labelled
 from ..replay.resolve import Resolution
 from .choices import as_candidate
-from .clauses import ALONE, close, little, no_gain, over
+from .clauses import ALONE, close, little, no_gain, operation_reasons, over, together
 from .energy import FORBIDDEN
 from .modules import Modules
-from .operations import operation_reasons, together
 from .problem import Problem
-from .search import MARGIN, MOST_OFF
+from .search import MARGIN, MOST_OFF, WORTH
 from .solve import Candidate, evaluate
 
 VISITS = 60_000
@@ -82,7 +81,7 @@ class Weighed:
         for each in self._open:
             if left and each.gains and each.owner == module_of(each.owner) and self._may_add(each, target):
                 point = self._lowering(found, each.owner)
-                if point.feasible and point.price < found.price:
+                if point.feasible and point.price < (1 - WORTH) * found.price:
                     left -= 1
                     found = point if self._space.error(point) <= target else found
         return found

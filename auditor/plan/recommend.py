@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 
-from ..criteria.noise import FLOOR
+from ..criteria.criterion import FLOOR
 from ..errors import PlanError
 from ..formats.table import label, runs
 from ..records import CriterionValue, Plan, Times

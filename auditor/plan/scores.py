@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from ..errors import MeasureError
 from ..formats.table import DEFAULT, runs
 from ..isolation.members import size_of
 from ..options import Options
 from ..patch.emit import emit
-from ..patch.table import plan_table
 from ..pulse import beat
 from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
 from ..strategies import SHIPPED
-from ..verify import FP32, TIMEOUT, NotHandedOver, Verifier, score_here
+from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
 from .workbench import Workbench, reference
 
 
@@ -102,24 +100,16 @@ class Scorer:
                 return verifier.scores(file, names, scoring, most, lambda words: tell(words, most))
             except NotHandedOver:
                 pass
-        return {name: self._here(name, plans.get(name), most) for name in names}
+        runs = Runs(partial(in_hand, subject.model, plans), device=self.device, seed=self.seed)
+        return {name: self.here(runs, name, most) for name in names}
 
-    def _here(self, name: str, plan: Plan | None, most: int | None) -> Given | str:
-        return self.here(self.subject.model, plan_table(plan) if plan is not None else None, name, most)
+    def here(self, runs: Runs, name: str, most: int | None) -> Given | str:
+        """What the function gives of one of the runs in this process. most: see `tell`."""
 
-    def here(self, model: nn.Module, plan: Mapping[str, Any] | None, name: str, most: int | None) -> Given | str:
-        """What the function gives of a model under a plan, in this process. name: of the plan; most: see `tell`."""
-        return score_here(
-            model,
-            plan,
-            self.scoring,
-            name=name,
-            seed=self.seed,
-            device=self.device,
-            most=most,
-            timeout=self.timeout or TIMEOUT,
-            told=lambda words: tell(words, most),
-        )
+        def told(count: int) -> None:
+            tell(counted(name, count), most)
+
+        return runs.score(name, self.scoring, most, self.timeout or TIMEOUT, told)
 
 
 def tell(words: str, most: int | None) -> None:

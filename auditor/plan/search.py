@@ -14,8 +14,14 @@ MARGIN = 0.8
 LITTLE = 0.01
 """Share of what a plan takes that no search goes on for."""
 
+WORTH = 0.002
+"""Share by which one more module low, or a plan of another strategy, must be better to be taken over."""
+
 MOST_OFF = 4.0
 """How many times as large, or as small, errors are taken to be as predicted, at most."""
+
+FAR = 1.2
+"""How many times the limit a choice may be expected to take and is run all the same: predictions of some are further off."""
 
 STRICTER = 0.95
 """Share of what was predicted of a choice that did not hold which the next one may be predicted to have."""
@@ -71,8 +77,11 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
     best = cheapest(space.holding(), space.nothing)
     correction, ceiling = 1.0, math.inf
     for _ in range(runs):
-        point = space.proposed(min(limit / correction, ceiling))
-        if not point.price < (1 - LITTLE) * best.price:
+        for hope in (1.0, FAR):
+            point = space.proposed(min(hope * limit / correction, ceiling))
+            if cheaper := point.price < (1 - LITTLE) * best.price:
+                break
+        if not cheaper:
             break
         error = space.error(point, limit)
         if math.isfinite(error) and point.predicted_error:
@@ -85,8 +94,8 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
 
 
 def cheapest(points: Sequence[P], otherwise: P) -> P:
-    """The one of the lowest price; where there is none, the other."""
-    return min(points, key=lambda point: point.price, default=otherwise)
+    """The one of the lowest price; where none has a lower one, the other."""
+    return min((otherwise, *points), key=lambda point: point.price)
 
 
 def verified(

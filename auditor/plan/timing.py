@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,12 @@ import torch
 
 from ..devices import let_go, name_of
 from ..formats.table import runs
-from ..isolation import isolated
 from ..isolation.members import size_of
-from ..isolation.process import loose, under
+from ..isolation.process import loose
 from ..patch.emit import emit
-from ..patch.runtime import apply_plan
-from ..patch.table import plan_table
-from ..raised import let_through
 from ..records import Plan, Timed, Times, Timing
-from ..recursion import deep
 from ..trees import tensors_in
-from ..verify import FP32, TODAY, NotHandedOver, Verifier, failure_of, timed
+from ..verify import FP32, TODAY, NotHandedOver, Runs, Verifier, in_hand
 from .scores import raising
 from .workbench import Workbench
 
@@ -92,23 +87,8 @@ def _times(
                 return verifier.times(file, names, bench.flags, lambda words: tick("timing"))
         except NotHandedOver:
             pass
-    return {name: _here(bench, plans.get(name), name) for name in names}
-
-
-def _here(bench: Workbench, plan: Plan | None, name: str) -> Timed | str:
-    model = bench.subject.model
-    try:
-        with (
-            deep(),
-            under(bench.flags) if name == TODAY else nullcontext(),
-            isolated(model),
-        ):
-            if plan is not None:
-                apply_plan(model, plan_table(plan))
-            return timed(model, bench.checks[0], bench.device, seed=bench.seed, apart=False)
-    except Exception as error:
-        let_through(error, memory=False)
-        return failure_of(error)
+    runs = Runs(partial(in_hand, subject.model, plans), bench.checks[:1], bench.device, bench.seed)
+    return {name: runs.time(name, bench.flags, apart=False) for name in names}
 
 
 def _lost(why: str) -> Timed:

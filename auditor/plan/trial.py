@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ..isolation.outputs import tensor_outputs
 from ..pulse import beat
 from ..records import Batch, Capture, Distance
-from ..replay.again import PolicyAgain, Run, begun
-from ..replay.execute import PolicyInterpreter
+from ..replay.execute import Executor, Run, Under
 from ..replay.running import Running
 
 
@@ -66,11 +66,15 @@ class Trial:
         beat()
         inputs = capture.bind(self.model, batch)
         beside = self.beside if batch is self.batches[0] else None
+        policy, values = Under(capture, how), dict[str, Any]()
+
+        def keep(n: fx.Node, result: Any) -> None:
+            values[n.name] = result
+
+        first = beside is not None and beside.run is None
+        executor = Executor(capture.graph_module, policy, keep if first else None, beside.run if beside else None)
         with torch.no_grad():
-            if beside is None:
-                result = PolicyInterpreter(capture, how).run(*inputs)
-            elif beside.run is None:
-                result, beside.run = begun(capture, inputs, how)
-            else:
-                result = PolicyAgain(capture, how, beside.run).run(*inputs)
+            result = executor.run(*inputs)
+        if beside is not None and first:
+            beside.run = Run(values, policy)
         return tensor_outputs(result)

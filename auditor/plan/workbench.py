@@ -108,11 +108,6 @@ class Workbench:
     def _with_gradients(self) -> list[torch.Tensor] | str:
         return graded_on(self.subject, self.checks[0], self.seed)
 
-    @cached_property
-    def holding(self) -> dict[str, str]:
-        """How the weights of patched models were held as they ran, by plan, where memory was limited: see verify."""
-        return {}
-
     @property
     def max_error(self) -> float:
         """The error that a plan may have: the budget, or what is no error where FP32 differs from itself by that much."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 import uuid
 from html import escape
 from importlib import import_module
 from typing import Any, Self
 
 from ..report.words import printable
-from .forecast import duration
-from .shown import Live, said
+from .shown import Live
 
 
 def in_notebook() -> bool:
@@ -24,8 +22,8 @@ def in_notebook() -> bool:
 class Cell(Live):
     """The line; it says at the end how long the audit took."""
 
-    def __init__(self, training: bool = False) -> None:
-        super().__init__(training)
+    def __init__(self) -> None:
+        super().__init__()
         self._id = uuid.uuid4().hex
         self._open = False
 
@@ -35,19 +33,15 @@ class Cell(Live):
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._clock.stop()
-        spent = duration(self._forecast.elapsed(time.monotonic()))
+        spent = self._place.elapsed
         if self._open:
-            self._show(
-                f"audited in {spent}" if kind is None else f"ended in {self._forecast.stage} after {spent}", None
-            )
+            self._show(f"audited in {spent}" if kind is None else f"ended in {self._place.stage} after {spent}", None)
 
     def _draw(self) -> None:
-        if not self._forecast.stage:
+        if not self._place.stage:
             return
-        now, (place, places) = time.monotonic(), self._forecast.place
-        share = self._forecast.share(now)
-        text = f"{self._forecast.stage} {place}/{places}, {said(self._forecast, now)}"
-        self._show(f"{text}: {printable(self._forecast.detail)}" if self._forecast.detail else text, share)
+        text, detail = f"{self._place.number()}, {self._place.said()}", printable(self._place.detail)
+        self._show(f"{text}: {detail}" if detail else text, self._place.share)
 
     def _show(self, text: str, share: float | None) -> None:
         display: Any = import_module("IPython.display").display

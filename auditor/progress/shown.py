@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..report.words import percent, printable
-from .forecast import Forecast, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -25,6 +24,9 @@ REDRAWN = 0.5
 DETAIL = 28
 """Width of what a stage says it is at."""
 
+STAGES = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
+"""Those of every audit."""
+
 
 class Reporter(Protocol):
     """A `records.Progress` that opens and closes."""
@@ -34,15 +36,15 @@ class Reporter(Protocol):
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None: ...
 
 
-def reporter(quiet: bool = False, training: bool = False, drawn: Callable[[bool], None] | None = None) -> Reporter:
-    """The reporter that fits this stderr. training: whether the audit is one of a training step.
+def reporter(quiet: bool = False, drawn: Callable[[bool], None] | None = None) -> Reporter:
+    """The reporter that fits this stderr.
 
     drawn: hears of every time that a live line is drawn, and with False that it is gone.
     """
     if quiet:
         return Silent()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return Bar(training, drawn) if live else Lines(training)
+    return Bar(drawn) if live else Lines()
 
 
 class Silent:
@@ -84,11 +86,57 @@ class Clock:
             self._act()
 
 
+class Place:
+    """How far an audit is: in which stage of how many, and for how long it runs."""
+
+    def __init__(self) -> None:
+        self.stage, self.detail = "", ""
+        self._stages, self._within, self._began = list(STAGES), 0.0, time.monotonic()
+
+    def heard(self, stage: str, detail: str, done: int, total: int) -> bool:
+        """One call of the progress callback; whether a stage begins with it. One that not every audit has is one more."""
+        begins = stage != self.stage
+        if not self.stage:
+            self._began = time.monotonic()
+        if stage not in self._stages:
+            self._stages.insert(self._stages.index(self.stage) + 1 if self.stage else 0, stage)
+        self.stage, self.detail, self._within = stage, detail, done / total if total else 0.0
+        return begins
+
+    @property
+    def share(self) -> float:
+        """Of all stages, each as long as the others."""
+        return (self._stages.index(self.stage) + self._within) / len(self._stages)
+
+    @property
+    def elapsed(self) -> str:
+        """Time since the first stage began."""
+        return duration(time.monotonic() - self._began)
+
+    def number(self) -> str:
+        """`measure 3/9`."""
+        return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
+
+    def said(self) -> str:
+        """`34% done, 12 s`."""
+        return f"{percent(self.share)} done, {self.elapsed}"
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `1:05 min`, `1:02 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
 class Lines:
     """One plain line when a stage begins, and one every ten seconds while it lasts."""
 
-    def __init__(self, training: bool = False, every: float = EVERY) -> None:
-        self._forecast = Forecast(training)
+    def __init__(self, every: float = EVERY) -> None:
+        self._place = Place()
         self._stream = sys.stderr
         self._clock = Clock(every, self._still)
 
@@ -100,44 +148,27 @@ class Lines:
         self._clock.stop()
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        begins = stage != self._forecast.stage
-        self._forecast.heard(stage, detail, done, total, time.monotonic())
-        if begins:
+        if self._place.heard(stage, detail, done, total):
             self._say(f"{stage}: {detail}" if detail else stage)
 
     def _still(self) -> None:
-        if self._forecast.stage:
-            self._say(f"  {self._forecast.stage}, {said(self._forecast, time.monotonic())}")
+        if self._place.stage:
+            self._say(f"  {self._place.number()}, {self._place.said()}")
 
     def _say(self, text: str) -> None:
         print(printable(text), file=self._stream, flush=True)
 
 
-def said(forecast: Forecast, now: float) -> str:
-    """`34% done, 12 s, about 25 s left`, without what is not known; `more than` where a stage is late."""
-    left = forecast.left(now)
-    spent = duration(forecast.elapsed(now))
-    if forecast.over:
-        return f"100% done, {spent}"
-    share = forecast.share(now)
-    done = f"{percent(share)} done, {spent}" if share else spent
-    if left is None or left < 1:
-        return done
-    return f"{done}, {'more than' if forecast.open(now) else 'about'} {duration(left)} left"
-
-
 class Live:
     """What is drawn again and again while an audit runs. A child says how, and opens and closes."""
 
-    def __init__(self, training: bool = False) -> None:
-        self._forecast = Forecast(training)
+    def __init__(self) -> None:
+        self._place = Place()
         self._lock = threading.Lock()
         self._clock = Clock(REDRAWN, self._draw)
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        begins = stage != self._forecast.stage
-        self._forecast.heard(stage, detail, done, total, time.monotonic())
-        if begins:
+        if self._place.heard(stage, detail, done, total):
             self._draw()
 
     def _draw(self) -> None:
@@ -145,13 +176,13 @@ class Live:
 
 
 class Bar(Live):
-    """A transient line on a terminal: the stage, the share of the whole that is done, the time, and when it ends."""
+    """A transient line on a terminal: the stage, the share of the stages that is done, and the time."""
 
-    def __init__(self, training: bool = False, drawn: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, drawn: Callable[[bool], None] | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        super().__init__(training)
+        super().__init__()
         self._progress: Progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[stage]}"),
@@ -176,30 +207,27 @@ class Bar(Live):
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._clock.stop()
-        if kind is None:
-            self._forecast.finished()
-            self._draw()
+        if kind is None and self._place.stage:
+            self._show(1.0, f"100% done, {self._place.elapsed}")
         self._told(False)
         self._stack.close()
 
     def _draw(self) -> None:
+        if self._place.stage:
+            self._show(self._place.share, self._place.said())
+
+    def _show(self, share: float, said: str) -> None:
         from rich.markup import escape
 
-        if not self._forecast.stage:
-            return
         with self._lock:
             if self._task is None:
                 self._task = self._progress.add_task("", total=1.0, stage="", said="")
-            now, (place, places) = time.monotonic(), self._forecast.place
-            share = self._forecast.share(now)
-            known = share > 0
             self._progress.update(
                 self._task,
-                stage=f"{escape(self._forecast.stage)} {place}/{places}",
-                said=said(self._forecast, now),
-                description=escape(printable(self._forecast.detail)[:DETAIL]),
+                stage=escape(self._place.number()),
+                said=said,
+                description=escape(printable(self._place.detail)[:DETAIL]),
                 completed=share,
-                total=1.0 if known else None,
                 refresh=True,
             )
         self._told(True)

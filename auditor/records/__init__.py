@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .audit import FORMAT_VERSION, Audit, Environment, NodeReport
-from .dtypes import Dtypes
+from .audit import FORMAT_VERSION, Audit, Dtypes, Environment, NodeReport, Proposal
 from .graph import (
     AutocastRegion,
     Batch,
@@ -30,12 +29,9 @@ from .measure import (
     Verdict,
     Weight,
 )
-from .plan import CriterionValue, Memory, Plan, Reason, ScopeChoice, Verification
+from .plan import Memory, Plan, Reason, ScopeChoice, Verification
 from .program import Kept, Onnx, Program
-from .proposal import Proposal
-from .run import NonFinite, Timed, Times, Timing, Today
-from .score import Evaluation, Score
-from .without import Baseline, RulesOnly
+from .run import Baseline, CriterionValue, Evaluation, NonFinite, RulesOnly, Score, Timed, Times, Timing, Today
 
 __all__ = [
     "FORMAT_VERSION",

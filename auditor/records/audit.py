@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import check_directory, path_of, write
-from .dtypes import Dtypes
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Plan
-from .proposal import Proposal
-from .run import Timing, Today
-from .score import Evaluation
+from .run import Baseline, Evaluation, Timing, Today
 from .training import Training
-from .without import Baseline
 from .written import ByFormat, Inlined, Written
 
 FORMAT_VERSION = 1
@@ -31,6 +27,36 @@ FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "f
 
 PLAN_NAME = "^[a-z0-9]+_[a-z0-9_]+$"
 """What names of plans look like: a strategy and a format."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A criterion that nobody set."""
+
+    output: Annotated[str, Written("the output, by its name in what the model returns")]
+    criterion: Annotated[str, Written("as `--criterion` takes it; the limit is a suggestion")]
+    because: Annotated[str, Written("what speaks for it, in words")]
+    holds: Annotated[
+        bool,
+        Written(
+            "`true`: plans are held to it by default, and `--criterion` sets another limit; `false`: it is proposed"
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What one operation reads, computes in and gives when the model runs under a plan; dtypes as torch names them."""
+
+    inputs: Annotated[
+        tuple[str, ...],
+        Written("dtypes of the tensors that it reads, as they reach it and before autocast casts them, each once"),
+    ]
+    computed: Annotated[
+        str,
+        Written("dtype that its kernel is handed: what autocast, promotion or a `dtype` argument make of its inputs"),
+    ]
+    output: Annotated[str, Written("dtype of its result, of the first of several")]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from .program import Program
-from .run import NonFinite, Timed
-from .score import Score
+from .run import CriterionValue, NonFinite, Score, Timed
 from .written import Inlined, Written
 
 RAISED = ("none", "inputs", "weights", "attributes", "kept")
@@ -107,28 +106,6 @@ class Reason:
             "whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted", sparse=True
         ),
     ] = False
-
-
-@dataclass(frozen=True)
-class CriterionValue:
-    """What one criterion of the user's came to in a run."""
-
-    output: Annotated[str, Written("the output that it speaks of, or `the other outputs`, judged together")]
-    kind: Annotated[str, Written("what is measured of it (see [criteria](criteria.md))")]
-    sign: Annotated[str, Written("on which side of the limit it holds", choices=("<=", ">="))]
-    limit: Annotated[float, Written("the limit", exact=True)]
-    value: Annotated[
-        float | None,
-        Written("what was measured, worst run without gradients; `null`: nothing, it failed, or was not finite"),
-    ]
-    share: Annotated[
-        float | None,
-        Written(
-            "how much of what the limit allows that takes, in proportion to the size of the error: of `kl` and `cosine`, "
-            "which grow with its square, the root; the largest share is the error that stands for the whole model"
-        ),
-    ]
-    holds: Annotated[bool, Written("whether it holds in every run, with and without gradients")]
 
 
 @dataclass(frozen=True)

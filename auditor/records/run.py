@@ -1,4 +1,4 @@
-"""What a model does when it is run as its user runs it: FP32 under the user's own flags, and the time and memory it takes."""
+"""What runs of the whole model gave: FP32 under the user's own flags, low without a plan; their time, memory and score."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from .written import Written
+
+
+@dataclass(frozen=True)
+class CriterionValue:
+    """What one criterion of the user's came to in a run."""
+
+    output: Annotated[str, Written("the output that it speaks of, or `the other outputs`, judged together")]
+    kind: Annotated[str, Written("what is measured of it (see [criteria](criteria.md))")]
+    sign: Annotated[str, Written("on which side of the limit it holds", choices=("<=", ">="))]
+    limit: Annotated[float, Written("the limit", exact=True)]
+    value: Annotated[
+        float | None,
+        Written("what was measured, worst run without gradients; `null`: nothing, it failed, or was not finite"),
+    ]
+    share: Annotated[
+        float | None,
+        Written(
+            "how much of what the limit allows that takes, in proportion to the size of the error: of `kl` and `cosine`, "
+            "which grow with its square, the root; the largest share is the error that stands for the whole model"
+        ),
+    ]
+    holds: Annotated[bool, Written("whether it holds in every run, with and without gradients")]
 
 
 @dataclass(frozen=True)
@@ -118,4 +140,105 @@ class Timing:
     fp32_today: Annotated[
         Timed | None,
         Written("the same under the caller's own flags, where these let it be computed otherwise, such as in TF32"),
+    ] = None
+
+
+DIRECTIONS = ("higher", "lower")
+"""Which scores are the better ones."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The user's function, what it says of the FP32 model, and how much worse a plan may be."""
+
+    function: Annotated[str, Written("the function, as it was named")]
+    better: Annotated[str, Written("which scores are the better ones", choices=DIRECTIONS)]
+    max_drop: Annotated[
+        float | None,
+        Written("how much worse than in FP32 a plan's score may be; `null`: it is reported and not judged", exact=True),
+    ]
+    score: Annotated[float, Written("of the FP32 model")]
+    samples: Annotated[
+        int | None,
+        Written(
+            "how many numbers it is the mean of, a sample's or a batch's each; `null`: the function gave one", least=1
+        ),
+    ]
+    of_mean: Annotated[str | None, Written("the function of that mean that the score is; `null`: the mean itself")]
+    calls: Annotated[int, Written("calls of the model that one score takes", least=0)]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the function says of the model under one plan."""
+
+    value: Annotated[
+        float | None, Written("of the model under the plan; `null`: there is none, and `failure` says why")
+    ]
+    difference: Annotated[float | None, Written("`value` minus the FP32 model's score")] = None
+    standard_error: Annotated[
+        float | None,
+        Written(
+            "of `difference`, from pairs: the same sample or batch in FP32 and under the plan; `null`: there are none, or "
+            "one"
+        ),
+    ] = None
+    passed: Annotated[
+        bool | None,
+        Written("whether the score is worse by no more than `max_drop`; `null`: none was given, so it is not judged"),
+    ] = None
+    failure: Annotated[str | None, Written("why there is no score, in one line")] = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a score, and it is not worse than it may be."""
+        return self.failure is None and self.passed is not False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a whole model gave without a plan."""
+
+    measured_error: Annotated[
+        float | None,
+        Written(
+            "of the whole model under plain autocast, or plainly cast, on the inputs that plans are verified on; worst "
+            "batch; `null`: it failed or was not finite"
+        ),
+    ]
+    finite: Annotated[bool, Written("whether the outputs were")]
+    failure: Annotated[str | None, Written("why it did not run")] = None
+
+
+@dataclass(frozen=True)
+class RulesOnly(Outcome):
+    """The same with FP32 in every module where a rule fired, measurements left aside."""
+
+    low_precision_flops: Annotated[
+        float | None, Written("share of the floating-point operations that run low", least=0, most=1)
+    ] = None
+
+
+@dataclass(frozen=True)
+class Baseline(Outcome):
+    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
+
+    rules_only: Annotated[
+        RulesOnly | None,
+        Written(
+            "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
+            "`low_precision_flops`",
+        ),
+    ] = None
+    criteria: Annotated[
+        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
+    ] = ()
+    nonfinite: Annotated[
+        NonFinite | None,
+        Written(
+            "where the run is not finite: its first operation that is not; not there where the recorded graph, run so, "
+            "stays finite",
+            key="first_non_finite",
+            sparse=True,
+        ),
     ] = None

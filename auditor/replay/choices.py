@@ -10,7 +10,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..formats.entries import extent, is_number, is_plain
-from ..ops.nodes import row_of, settled, target_of, tensors_of
+from ..ops.nodes import row_of, tensors_of
+from .execute import RECORDED
 
 DRAWS = 8
 """Errors tried at each choice."""
@@ -58,8 +59,7 @@ def provoked(
                 return now(source)
             return before(source) + torch.randn(spread.shape, generator=generator).to(spread) * spread
 
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), disturbed)
-        result = settled(target_of(n), target_of(n)(*args, **kwargs))
+        result = RECORDED.compute(n, disturbed)
         if (many := differing(result, reference, n)) > most:
             found, most = result, many
     return found if row_of(n).steps else _chosen(actual, found)

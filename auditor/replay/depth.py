@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..raised import let_through
 from ..records import Batch, Capture, Dtypes, ModelPath, Plan
 from .chosen import scoped
 from .dtypes import dtypes_of
-from .execute import PolicyInterpreter, low_literals
+from .execute import Executor, Under, low_literals
 from .running import AS_WRITTEN, FULL, Running
 from .strategies import running
 
@@ -50,14 +51,13 @@ def under_plan(
         return low[plan.format]
     errors, dtypes = dict[str, float](), dict[str, Dtypes]()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
-        beside = Beside(path.capture, how)
         try:
             with torch.no_grad():
-                beside.run(*path.capture.bind(model, path.batches[0]))
+                off, given = _compared(path.capture, how, path.capture.bind(model, path.batches[0]))
         except Exception as error:
             let_through(error)
             return UnderPlan()
-        errors, dtypes = {**beside.errors, **errors}, {**beside.dtypes, **dtypes}
+        errors, dtypes = {**off, **errors}, {**given, **dtypes}
     return UnderPlan(errors, dtypes)
 
 
@@ -78,40 +78,22 @@ def _all_low(capture: Capture, how: Running, format: str) -> bool:
     return True
 
 
-class Beside(PolicyInterpreter):
-    """A run under a policy with the FP32 run beside it, compared at every node."""
+def _compared(capture: Capture, how: Running, inputs: Sequence[Any]) -> tuple[dict[str, float], dict[str, Dtypes]]:
+    """Errors and dtypes of one run under a policy, the FP32 run beside it."""
+    errors, dtypes = dict[str, float](), dict[str, Dtypes]()
 
-    def __init__(self, capture: Capture, how: Running) -> None:
-        super().__init__(capture, how)
-        self.reference = PolicyInterpreter(capture, FULL)
-        self.errors: dict[str, float] = {}
-        self.dtypes: dict[str, Dtypes] = {}
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        self.reference.args_iter = iter(args)
-        return super().run(*args, **kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        expected = self.reference.env[n] = self.reference.run_node(n)
-        if n.op == "call_function":
-            self.held_against(n, expected, result)
-        for used_up in self.user_to_last_uses.get(n, ()):
-            del self.reference.env[used_up]
-        return result
-
-    def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
+    def told(n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
         if (found := dtypes_of(arrived, handed, result)) is not None:
-            self.dtypes[n.name] = found
+            dtypes[n.name] = found
 
-    def held_against(self, n: fx.Node, expected: Any, result: Any) -> None:
-        """Compare what a node gives in FP32 with what it gives under the policy; what it reads is there in both runs."""
-        if not _comparable(expected, result):
-            return
-        try:
-            self.errors[n.name] = relative_l2(expected, result)
-        except MeasureError:  # another shape: there is no error to speak of
-            return
+    low, reference = (
+        Executor(capture.graph_module, policy) for policy in (Under(capture, how, told), Under(capture, FULL))
+    )
+    for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
+        if n.op == "call_function" and _comparable(expected, result):
+            with suppress(MeasureError):  # another shape: there is no error to speak of
+                errors[n.name] = relative_l2(expected, result)
+    return errors, dtypes
 
 
 def _comparable(expected: Any, result: Any) -> bool:

@@ -13,7 +13,7 @@ from ..records import Dtypes
 
 
 def dtypes_of(arrived: Any, handed: Any, result: Any) -> Dtypes | None:
-    """Dtypes of one operation; None where it gives no tensor. arrived, handed: see PolicyInterpreter.ran."""
+    """Dtypes of one operation; None where it gives no tensor. arrived, handed: see execute.Under."""
     given = tensors_of(result)
     if not given:
         return None

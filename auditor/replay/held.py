@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from .. import mapped
 from ..formats.entries import is_plain
 from ..ops.nodes import operation_of, tensors_of, viewed
+from ..records import Capture
+from .execute import RECORDED, Executor, Run
 
 K = TypeVar("K", bound=Hashable)
 
@@ -82,6 +85,9 @@ class Held(MutableMapping[K, Any]):
         self._depths.pop(key, None)
         del self._held[key]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
     def __iter__(self) -> Iterator[K]:
         return iter(self._held)
 
@@ -106,6 +112,26 @@ def goes(values: Held[K], key: K, n: fx.Node, result: Any, sources: Mapping[K, A
         return False
     quick = torch.Tag.pointwise in n.target.tags or operation_of(n.target).normalises or viewed(n) is not None
     return bool(quick) and values.may_go(key, [*sources])
+
+
+def kept(capture: Capture, inputs: Sequence[Any]) -> Run:
+    """A run of everything as it was recorded whose values are kept, but for what takes little to be computed again."""
+    executor = Executor(capture.graph_module)
+    if mapped.now() is not None:
+        return Run({n.name: result for n, result in executor.steps(*inputs)})
+    nodes = {n.name: n for n in capture.graph_module.graph.nodes}
+
+    def again(name: str, values: Mapping[str, Any]) -> Any:
+        return RECORDED.compute(nodes[name], lambda source: values[source.name])
+
+    values = Held[str](again)
+    for n, result in executor.steps(*inputs):
+        values[n.name] = result
+        if n.op == "call_function":
+            goes(values, n.name, n, result, {source.name: values[source.name] for source in n.all_input_nodes})
+            for source in executor.user_to_last_uses.get(n, ()):
+                values.give_up(source.name)
+    return Run(values)
 
 
 def _is_usual(result: Any) -> bool:

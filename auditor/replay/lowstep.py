@@ -18,7 +18,7 @@ from ..isolation import isolated
 from ..ops.casting import lowered
 from ..ops.nodes import tensors_of
 from ..raised import let_through
-from .execute import PartlyLow, PolicyInterpreter, Replay
+from .execute import Executor, Observe, Policy, SomeLow, Under
 from .step import Step
 from .strategies import plain, running
 
@@ -63,8 +63,8 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
 
 def one_low(step: Step, name: str, format: str) -> LowStep:
     """The step with one operation in a format, forwards and backwards."""
-    low = PartlyLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
-    return _replayed(low, step, RERUN_SCALE)
+    low = SomeLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
+    return _replayed(step, low, RERUN_SCALE)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:
@@ -82,9 +82,8 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
                 leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
 
     captured = step.capture
-    low = _replayed(
-        PolicyInterpreter(captured, running(captured, "cast", plain(format), format), observe), step, scale=1.0
-    )
+    policy = Under(captured, running(captured, "cast", plain(format), format))
+    low = _replayed(step, policy, 1.0, observe)
     lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
     if low.failure is not None or not math.isfinite(low.loss) or not lost:
         return {}
@@ -93,11 +92,12 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
     return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
 
 
-def _replayed(interpreter: Replay, step: Step, scale: float) -> LowStep:
+def _replayed(step: Step, policy: Policy, scale: float, observer: Observe | None = None) -> LowStep:
+    executor = Executor(step.capture.graph_module, policy, observer)
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
         with isolated(seed=step.seed), torch.enable_grad():
-            loss = tensors_of(interpreter.run(*step.flat))[0].reshape(())
+            loss = tensors_of(executor.run(*step.flat))[0].reshape(())
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:
         let_through(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from ..ops.casting import raised
 from ..ops.nodes import row_of, target_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Batch, Capture, NonFinite
-from .depth import Beside
-from .running import Running
+from .execute import Executor, Under, in_fp32
+from .running import FULL, Running
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Which entries are finite and yet of no use to a root, a logarithm or a division. Arguments: in FP32, in the low run."""
@@ -44,21 +44,29 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, how: Runn
     turning = _Turning(capture, how, FORMATS[format])
     try:
         with torch.no_grad():
-            turning.run(*capture.bind(model, batch))
+            turning.run(capture.bind(model, batch))
     except Exception as error:
         let_through(error)
     return turning.first
 
 
-class _Turning(Beside):
+class _Turning:
     """A run under a policy beside the FP32 run, which follows entries that went wrong, and then those that are Inf or NaN."""
 
     def __init__(self, capture: Capture, how: Running, row: Format) -> None:
-        super().__init__(capture, how)
-        self._row = row
+        self.capture, self._row = capture, row
+        self._low = Executor(capture.graph_module, Under(capture, how, self._told))
+        self._reference = Executor(capture.graph_module, Under(capture, FULL))
         self._turned: dict[fx.Node, NonFinite] = {}
         self._beginnings: dict[fx.Node, dict[str, _Beginning]] = {}
         self._handed: Any = None
+
+    def run(self, inputs: Sequence[Any]) -> None:
+        """Both runs, node by node."""
+        both = zip(self._low.steps(*inputs), self._reference.steps(*inputs), strict=True)
+        for (n, result), (_, expected) in both:
+            if n.op == "call_function":
+                self._compare(n, expected, result)
 
     @property
     def first(self) -> NonFinite | None:
@@ -67,11 +75,11 @@ class _Turning(Beside):
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
 
-    def ran(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
+    def _told(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
         """Keep the arguments of the current operation."""
         self._handed = handed
 
-    def held_against(self, n: fx.Node, expected: Any, result: Any) -> None:
+    def _compare(self, n: fx.Node, expected: Any, result: Any) -> None:
         """Look for entries that turned non-finite, then for those that are finite and wrong."""
         for ours, low in _pairs(expected, result):
             turned = ours.isfinite() & ~low.isfinite()
@@ -100,7 +108,7 @@ class _Turning(Beside):
             return True
         if row_of(n).product or row_of(n).attention:
             return False
-        for expected, low in _pairs(self.reference.env[source], self.env[source]):
+        for expected, low in _pairs(self._reference.value_of(source), self._low.value_of(source)):
             try:
                 if (wrong(expected, low) & where).any():
                     return True
@@ -116,7 +124,7 @@ class _Turning(Beside):
 
     def _read(self, n: fx.Node) -> list[torch.Tensor]:
         """What the node reads, in FP32."""
-        found = [ours for source in n.all_input_nodes for ours in tensors_of(self.reference.env[source])]
+        found = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
         return [x for x in found if x.is_floating_point() and is_plain(x) and x.numel()]
 
     def _named(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
@@ -143,7 +151,7 @@ class _Turning(Beside):
         """Whether the same arguments give Inf or NaN in FP32 too: then they were rounded to what has no result."""
         args, kwargs = raised(self._handed)
         try:
-            results = tensors_of(target_of(n)(*args, **kwargs))
+            results = tensors_of(in_fp32(target_of(n), args, kwargs))
         except Exception as error:
             let_through(error)
             return False

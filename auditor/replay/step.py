@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..isolation.process import under
 from ..ops.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from .execute import Replay, apart
+from .execute import Apart, Executor
 
 
 @dataclass
@@ -80,8 +81,7 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
     kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
     with isolated(seed=step.seed), torch.enable_grad(), _differentiable(create_graph):
-        interpreter = _Keeping(step)
-        outputs = interpreter.run(*step.flat)
+        outputs = Executor(step.capture.graph_module, Apart(), partial(_keep, step)).run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
         handles = [
             leaf.register_hook(_Store(step.gradients, name, index, len(leaves), create_graph))  # type: ignore[no-untyped-call]
@@ -110,6 +110,12 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
     return step
 
 
+def _keep(step: Step, n: fx.Node, result: Any) -> None:
+    if n.op != "output":
+        step.env[n.name] = result
+        step.live[n.name] = tensors_of(result)
+
+
 @dataclass
 class _Store:
     """Keeps the accumulated gradient of one tensor."""
@@ -124,25 +130,6 @@ class _Store:
         held = self.gradients.setdefault(self.name, [None] * self.count)
         held[self.index] = gradient.clone() if self.connected else dense(gradient.detach())
         return held[self.index] if self.connected else None  # what goes on backwards is what was kept
-
-
-class _Keeping(Replay):
-    """Keeps every value of a step."""
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step.capture, self._keep, keep=True)
-        self.step = step
-
-    def result_of(self, n: fx.Node) -> Any:
-        """The node's result, with a gradient of its own."""
-        result = super().result_of(n)
-        called = n.op == "call_function"
-        return apart(result, [self.env[source] for source in n.all_input_nodes]) if called else result
-
-    def _keep(self, n: fx.Node, result: Any) -> None:
-        if n.op != "output":
-            self.step.env[n.name] = result
-            self.step.live[n.name] = tensors_of(result)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..criteria.noise import FLOOR
+from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
 from ..formats.table import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates

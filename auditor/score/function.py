@@ -13,7 +13,7 @@ from ..errors import LoadError
 from ..loading.sandbox import user_code
 from ..loading.target import Target, import_target, parse
 from ..options import check_drop, check_names
-from ..records.score import DIRECTIONS
+from ..records.run import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
 """Attributes that the user's function may have."""

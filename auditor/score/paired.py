@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..errors import first_line
-from ..records.score import Evaluation, Score
+from ..records.run import Evaluation, Score
 from .calling import Given, Unscored, number
 from .function import Scoring
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ..errors import AuditorError, CaptureError, MeasureError
 from ..formats.metrics import output_error
@@ -207,7 +207,7 @@ def _last_place(value: Any, signs: torch.Generator) -> Any:
 
 def _replayed(recorded: Capture, given: Sequence[Any]) -> list[torch.Tensor]:
     with torch.no_grad():
-        return _unnested(tensor_outputs(fx.Interpreter(recorded.graph_module).run(*given)))
+        return _unnested(tensor_outputs(recorded.graph_module(*given)))
 
 
 def _unnested(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

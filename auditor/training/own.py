@@ -23,7 +23,6 @@ from ..ops.casting import raised
 from ..ops.nodes import tensors_of
 from ..patch.runtime import apply_plan
 from ..patch.table import plan_table
-from ..pulse import beat
 from ..raised import let_through
 from ..records import Plan
 from ..replay.chosen import Chosen, scoped
@@ -75,7 +74,6 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None 
     """
     subject = step.subject
     assert subject.objective is not None
-    beat()
     try:
         with isolated(subject.model):
             if low.plan is not None:

@@ -10,7 +10,7 @@ import torch
 from ..errors import LoadError
 from ..formats.histogram import flushed, magnitudes_of, merged
 from ..formats.table import FORMATS
-from ..judge.backward import reasoned
+from ..judge.verdicts import reasoned
 from ..measure.backward_nodes import backward_nodes
 from ..records import Capture, Magnitudes, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training

@@ -1,30 +1,29 @@
 """Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
 
 from .artefact import TIMEOUT, NotHandedOver, Verifier
+from .failures import failure_of, said_no_memory, says_nothing
 from .lifetime import unwound
-from .offloading import OFFLOADED, answers_under
-from .running import Answers, Outputs, answers_of, failure_of, run_patched, said_no_memory, says_nothing
-from .scores import FP32, score_here
-from .standing import Standing
-from .timing import TODAY, timed
+from .loaders import ONNX, PROGRAM, in_hand, saved
+from .running import FP32, TODAY, Answers, Outputs, Runs, answers_of, counted, run_patched
 
 __all__ = [
     "FP32",
-    "OFFLOADED",
+    "ONNX",
+    "PROGRAM",
     "TIMEOUT",
     "TODAY",
     "Answers",
     "NotHandedOver",
     "Outputs",
-    "Standing",
+    "Runs",
     "Verifier",
     "answers_of",
-    "answers_under",
+    "counted",
     "failure_of",
+    "in_hand",
     "run_patched",
     "said_no_memory",
+    "saved",
     "says_nothing",
-    "score_here",
-    "timed",
     "unwound",
 ]

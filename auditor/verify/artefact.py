@@ -24,9 +24,9 @@ from ..formats.metrics import output_error
 from ..isolation.process import Flags
 from ..records import Batch, Timed
 from ..score import Given, Scoring
-from .lifetime import WORKER, Process, end, ended, hand, start, unwound
-from .running import NOT_RUN, Answers, said_no_memory
-from .scores import COUNTED, Told
+from .failures import NOT_RUN, said_no_memory
+from .lifetime import Process, end, ended, hand, start, unwound
+from .running import Answers, Told
 from .timing import timed_of
 
 T = TypeVar("T")
@@ -39,6 +39,9 @@ POLL, GRACE = 0.02, 1.0
 
 READY, UNREAD, FAILED = "ready", "unread", "failed"
 """Files that say how far the process came: the model is built; the inputs could not be read; the user's code failed."""
+
+COUNTED = "counted"
+"""The file that says of which plan the user's function gave how many numbers so far."""
 
 SAME = "fp32.pt"
 """The file with what the model answers in FP32 as it was built there, on the first batch."""
@@ -79,8 +82,9 @@ class _Task(Generic[T]):
 class Verifier:
     """Emitted files of one model, run in a process of its own that is there from the first until the body ends.
 
-    It imports a file by its path, as a user's script would, and runs the plans one after the other; the model is built
-    for the first. Where it dies or hangs, the plan that it was at has failed, and another process goes on with the rest.
+    A `patched_model.py` it imports by its path, as a user's script would, and runs its plans one after the other; the model
+    is built for the first. Where a folder takes the file's place, it loads what lies there under a plan's name: an exported
+    program or an ONNX model, see loaders.py. Where it dies or hangs, the plan that it was at has failed, and another process goes on with the rest.
     """
 
     def __init__(
@@ -95,12 +99,12 @@ class Verifier:
         timeout: float | None = None,
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
-        entry: str = WORKER,
     ) -> None:
-        """batches: they arrive on the devices that they are on. entry: the module of this room that runs in the process. scratch: a folder that may go with this process, should it be killed. gradients, most: see `answers_of`.
+        """batches: they arrive on the devices that they are on. scratch: a folder that may go with this process, should it be killed.
+        gradients, most: see Runs.
         timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
         that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
-        self._scratch, self._timeout, self._entry = scratch, timeout or TIMEOUT, entry
+        self._scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
             "batches": str(scratch / "batches.pt"),
@@ -141,7 +145,7 @@ class Verifier:
     def answers(
         self, patched_file: Path, plans: Sequence[str], waiting: Callable[[], None] = lambda: None
     ) -> dict[str, Answers | str]:
-        """What each plan of `patched_model.py` answers on each batch, or the one-line reason why it does not.
+        """What each plan of a file answers on each batch, or the one-line reason why it does not.
 
         waiting: called every second. Raises: NotHandedOver where the inputs cannot be read in the other process.
         """
@@ -264,7 +268,7 @@ class Verifier:
     def _started(self) -> Process:
         self._folder = self._numbered("process")
         (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
-        process = start(self._entry)
+        process = start()
         hand(process, str(self._folder))
         return process
 

@@ -17,13 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-WORKER = "worker"
-"""The module of this room that runs emitted files."""
-
 _BOOT = """
-import importlib, json, sys
-entry, sys.path[:] = json.loads(sys.argv.pop())
-importlib.import_module(entry).main()
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from auditor.verify.worker import main
+main()
 """
 """`python -m` would look for modules in the working directory first, and run the package as `__main__`."""
 
@@ -31,26 +29,25 @@ _standby: Process | None = None
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process that runs a module of this room. messages: what it wrote on stderr."""
+    """A process that runs worker.py. messages: what it wrote on stderr."""
 
     messages: IO[bytes]
 
 
-def start(entry: str) -> Process:
-    """Run `main()` of a module of this room where this process lives: in its working directory, with its `sys.path`, its
-    environment and the flags of its interpreter. Raises: OSError."""
+def start() -> Process:
+    """Run worker.py where this process lives: in its working directory, with its `sys.path`, its environment and the flags
+    of its interpreter. Raises: OSError."""
     global _standby
-    process, _standby = (_standby, None) if entry == WORKER else (None, _standby)
+    process, _standby = _standby, None
     if process is not None and process.poll() is None:
         return process
     path = [str(Path(folder).absolute()) for folder in sys.path]
     here = str(Path(__file__).resolve().parents[2])  # a plain checkout is found without being installed
-    words = json.dumps([f"{__package__}.{entry}", [*path, *([] if here in path else [here])]])
+    words = json.dumps([*path, *([] if here in path else [here])])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
     process = Process(
         [sys.executable, *flags, "-c", _BOOT, words],
-        env=_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=messages,
@@ -62,22 +59,16 @@ def start(entry: str) -> Process:
 
 @contextlib.contextmanager
 def standby() -> Iterator[None]:
-    """In the body there is a process for the first `start(WORKER)`, which imports what it needs while this one works."""
+    """In the body there is a process for the first `start()`, which imports what it needs while this one works."""
     global _standby
     with contextlib.suppress(OSError):
-        _standby = start(WORKER)
+        _standby = start()
     try:
         yield
     finally:
         process, _standby = _standby, None
         if process is not None:
             end(process)
-
-
-def _environment() -> dict[str, str]:
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    absolute = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
-    return {**os.environ, **({"PYTHONPATH": absolute} if absolute else {})}
 
 
 class _Terminated(BaseException):

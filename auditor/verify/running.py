@@ -1,40 +1,109 @@
-"""Runs of a patched model: natively on a GPU; on a CPU as a GPU would run it."""
+"""Runs of the models that plans make, judged alike in the process that verifies and in the audit's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from ..devices import is_native
-from ..errors import AuditorError, first_line
 from ..imitation import as_on
 from ..isolation.answer import answer
-from ..raised import let_through, out_of_memory
-from ..records import Batch
+from ..isolation.process import Flags, ieee, under
+from ..raised import let_through
+from ..records import Batch, Timed
+from ..recursion import deep
+from ..score import Given, Scoring, Unscored, given_by
+from .failures import failure_of
+from .timing import timed
 
-NO_MEMORY = "out of memory"
+T = TypeVar("T")
 
-NOT_RUN = "not run, "
-"""How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
+Load = Callable[[str], AbstractContextManager[nn.Module]]
+"""Gives the model under a plan, by its name, for a body."""
+
+Told = Callable[[str], None]
+"""Hears how far the user's function is, in words; "" where it has given nothing so far."""
 
 Outputs = list[list[torch.Tensor]]
+
+FP32, TODAY = "fp32", "fp32_today"
+"""What the model itself is called among the plans: as it is, and under the flags of the audit's caller."""
 
 
 @dataclass(frozen=True)
 class Answers:
     """What a patched model answers, on the CPU: a list of tensors for each batch.
 
-    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for. held: how the
-    weights were, as `offloaded` says it; "" where all of them were in memory, or in files mapped into it.
+    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for.
     """
 
     outputs: Outputs
     graded: list[torch.Tensor] | None = None
-    held: str = ""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
+
+    gradients: whether the model can be run with them at all. most: operations that a forward may take, see `imitated`.
+    What does not run is a one-line reason.
+    """
+
+    load: Load
+    batches: Sequence[Batch] = ()
+    device: str = "cpu"
+    seed: int = 0
+    gradients: bool = False
+    most: int | None = None
+
+    def answers(self, plan: str) -> Answers | str:
+        """What the model answers on each batch."""
+
+        def run(model: nn.Module) -> Answers | str:
+            return answers_of(model, self.batches, self.device, self.seed, self.gradients, self.most)
+
+        return self._given(plan, ieee(), run)
+
+    def score(
+        self,
+        plan: str,
+        scoring: Scoring,
+        most: int | None = None,
+        limit: float | None = None,
+        told: Callable[[int], None] = lambda count: None,
+    ) -> Given | str:
+        """What the user's function gives of the model. most, limit, told: see `given_by`.
+
+        Code that neither calls the model nor gives a number is not ended by `limit`.
+        """
+        around = nullcontext if plan == FP32 else partial(as_on, self.device)
+
+        def run(model: nn.Module) -> Given:
+            return given_by(scoring, model, seed=self.seed, around=around, most=most, limit=limit, told=told)
+
+        return self._given(plan, nullcontext(), run)
+
+    def time(self, plan: str, flags: Flags, apart: bool) -> Timed | str:
+        """What one forward takes on the first batch, as TODAY under the caller's flags. apart: see `timed`."""
+        around = under(flags) if plan == TODAY else ieee()
+        run = partial(timed, batch=self.batches[0], device=self.device, seed=self.seed, apart=apart)
+        return self._given(plan, around, run)
+
+    def _given(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
+        try:
+            with deep(), around, self.load(plan) as model:
+                return run(model)
+        except Unscored as error:
+            return str(error)
+        except Exception as error:
+            let_through(error, memory=False)
+            return failure_of(error)
 
 
 def run_patched(
@@ -58,8 +127,8 @@ def answers_of(
 ) -> Answers | str:
     """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
 
-    most: operations that a forward may take, see `imitated`. gradients: whether the model can be run with them at all. On a GPU it also has to run where PyTorch's fused
-    transformer path is open, as it is to its user; on a CPU what would run there is not what a GPU runs.
+    gradients, most: see Runs. On a GPU it also has to run where PyTorch's fused transformer path is open, as it is to its
+    user; on a CPU what would run there is not what a GPU runs.
     """
     try:
         outputs = run_patched(model, batches, device, seed, most)
@@ -78,24 +147,6 @@ def answers_of(
     return Answers(outputs, [x.cpu() for x in graded])
 
 
-def failure_of(error: BaseException) -> str:
-    """What a run raised, in one line, and at which line of the model."""
-    from ..tape.source import raised_at  # processes that verify need none of that room otherwise
-
-    name, text = type(error).__name__, first_line(error)
-    said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
-    place = raised_at(error)
-    said += f" ({place})" if place else ""
-    if out_of_memory(error):
-        return f"{NO_MEMORY}, {said}"
-    return NOT_RUN + said if isinstance(error, OSError | ImportError) else said
-
-
-def says_nothing(failure: str | None) -> bool:
-    """Whether the reason why a plan was not run has nothing to do with precision."""
-    return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
-
-
-def said_no_memory(failure: str) -> bool:
-    """Whether memory was what was missing in the process that a plan ran in."""
-    return NO_MEMORY in failure
+def counted(plan: str, count: int) -> str:
+    """How far the user's function is, in words."""
+    return f"{plan.replace('_', ' ')}: {count:,}"

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..devices import has_clock, is_native, type_of
 from ..isolation import isolated
 from ..isolation.answer import copied
 from ..isolation.members import modules_of
 from ..isolation.process import reseed
 from ..isolation.tensors import memory
-from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Timed, Times
 from ..trees import tensors_in
-from . import instruments
-from .running import failure_of
+from .failures import failure_of
 
 WARM_UP = 3
 """Forwards before those that are timed: kernels are looked up, memory is reserved, what is built on first use is built."""
@@ -36,9 +38,7 @@ SECONDS = 2.0
 PATIENCE = 30.0
 """Seconds of warm-up, building apart, after which a model that slow is warm."""
 
-TODAY = "fp32_today"
-"""What FP32 under the caller's own flags is called among the plans."""
-
+T = TypeVar("T")
 Call = Callable[..., Any]
 
 
@@ -51,14 +51,17 @@ class Forward:
     device: str
     seed: int
 
-    def seconds(self, call: Call) -> float:
-        """What it takes with `call` in the model's place."""
-        beat()
+    def run(self, call: Call, measured: AbstractContextManager[T]) -> T:
+        """One forward with `call` in the model's place; what measured it."""
         with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            with _disable_current_modes(), torch.no_grad(), instruments.clock(self.device) as elapsed:
+            with torch.no_grad(), measured as found:
                 call(*args, **kwargs)
-            return elapsed()
+            return found
+
+    def seconds(self, call: Call) -> float:
+        """What it takes."""
+        return self.run(call, _unseen(clock(self.device)))()
 
     def times(self, call: Call) -> Times:
         """Median and quartiles over repeats, after those that warm up."""
@@ -74,14 +77,11 @@ class Forward:
 
     def memory(self) -> int:
         """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
-        with isolated(self.model, self.batch, seed=self.seed):
-            args, kwargs = copied(self.batch)
-            with _disable_current_modes(), torch.no_grad(), instruments.memory(self.device) as most:
-                self.model(*args, **kwargs)
-            held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-            held += tensors_in((args, kwargs))
-            storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
-            return most() + sum(storages.values())
+        most = self.run(self.model, _unseen(peak(self.device)))()
+        held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
+        held += tensors_in(copied(self.batch))
+        storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
+        return most + sum(storages.values())
 
 
 def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
@@ -102,7 +102,7 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
             missing[name] = failure_of(error)
 
     with isolated(model, batch):
-        take("first", lambda: _first(forward))  # whose writes are seen, and undone
+        take("first", lambda: forward.run(model, nullcontext()))  # whose writes are seen, and undone
         if "first" in missing:
             return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
         take("eager", lambda: forward.times(model))
@@ -117,13 +117,6 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
                 take("cuda_graph", lambda: _graphed(forward))
     found.pop("first", None)
     return Timed(**found, missing=missing)
-
-
-def _first(forward: Forward) -> None:
-    with isolated(forward.model, forward.batch, seed=forward.seed):
-        args, kwargs = copied(forward.batch)
-        with torch.no_grad():
-            forward.model(*args, **kwargs)
 
 
 def _compiled(forward: Forward) -> Times:
@@ -147,3 +140,70 @@ def timed_of(**plain: Any) -> Timed:
     """One made again from plain data."""
     times = {name: Times(**found) for name, found in plain.items() if isinstance(found, dict) and name != "missing"}
     return Timed(**{**plain, **times})
+
+
+@contextmanager
+def _unseen(measured: AbstractContextManager[T]) -> Iterator[T]:
+    """In the body nothing intercepts operations."""
+    with _disable_current_modes(), measured as found:
+        yield found
+
+
+@contextmanager
+def clock(device: str) -> Iterator[Callable[[], float]]:
+    """Call the answer after the body for the seconds that it took on the device, its queue empty before and after."""
+    module = torch.get_device_module(type_of(device)) if is_native(device) else None
+    if module is not None:
+        module.synchronize(device)
+    if module is None or not has_clock(device):
+        begun = time.perf_counter()
+        yield lambda: ended - begun
+        if module is not None:
+            module.synchronize(device)
+        ended = time.perf_counter()
+        return
+    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start.record()
+    yield lambda: float(start.elapsed_time(end)) / 1000
+    end.record()
+    end.synchronize()
+
+
+def peak(device: str) -> AbstractContextManager[Callable[[], int]]:
+    """Call the answer after the body for the most bytes that torch's allocator gave out in it at one time."""
+    return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
+
+
+@contextmanager
+def _of_a_gpu(device: str) -> Iterator[Callable[[], int]]:
+    module = torch.get_device_module(type_of(device))
+    module.synchronize(device)
+    module.reset_peak_memory_stats(device)
+    before = module.max_memory_allocated(device)
+    yield lambda: most - before
+    module.synchronize(device)
+    most = int(module.max_memory_allocated(device))
+
+
+@contextmanager
+def _of_the_cpu() -> Iterator[Callable[[], int]]:
+    """From torch's profiler, which is told of every allocation; it writes two lines to stderr, and is kept from that."""
+    with _silent():
+        profiler = torch.autograd.profiler.profile(use_kineto=False, profile_memory=True)
+        with profiler:
+            yield lambda: max(accumulate(changes), default=0)
+    results: Any = profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

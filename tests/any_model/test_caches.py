@@ -11,22 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.isolation.answer import answer
 from tests.any_model.holding import held
 from tests.subjects import normal, seeded
 
 X = normal(2, 6, 8)
-TABLE: tuple[Tensor, Tensor] | None = None
-TABLES: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
 
 def table(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """A rotary table for six places; the product in it runs low where autocast is on."""
     angles = torch.arange(6.0)[:, None] @ (10000 ** (torch.arange(0, 8, 2) / -8))[None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-cached_table = functools.lru_cache(maxsize=4)(table)
 
 
 class Rotary(nn.Module):
@@ -87,20 +81,6 @@ class ByDtype(Rotary):
         return self.tables[x.dtype]
 
 
-class InLruCache(Rotary):
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return cached_table(x.dtype)
-
-
-class InLruCacheOfAMethod(Rotary):
-    @functools.lru_cache(maxsize=2)  # noqa: B019
-    def made(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return table(dtype)
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.made(x.dtype)
-
-
 class InProperty(Rotary):
     @functools.cached_property
     def kept(self) -> tuple[Tensor, Tensor]:
@@ -108,21 +88,6 @@ class InProperty(Rotary):
 
     def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.kept
-
-
-class InGlobal(Rotary):
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        global TABLE
-        if TABLE is None:
-            TABLE = table(x.dtype)
-        return TABLE
-
-
-class InGlobalByDtype(Rotary):
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.dtype not in TABLES:
-            TABLES[x.dtype] = table(x.dtype)
-        return TABLES[x.dtype]
 
 
 class ByDevice(nn.Module):
@@ -156,11 +121,7 @@ ROTARY = [
     InEmptyBuffer,
     InBufferOfForward,
     ByDtype,
-    InLruCache,
-    InLruCacheOfAMethod,
     InProperty,
-    InGlobal,
-    InGlobalByDtype,
 ]
 
 
@@ -168,18 +129,6 @@ ROTARY = [
 def test_tables_of_the_first_forward(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("bf16",))
     assert not any("keeps state" in warning for warning in audit.warnings)
-    assert TABLE is None and TABLES == {}
-    for made in (cached_table, InLruCacheOfAMethod.made):
-        assert made.cache_info().currsize == 0
-
-
-@pytest.mark.parametrize("kind", [InLruCache, InGlobalByDtype])
-def test_later_runs_in_half_find_no_table_of_the_audit_s(kind: type[nn.Module]) -> None:
-    model, fresh = seeded(kind).eval(), seeded(kind).eval()
-    auditor.audit(model, (X,), device="cpu", formats=("bf16",))
-    after = answer(model.bfloat16(), ((X.bfloat16(),), {}))
-    cached_table.cache_clear()
-    assert torch.equal(after[0], answer(fresh.bfloat16(), ((X.bfloat16(),), {}))[0])
 
 
 class Attention(nn.Module):

@@ -283,7 +283,7 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
     from auditor.flow import run
     from auditor.loading import load
     from auditor.options import Options
-    from auditor.verify.worker import import_file
+    from auditor.verify.loaders import import_file
 
     (tmp_path / "net.py").write_text(SOURCE.format(dtype="bfloat16"), encoding="utf-8")
     audit = run(load(f"{tmp_path / 'net.py'}:Net"), Options(rules=(), command="", device="cpu"))

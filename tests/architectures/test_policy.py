@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import plain, running
 from tests.architectures.conftest import Audited
@@ -28,7 +28,7 @@ def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt
         if node.name in graph.nodes and tensors:
             seen[node.name] = NAMES.get(tensors[0].dtype, "")
 
-    interpreter = PolicyInterpreter(graph, how, observe)
+    interpreter = Executor(graph.graph_module, Under(graph, how), observe)
     with torch.no_grad():
         interpreter.run(*graph.bind(audited.model, (audited.specimen.args, audited.specimen.kwargs)))
     assert {name: expected.dtypes[name] for name in seen} == seen

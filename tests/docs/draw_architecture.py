@@ -11,6 +11,7 @@ from html import escape
 import networkx as nx
 
 from tests.structure import BANDS, PACKAGE, rooms
+from tests.unit.test_budgets import BUDGET, LOOSE
 
 DOCS = PACKAGE.parent / "docs"
 START, END = "<!-- rooms -->\n", "<!-- end of rooms -->"
@@ -73,11 +74,16 @@ def _box(room: str, x: int, y: int) -> str:
 
 
 def table() -> str:
-    """Markdown: every room with the first sentence of its docstring, from the top down."""
-    rows = ["| room | what it holds |", "|---|---|"]
+    """Markdown: every room with the first sentence of its docstring and its budget, from the top down; loose files have one."""
+    rows = ["| room | what it holds | lines, at most |", "|---|---|---|"]
     for band in reversed(BANDS.values()):
-        rows += [f"| `{room}` | {summary(room)} |" for room in band]
+        rows += [f"| `{room}` | {summary(room)} | {_most(room)} |" for room in band]
+    rows.append(f"| | all files that are a room by themselves | {_most(LOOSE)} |")
     return "\n".join(rows) + "\n"
+
+
+def _most(room: str) -> str:
+    return f"{BUDGET[room][0]:,}" if room in BUDGET else ""
 
 
 def summary(room: str) -> str:

@@ -26,3 +26,10 @@ def test_every_file_that_the_page_names_is_there() -> None:
     assert named
     root = PACKAGE.parent
     assert [name for name in sorted(named) if "<" not in name and not list(root.glob(name.rstrip("/")))] == []
+
+
+def test_a_stranger_reads_45_files_at_most() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = text.partition("## In what order to read")[2].partition("##")[0]
+    named = re.findall(r"`auditor/[\w/]+\.py`", listed)
+    assert 20 <= len(named) == len(set(named)) <= 45

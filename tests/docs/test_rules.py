@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from auditor.facts import FACTS
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.rulebook import load_rules, reference
 from tests.capturing import captured
 from tests.rules.examples import example

@@ -30,9 +30,15 @@ def run(op: Any, *args: Any) -> Any:
 
 def cell(op: Any, *args: Any) -> Any:
     """The gates of one step, as CUDA's fused kernels compute them: in float32, and rounded once; autograd finds the way back."""
-    wide = over_tensors(lambda x: x.float(), args)
-    found = STEPS[op._schema.name.removeprefix("aten::_thnn_fused_")](*wide, *[None] * (5 - len(wide)))
-    results = found if isinstance(found, tuple) else (found,)
+    from_input, from_state, state, *biases = over_tensors(lambda x: x.float(), args)
+    from_input, from_state = (
+        product if bias is None else product + bias
+        for product, bias in zip((from_input, from_state), biases or (None, None), strict=True)
+    )
+    kind = op._schema.name.removeprefix("aten::_thnn_fused_").removesuffix("_cell")
+    results = STEPS[kind](from_input, from_state, (state, state))[
+        : 2 if kind == "lstm" else 1
+    ]  # an LSTM reads the cell alone
     return (*(x.to(args[0].dtype) for x in results), torch.empty(0, device=args[0].device))  # the last: its workspace
 
 

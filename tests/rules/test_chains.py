@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.rulebook import load_rules
 from tests.capturing import Function, captured
 from tests.rules.examples import Side

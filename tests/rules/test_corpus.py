@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from auditor.facts import gather
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.ops.table import operation
 from auditor.records import Finding
 from auditor.rulebook import load_rules

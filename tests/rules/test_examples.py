@@ -9,8 +9,7 @@ from torch import nn
 
 from auditor.config import selection
 from auditor.facts.table import EACH
-from auditor.judge.classify import classify
-from auditor.judge.findings import silenced
+from auditor.judge.findings import classify, silenced
 from auditor.loading import from_object
 from auditor.records import Finding
 from auditor.rulebook import Rule, load_rules

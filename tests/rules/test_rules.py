@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.rulebook import explain, load_rules
 from auditor.rulebook.rule import Match, Rule
 from tests.capturing import captured

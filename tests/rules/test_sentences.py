@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.formats.table import label
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.rulebook import Rule, load_rules
 from auditor.rulebook.message import facts_shown
 from tests.capturing import Function, captured

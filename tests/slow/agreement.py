@@ -17,8 +17,7 @@ from torch import nn
 
 from auditor.facts import gather
 from auditor.facts.table import EACH
-from auditor.judge.classify import classify
-from auditor.judge.findings import confronted
+from auditor.judge.findings import classify, confronted
 from auditor.judge.verdicts import judge
 from auditor.loading import from_object, in_eval, load
 from auditor.measure.calibrate import calibrate

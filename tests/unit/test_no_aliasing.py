@@ -199,7 +199,8 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
 ON_PURPOSE = {
     "isolation/tensors.py:_write": "resize_ copy_",
     "isolation/tensors.py:_bytes": "set_",
-    "isolation/tensors.py:TensorState.restore": "detach_ requires_grad_",
+    "isolation/tensors.py:TensorState.restore": "requires_grad_",
+    "isolation/tensors.py:TensorState._cut_off": "detach_ detach_",
     "ops/scans.py:scanned": "copy_",
 }
 """What undoes in the caller's tensors what a run did to them, and what the author wrote as an operation in place."""

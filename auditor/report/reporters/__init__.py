@@ -25,7 +25,7 @@ def names() -> tuple[str, ...]:
 
 def reporter(name: str) -> Reporter:
     """The reporter of that name."""
-    return cast(Reporter, importlib.import_module(f"{__name__}.{name}"))
+    return cast("Reporter", importlib.import_module(f"{__name__}.{name}"))
 
 
 def rendered(name: str, audit: Audit) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from auditor.criteria.noise import floor_of
+from auditor.criteria.criterion import floor_of
 
 
 def test_the_floor_is_three_times_the_noise_as_long_as_outputs_are_alike() -> None:

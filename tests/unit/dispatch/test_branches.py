@@ -9,7 +9,7 @@ from torch._C._functorch import TransformType
 from torch._higher_order_ops.cond import cond_op
 
 from auditor.dispatch import uncompiled
-from auditor.dispatch.branches import cond, eager_branches, while_loop
+from auditor.dispatch.handler import cond, eager_branches, while_loop
 from tests.subjects import normal
 
 X = normal(8, 4)

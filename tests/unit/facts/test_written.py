@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from auditor.facts.written import written
+from auditor.facts.literals import written
 from tests.subjects import measurement_of, normal
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.formats import FORMATS, Format, registered
-from auditor.formats.rounding import round_to
+from auditor.formats.carried import round_to
 
 NARROW = ["tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 FP32_BITS = st.integers(0, 2**32 - 1)

@@ -17,7 +17,7 @@ from auditor.ops.casting import lowered, raised
 from auditor.ops.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
 from auditor.replay import strategies
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.resolve import resolve
 from auditor.tape import capture
 from tests.small_models import MODELS
@@ -51,7 +51,9 @@ def run(name: str, strategy: str, fmt: str) -> dict[str, Any]:
     """What every operation gives when all is low."""
     found: dict[str, Any] = {}
     how = strategies.running(captured(name), strategy, strategies.plain(fmt), fmt)
-    interpreter = PolicyInterpreter(captured(name), how, lambda n, value: found.__setitem__(n.name, value))
+    recorded = captured(name)
+    policy = Under(recorded, how)
+    interpreter = Executor(recorded.graph_module, policy, lambda n, value: found.__setitem__(n.name, value))
     with torch.no_grad():
         interpreter.run(*captured(name).bind(subject(name).model, subject(name).batches[0]))
     return {node: value for node, value in found.items() if node in captured(name).nodes}

@@ -100,7 +100,7 @@ def test_one_in_a_file_is_called_in_the_process_of_the_programs(
     audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(SOURCE, encoding="utf-8")
-    monkeypatch.setattr("auditor.plan.scores.score_here", None)
+    monkeypatch.setattr("auditor.verify.Runs.score", None)
     words = ["mine.py", "--strategies", "graph", "--evaluate", "mine.py:near", "--max-drop", "0.05", "--out", "found"]
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--quiet"]) in (0, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from auditor.imitation.scaler import scaled_as_on_cuda
+from auditor.imitation.body import scaled_as_on_cuda
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA there is nothing to stand in for"),

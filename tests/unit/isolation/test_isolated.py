@@ -25,6 +25,13 @@ from tests.subjects import normal, seeded
 from tests.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
 
 
+@pytest.fixture(autouse=True, params=["at once", "before a write"])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of small models is copied at once; without a budget every model is treated as a large one."""
+    if request.param == "before a write":
+        monkeypatch.setattr(tensors, "AT_ONCE", 0)
+
+
 def run(model: Any) -> None:
     model(X)
 
@@ -121,6 +128,15 @@ def test_a_write_inside_the_inner_body_alone_is_the_outer_one_s_too() -> None:
             run(model)
         assert portrait(model) != start
     assert portrait(model) == start
+
+
+def test_views_stay_views() -> None:
+    """After a first run that made the view a result, writes into it must still reach the gradient of its base."""
+    model = writer("hidden state")
+    with isolated(model):
+        run(model)
+    model.view.mul_(model.linear(X)[0, :2])
+    assert model.base.requires_grad
 
 
 @pytest.mark.filterwarnings("error")

@@ -14,11 +14,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from auditor.isolation import isolated
+from auditor.isolation import isolated, tensors
 from tests.portrait import portrait
 from tests.writers import X, writer
 
 NAMES = "batch norm", "adam foreach", "max norm", "buffers", "one storage", "cache", "containers", "instance norm"
+
+
+@pytest.fixture(autouse=True, params=["at once", "before a write"])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of small models is copied at once; without a budget every model is treated as a large one."""
+    if request.param == "before a write":
+        monkeypatch.setattr(tensors, "AT_ONCE", 0)
 
 
 class Seen(TorchDispatchMode):

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from auditor.judge.backward import reason_of, reasoned, with_backward
-from auditor.judge.verdicts import Judgement
+from auditor.judge.verdicts import Judgement, reason_of, reasoned, with_backward
 from auditor.records import NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.tape.step import capture_step

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.facts import gather
 from auditor.formats.table import auditable
-from auditor.judge.classify import classify
+from auditor.judge.findings import classify
 from auditor.rulebook import Rule, load_rules
 from auditor.rulebook.message import about
 from tests.capturing import captured, facts_of

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from auditor.config import Ignore, Selection
 from auditor.facts import gather
-from auditor.judge.classify import classify
-from auditor.judge.findings import confronted, silenced
+from auditor.judge.findings import classify, confronted, silenced
 from auditor.records import Finding, Verdict
 from auditor.rulebook import load_rules
 from tests.capturing import captured

@@ -15,7 +15,7 @@ from auditor.formats.profile import Profile
 from auditor.measure.informat import InFormat
 from auditor.measure.testrun import Trace
 from auditor.records import NodeError
-from auditor.replay.execute import Replay
+from auditor.replay.execute import Executor
 from tests.capturing import Function
 from tests.subjects import capture_of
 
@@ -36,7 +36,7 @@ def measured(function: Any, x: Tensor, fmt: str, deciding: Collection[str] = ())
         if n.op == "call_function":
             found.measure(n)
 
-    Replay(captured, observe).run(x)
+    Executor(captured.graph_module, observer=observe).run(x)
     return found.errors, found.traces
 
 

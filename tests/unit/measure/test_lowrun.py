@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from auditor.measure import lowrun
 from auditor.measure.lowrun import LowRun, same_shapes
 from auditor.records import Capture
-from auditor.replay.execute import Replay
+from auditor.replay.execute import Executor
 from tests.capturing import Function
 from tests.subjects import capture_of
 
@@ -21,7 +21,7 @@ X = torch.tensor([1 + 3 * 2.0**-9])
 
 def values_of(capture: Capture, x: Tensor) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    Replay(capture, lambda n, value: found.update({n.name: value})).run(x)
+    Executor(capture.graph_module, observer=lambda n, value: found.update({n.name: value})).run(x)
     return found
 
 

@@ -170,4 +170,4 @@ def test_fp32_that_fails_as_it_is_set_says_so() -> None:
     with ieee():
         found = today_of(replace(bench_of(Fails()), flags=ALLOWED))
     said = "RuntimeError: no such arithmetic"
-    assert found is not None and (found.measured_error, found.failure) == (None, f"{said} (test_baselines.py:168)")
+    assert found is not None and (found.measured_error, found.failure) == (None, f"{said} (test_baselines.py:167)")

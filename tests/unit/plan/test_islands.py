@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from auditor.plan.choices import savings
 from auditor.plan.costs import seconds
-from auditor.plan.islands import savings
 from auditor.plan.solve import evaluate
 from tests.problems import drawn
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.paths import function_in
+from auditor.plan.clauses import operation_reasons
 from auditor.plan.costs import costs_of
-from auditor.plan.operations import operation_reasons
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Reason, Verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from auditor.formats.metrics import output_error
 from auditor.isolation.outputs import tensor_outputs
@@ -33,22 +33,19 @@ def capture(model: nn.Module) -> Capture:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many operations each run computed that began from another one, and of others all."""
+    """How many operations each run computed."""
     found: list[int] = []
 
-    class Counted(module.PolicyAgain):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            result = super().run(*args, **kwargs)
-            found.append(sum(node.op == "call_function" for node in self.changed))
-            return result
+    class Counted(module.Executor):
+        def run(self, *inputs: Any) -> Any:
+            found.append(0)
+            return super().run(*inputs)
 
-    class Whole(module.PolicyInterpreter):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            found.append(len(self.capture.nodes))
-            return super().run(*args, **kwargs)
+        def run_node(self, n: fx.Node) -> Any:
+            found[-1] += n.op == "call_function"
+            return super().run_node(n)
 
-    monkeypatch.setattr(module, "PolicyAgain", Counted)
-    monkeypatch.setattr(module, "PolicyInterpreter", Whole)
+    monkeypatch.setattr(module, "Executor", Counted)
     return found
 
 
@@ -70,7 +67,7 @@ def test_runs_beside_one_begin_from_it_and_come_to_the_same(model: nn.Module, ca
     ran.clear()
     beside = trial_of(model, capture, x).near()
     assert [beside.error(how) for how in policies] == expected
-    assert ran == [3, 1, 5]
+    assert ran == [6, 3, 1, 5]
 
 
 def test_each_batch_is_run_on_its_own_values(model: nn.Module, capture: Capture) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.progress.shown import Bar, Clock, Lines, Reporter, reporter
+from auditor.progress.shown import Bar, Clock, Lines, Place, Reporter, duration, reporter
 
 
 class Terminal(io.StringIO):
@@ -69,6 +69,26 @@ def test_terminals_without_cursor_get_lines(monkeypatch, name, value):
     assert isinstance(reporter(False), Lines)
 
 
+def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
+    place, told = Place(), []
+    run = ("load", "FP32 score", "capture", "measure", "training", "plan", "scores", "graph", "follow", "write")
+    for stage in run:
+        for done in (0, 1) if stage == "measure" else (0,):
+            place.heard(stage, "", done, 2 if stage == "measure" else 0)
+            told.append((place.number(), place.share))
+    assert told[:2] == [("load 1/8", 0), ("FP32 score 2/9", pytest.approx(1 / 9))]
+    assert told[-1][0] == "write 13/13"
+    assert [share for _, share in told] == sorted(share for _, share in told)
+    assert told[-1][1] < 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (65, "1:05 min"), (3720, "1:02 h")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
@@ -95,12 +115,13 @@ def test_a_log_gets_a_line_every_so_often(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     with Lines(every=0.05) as progress:
         progress("capture", "Net", 0, 0)
+        progress("measure", "4 nodes", 0, 4)
         progress("measure", "4 nodes", 4, 4)
         time.sleep(0.4)
     first, second, *still = stream.getvalue().splitlines()
     assert (first, second) == ("capture: Net", "measure: 4 nodes")
     assert len(still) >= 3
-    assert all(re.fullmatch(r"  measure, \d+% done, \d+ s", line) for line in still), still
+    assert all(re.fullmatch(r"  measure 2/7, 29% done, \d+ s", line) for line in still), still
 
 
 def test_a_line_is_redrawn_though_nothing_is_told(monkeypatch):
@@ -108,7 +129,7 @@ def test_a_line_is_redrawn_though_nothing_is_told(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr("auditor.progress.shown.REDRAWN", 0.05)
     with Bar() as progress:
-        progress("measure", "4 nodes", 4, 4)  # all of them: what follows takes as long again
+        progress("measure", "4 nodes", 4, 4)
         before = len(stream.getvalue())
         time.sleep(0.5)
         during = stream.getvalue()[before:]
@@ -249,4 +270,3 @@ def test_a_terminal_never_waits_two_seconds_and_the_share_grows_to_all(tmp_path)
     shares = [int(share) for _, text in drawn for share in re.findall(r"(\d+)% done", text.replace(">99%", "99%"))]
     assert shares == sorted(shares)
     assert shares[-1] == 100
-    assert "about" in "".join(text for _, text in drawn)

@@ -23,7 +23,7 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Capture, Plan, ScopeChoice, Verdict
 from auditor.replay.chosen import kept_functions, labelled, scoped
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import plain, running
 from auditor.strategies import SHIPPED as STRATEGIES
@@ -105,7 +105,7 @@ def test_the_graph_runs_as_the_patched_model(name: str, strategy: str) -> None:
         how = running(capture, strategy, labelled(labels), fmt)
         assert kept_functions(scoped(scopes)) == labelled(labels).keep
         observed = Observed()
-        interpreter = PolicyInterpreter(capture, how, observed)
+        interpreter = Executor(capture.graph_module, Under(capture, how), observed)
         try:
             with torch.no_grad():
                 simulated = tensor_outputs(interpreter.run(*capture.bind(model, (inputs, {}))))

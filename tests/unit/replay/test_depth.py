@@ -14,7 +14,7 @@ from auditor.records import Plan, ScopeChoice
 from auditor.replay import depth
 from auditor.replay.chosen import scoped
 from auditor.replay.depth import UnderPlan, under_plan
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.running import FULL
 from auditor.replay.strategies import running
 from auditor.report.charts import depth_chart
@@ -53,7 +53,7 @@ def captured(subject):
 def kept(captured, subject, how):
     """Every value of one run."""
     values = {}
-    run = PolicyInterpreter(captured, how, lambda n, value: values.update({n.name: value}))
+    run = Executor(captured.graph_module, Under(captured, how), lambda n, value: values.update({n.name: value}))
     with torch.no_grad():
         run.run(*captured.bind(subject.model, subject.batches[0]))
     return values
@@ -152,7 +152,7 @@ def test_what_was_measured_stands_for_a_plan_with_everything_low(module, inputs,
         batch, chosen = subject.batches[0], plan("cast", fmt)
         expected = under_plan(captured, model, batch, chosen)
         if whole:
-            monkeypatch.setattr(depth, "Beside", None)
+            monkeypatch.setattr(depth, "Executor", None)
         found = under_plan(captured, model, batch, chosen, low)
     assert found.dtypes == expected.dtypes
     assert found.errors == pytest.approx(expected.errors, rel=1e-4)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from auditor.replay.execute import PolicyInterpreter, low_literals, with_literals
+from auditor.replay.execute import Executor, Under, low_literals, with_literals
 from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import running
 from tests.capturing import Function
@@ -49,7 +49,7 @@ def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> di
             seen[capture.nodes[node.name].op.split(".")[1]] = result
 
     with torch.no_grad():
-        PolicyInterpreter(capture, how, note).run(*capture.bind(model, (inputs, {})))
+        Executor(capture.graph_module, Under(capture, how), note).run(*capture.bind(model, (inputs, {})))
     return seen
 
 

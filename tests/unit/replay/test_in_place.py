@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.ops.nodes import tensors_of
 from auditor.records import Capture
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.resolve import resolve
 from auditor.replay.strategies import plain, running
 from tests.subjects import capture_of, normal
@@ -49,7 +49,7 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Low(lambda y, _: y).eval()
-    interpreter = PolicyInterpreter(capture, how, observe)
+    interpreter = Executor(capture.graph_module, Under(capture, how), observe)
     with torch.no_grad():
         interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))
     return found

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from auditor.formats.table import FORMATS
 from auditor.ops.casting import lowered
-from auditor.replay.execute import PartlyLow, Replay, apart
+from auditor.replay.execute import Executor, SomeLow, apart
 from auditor.replay.rest import Rest
 from tests.capturing import Function
 from tests.subjects import capture_of
@@ -35,7 +35,8 @@ def rounded(value: Any) -> Any:
 def test_what_enters_is_rounded_and_what_leaves_is_raised(inside: Any, product: float, result: float) -> None:
     captured = capture_of(Function(tripled), X)
     seen: dict[str, Any] = {}
-    run = PartlyLow(captured, inside, "bf16", rounded, lambda n, value: seen.update({n.name: value}))
+    policy = SomeLow(captured, inside, "bf16", rounded)
+    run = Executor(captured.graph_module, policy, lambda n, value: seen.update({n.name: value}))
     (found,) = run.run(X)
     assert (found.item(), found.dtype) == (result, torch.float32)
     assert seen["mul"].item() == product
@@ -51,7 +52,7 @@ def test_a_value_is_raised_once_so_that_gradients_add_up_in_fp32() -> None:
 
     captured = capture_of(Function(shared), X)
     x = torch.ones(1, requires_grad=True)
-    (found,) = PartlyLow(captured, ("mul",), "bf16", rounded).run(x)
+    (found,) = Executor(captured.graph_module, SomeLow(captured, ("mul",), "bf16", rounded)).run(x)
     (gradient,) = torch.autograd.grad(found.sum(), [x])
     # 1 + 2^-8 and 2^-8 make 1 + 2^-7, which BF16 holds; rounded apart, 1 + 2^-8 would be 1
     assert gradient.item() == lowered(torch.tensor(3 * (1 + 2.0**-7)), FORMATS["bf16"]).item()
@@ -60,7 +61,7 @@ def test_a_value_is_raised_once_so_that_gradients_add_up_in_fp32() -> None:
 def test_only_what_depends_on_the_changed_value_is_run_again() -> None:
     captured = capture_of(Function(lambda x: (x * 3 + x, x.exp())), X)
     values: dict[str, Any] = {}
-    Replay(captured, lambda n, value: values.update({n.name: value})).run(X)
+    Executor(captured.graph_module, observer=lambda n, value: values.update({n.name: value})).run(X)
     values["exp"] = torch.tensor([7.0])  # it is taken as it is
     found = Rest(captured, [X], values).outputs({"mul": torch.tensor([5.0])})
     assert [x.item() for x in found] == [6 + U, 7.0]
@@ -73,14 +74,13 @@ def test_a_value_that_does_not_fit_raises() -> None:
         rest.outputs({"mul": changed})
 
 
-def test_a_replay_keeps_its_values_where_it_is_asked_to() -> None:
+def test_a_run_forgets_what_no_other_node_reads() -> None:
     captured = capture_of(Function(tripled), X)
-    kept, dropped = Replay(captured, keep=True), Replay(captured)
-    kept.run(X)
-    dropped.run(X)
-    names = {n.name for n in kept.env if isinstance(n, fx.Node)}
-    assert "mul" in names
-    assert "mul" not in {n.name for n in dropped.env}
+    run, known = Executor(captured.graph_module), dict[str, set[str]]()
+    for n, _ in run.steps(X):
+        known[n.name] = {other.name for other in run.env}
+    (x,) = (place.name for place in captured.placeholders)
+    assert known == {x: {x}, "mul": {x, "mul"}, "add": {x, "mul", "add"}, "output": {"add", "output"}}
 
 
 def test_a_result_that_is_its_own_input_is_told_apart() -> None:
@@ -97,7 +97,7 @@ def test_what_is_read_inside_and_outside_leaves_raised() -> None:
         return y.neg(), y + U
 
     captured = capture_of(Function(shared), X)
-    negated, added = PartlyLow(captured, ("mul", "neg"), "bf16", rounded).run(X)
+    negated, added = Executor(captured.graph_module, SomeLow(captured, ("mul", "neg"), "bf16", rounded)).run(X)
     # x is rounded to 1 and 3 x is 3; BF16 is spaced by 2^-6 from 2 on, so that 3 + 2^-9 needs FP32
     assert (negated.item(), added.item()) == (-3.0, 3 + U)
     assert {negated.dtype, added.dtype} == {torch.float32}

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from auditor.imitation import imitated
 from auditor.ops.kernels import UnsupportedInFormat
 from auditor.records import Capture
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.resolve import Resolver, resolve
 from auditor.replay.running import Running, Setting
 from auditor.replay.strategies import plain, running
@@ -136,7 +136,7 @@ class Observed:
     def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Running) -> None:
         self.dtypes: dict[str, str] = {}
         self.refusal: str | None = None
-        interpreter = PolicyInterpreter(capture, how, self._note)
+        interpreter = Executor(capture.graph_module, Under(capture, how), self._note)
         try:
             with torch.no_grad():
                 interpreter.run(*capture.bind(model, (batch, {})))
@@ -246,7 +246,7 @@ def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
 
     how = running(capture, "autocast", plain("fp16"), "fp16")
     with torch.no_grad():
-        PolicyInterpreter(capture, how, note).run(normal(4, 4))
+        Executor(capture.graph_module, Under(capture, how), note).run(normal(4, 4))
     assert filled == [torch.finfo(torch.float32).min]
 
 

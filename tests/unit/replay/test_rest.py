@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.formats.table import FORMATS
 from auditor.ops.casting import lowered
 from auditor.records import Capture
-from auditor.replay.execute import Replay
+from auditor.replay.execute import Executor
 from auditor.replay.rest import Rest
 from tests.capturing import Function
 from tests.subjects import capture_of
@@ -24,7 +24,7 @@ def rounded(value: Any) -> Any:
 def rest_of(function: Callable[..., Any], x: Tensor) -> tuple[Capture, Rest]:
     captured = capture_of(Function(function), x)
     values: dict[str, Any] = {captured.placeholders[0].name: x}
-    Replay(captured, lambda n, value: values.update({n.name: value})).run(x)
+    Executor(captured.graph_module, observer=lambda n, value: values.update({n.name: value})).run(x)
     return captured, Rest(captured, [x], values)
 
 

@@ -21,7 +21,7 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Plan, Verdict
 from auditor.replay.chosen import labelled
-from auditor.replay.execute import PolicyInterpreter
+from auditor.replay.execute import Executor, Under
 from auditor.replay.strategies import running
 from auditor.strategies import SHIPPED as STRATEGIES
 from auditor.verify import run_patched
@@ -61,7 +61,7 @@ def simulation_of(
     problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
     how = running(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
-    interpreter = PolicyInterpreter(problem.capture, how)
+    interpreter = Executor(problem.capture.graph_module, Under(problem.capture, how))
     with torch.no_grad():
         return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
 

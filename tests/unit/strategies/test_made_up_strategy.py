@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from auditor.isolation.restored import restored
 from torch import nn
 
 import auditor
@@ -21,6 +20,7 @@ from auditor.document.read import load_plan
 from auditor.errors import AuditorError, PlanError
 from auditor.formats.metrics import output_error
 from auditor.formats.table import dtype_of
+from auditor.isolation import isolated
 from auditor.patch.emit import emit
 from auditor.records import Batch, Plan, ScopeChoice
 from auditor.records.audit import Audit
@@ -106,7 +106,7 @@ class Stored(Strategy):
 
 @contextmanager
 def with_rounded_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    with restored(model):
+    with isolated(model):
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype).float()
         yield

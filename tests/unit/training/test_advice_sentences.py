@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from auditor.imitation import imitated
 from auditor.records.training import Training
 from auditor.report.reporters import html
-from auditor.report.training import training_answers
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients
 
@@ -34,7 +33,7 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     assert training is not None and training.fp16 is not None and training.fp16.init is not None
     model = copy.deepcopy(trained.before)
     model.dropout.p = 0.0
-    audit, found = audited(model, trained.batch, loss_fn)
+    _, found = audited(model, trained.batch, loss_fn)
     assert found.fp16 is not None and found.fp16.init is not None
     gradients = fp32_gradients(model, trained.batch, loss_fn)
     whole = torch.cat([g.flatten() for g in gradients.values()])
@@ -50,10 +49,6 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     assert eps is not None
     nonzero = whole[whole != 0]
     assert float(eps[1]) == pytest.approx(100 * float((nonzero.square().half() == 0).float().mean()), abs=1.0)
-    answers = training_answers(audit)
-    assert answers is not None
-    assert answers.falling.startswith(f"Beyond {found.fp16.maximum:,.10g} the gradients of ")
-    assert answers.falling.endswith(f"overflow; start at {found.fp16.init:,.10g}.")
 
 
 def test_updates_that_bf16_weights_lose() -> None:
@@ -62,7 +57,7 @@ def test_updates_that_bf16_weights_lose() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.rand(32, 32, generator=torch.Generator().manual_seed(0)) * 1.5 + 0.1)
     batch = (torch.randn(8, 32), torch.randn(8, 32))
-    found, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
+    _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
     gradients = fp32_gradients(model, batch, nn.functional.mse_loss)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).bfloat16()
     signs = torch.cat([gradients[name].flatten().sign() for name, _ in model.named_parameters()])
@@ -74,11 +69,6 @@ def test_updates_that_bf16_weights_lose() -> None:
     assert said is not None
     assert 10 < lost(1e-3) < 90
     assert int(said[1]) == pytest.approx(lost(1e-3), abs=4)
-    answers = training_answers(found)
-    assert answers is not None
-    stalling = re.search(r"BF16, >?(\d+)% of Adam's first updates", answers.stalling)
-    assert stalling is not None
-    assert int(stalling[1]) == pytest.approx(lost(1e-4), abs=4)
 
 
 def test_a_scaler_refuses_half_weights() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from auditor.records import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, text
-from auditor.report.training import loop_code, training_answers
+from auditor.report.training import loop_code
 from auditor.report.view import view
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
@@ -172,12 +172,6 @@ def test_no_scale_suits_fp16() -> None:
     within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
     assert not bool(torch.isfinite(beyond["big.weight"]).all())
     assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
-    answers = training_answers(found)
-    assert answers is not None
-    assert (
-        answers.falling
-        == f"No scale suits this model: {window.closed_by or '(whole model)'} overflows beyond {window.maximum:,.10g}."
-    )
     assert view(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
 
 

@@ -81,9 +81,9 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What every process that is started runs."""
     entries: list[str] = []
 
-    def counted(entry: str) -> Any:
-        entries.append(entry)
-        return lifetime.start(entry)
+    def counted() -> Any:
+        entries.append("worker")
+        return lifetime.start()
 
     monkeypatch.setattr(artefact, "start", counted)
     return entries

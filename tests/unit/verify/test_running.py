@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.ops.kernels import UnsupportedInFormat
 from auditor.patch.runtime import apply_plan
-from auditor.verify import Answers, answers_of, failure_of, run_patched
+from auditor.verify import Answers, answers_of, run_patched
 from tests.subjects import normal, seeded
 
 
@@ -149,10 +148,3 @@ def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
     said = f"with gradients enabled, KeyError: 'gradients' (test_running.py:{place})"
     assert answers_of(model, batches, "cpu") == said
     assert isinstance(answers_of(model, batches, "cpu", gradients=False), Answers)
-
-
-def test_what_an_operation_refuses_is_said_without_the_name_of_a_class() -> None:
-    refused = UnsupportedInFormat("linear got float16 and float32 together")
-    assert failure_of(refused) == "linear got float16 and float32 together"
-    assert failure_of(ValueError("no")) == "ValueError: no"
-    assert failure_of(KeyError()) == "KeyError"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from torch import nn
 import auditor
 from auditor.patch.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.score import Given, in_hand, named
-from auditor.verify import FP32, Verifier, score_here
+from auditor.score import Given, named
+from auditor.score import in_hand as in_hand_function
+from auditor.verify import FP32, Runs, Verifier, in_hand
 
 SOURCE = """
 import os, sys, time
@@ -116,14 +119,10 @@ def test_one_that_never_ends_is_ended_and_the_next_plan_has_its_turn(run: Any) -
 def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
     torch.manual_seed(0)
     net, x = nn.Linear(4, 4), torch.ones(2, 4)
-    plan = {
-        "strategy": "cast",
-        "format": "bf16",
-        "scopes": {"": {"precision": "bf16", "because": [], "output": "cast"}},
-    }
-    told: list[str] = []
-    scoring = in_hand(lambda model: (float(model(row).float().sum()) for row in x))
-    found = score_here(net, plan, scoring, name="cast_bf16", told=told.append)
+    plans = {"cast_bf16": Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)}
+    told: list[int] = []
+    scoring = in_hand_function(lambda model: (float(model(row).float().sum()) for row in x))
+    found = Runs(partial(in_hand, net, plans)).score("cast_bf16", scoring, told=told.append)
     with torch.no_grad():
         low = nn.Linear(4, 4)
         low.load_state_dict(net.state_dict())
@@ -131,9 +130,10 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
         with auditor.imitated("cuda"):
             expected = tuple(float(low(row.bfloat16()).float().sum()) for row in x)
     assert found == Given(expected, False, 2)
-    assert told == ["cast bf16: 1", "cast bf16: 2"]
+    assert told == [1, 2]
     assert net.weight.dtype is torch.float32
     assert "forward" not in vars(net)
-    refused = score_here(net, {**plan, "scopes": {"": plan["scopes"][""], "gone": plan["scopes"][""]}}, scoring)
+    more = replace(plans["cast_bf16"], scopes={"": ScopeChoice("bf16"), "gone": ScopeChoice("bf16")})
+    refused = Runs(partial(in_hand, net, {"cast_bf16": more})).score("cast_bf16", scoring)
     assert isinstance(refused, str)
     assert "the plan names the scope 'gone'" in refused

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.records import Timed, Times
 from auditor.verify import timing
-from auditor.verify.timing import FEWEST, WARM_UP, timed, timed_of
+from auditor.verify.timing import FEWEST, WARM_UP, clock, peak, timed, timed_of
 
 X = torch.ones(4, 64)
 
@@ -70,7 +72,9 @@ def test_what_does_not_run_has_a_reason_for_every_number() -> None:
             raise RuntimeError("no kernel for Half")
 
     found = timed(Refusing(), ((X,), {}), "cpu")
-    said = "RuntimeError: no kernel for Half (test_timing.py:70)"
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
+    said = f"RuntimeError: no kernel for Half (test_timing.py:{place})"
     assert found == Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), said))
 
 
@@ -91,3 +95,55 @@ def test_it_is_made_again_from_plain_data() -> None:
     times = Times(0.2, 0.1, 0.3, 9)
     found = Timed(eager=times, memory=5, missing={"compiled": "no compiler"})
     assert timed_of(**asdict(found)) == found
+
+
+def test_the_clock_runs_in_the_body_alone() -> None:
+    with clock("cpu") as elapsed:
+        time.sleep(0.02)
+    time.sleep(0.05)
+    assert 0.02 <= elapsed() < 0.06
+
+
+def test_memory_is_the_most_at_one_time(capfd: pytest.CaptureFixture[str]) -> None:
+    with peak("cpu") as most:
+        first = torch.empty(1 << 20)
+        del first
+        second = torch.empty(1 << 18)
+        third = torch.empty(1 << 18)
+    assert 4 << 20 <= most() < 5 << 20
+    del second, third
+    assert capfd.readouterr().err == ""
+    with peak("cpu") as most:
+        pass
+    assert most() == 0
+
+
+class Events:
+    """A GPU's module, as far as times are taken with it."""
+
+    log: ClassVar[list[str]] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            Events.log.append("record")
+
+        def synchronize(self) -> None:
+            Events.log.append("wait")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1500.0
+
+    @staticmethod
+    def synchronize(device: str) -> None:
+        Events.log.append("all done")
+
+
+def test_a_gpu_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: Events)
+    with clock("cuda:0") as elapsed:
+        Events.log.append("body")
+    assert elapsed() == 1.5
+    assert Events.log == ["all done", "record", "body", "record", "wait"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.verify.running import Answers
-from auditor.verify.worker import built, import_file, run_plan, write
+from auditor.score import Given
+from auditor.verify import FP32, Answers, Runs, counted
+from auditor.verify.artefact import COUNTED
+from auditor.verify.loaders import import_file, patched
+from auditor.verify.worker import built, score, write
 
-SETTINGS: dict[str, Any] = {"device": "cpu", "seed": 0, "gradients": True, "most": None}
 BATCH = ((torch.ones(1, 2),), {})
 
 
@@ -35,13 +40,17 @@ def doubling(model: nn.Linear, plan: str) -> None:
     model.forward = lambda x: nn.Linear.forward(model, x).half()  # type: ignore[method-assign]
 
 
-PATCHED: Any = SimpleNamespace(apply=doubling)
+PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
+
+
+def runs(module: Any, model: nn.Module) -> Runs:
+    return Runs(partial(patched, module, model), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
-    found = run_plan(PATCHED, model, "plan", [BATCH], SETTINGS)
+    found = runs(PATCHED, model).answers("plan")
     assert isinstance(found, Answers)
     assert [[(x.tolist(), x.dtype) for x in batch] for batch in found.outputs] == [[([[4.0]], torch.float16)]]
     assert found.graded is not None
@@ -52,7 +61,7 @@ def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
 
 def test_a_plan_that_cannot_be_applied_is_a_failure_in_one_line() -> None:
     model = nn.Linear(2, 1)
-    assert run_plan(PATCHED, model, "broken", [BATCH], SETTINGS) == "ValueError: no such scope"
+    assert runs(PATCHED, model).answers("broken") == "ValueError: no such scope"
 
 
 def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
@@ -60,9 +69,10 @@ def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("not today")
 
-    assert run_plan(SimpleNamespace(apply=lambda model, plan: None), Refusing(), "plan", [BATCH], SETTINGS) == (  # type: ignore[arg-type]
-        "RuntimeError: not today (test_worker.py:61)"
-    )
+    still = SimpleNamespace(apply=lambda model, plan: None, PLANS={"plan": {}})
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
+    assert runs(still, Refusing()).answers("plan") == f"RuntimeError: not today (test_worker.py:{place})"
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -72,19 +82,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     answer, failure = (torch.load(tmp_path / f"{index}.pt") for index in (0, 1))
     assert Answers(**answer).outputs[0][0].tolist() == [1.0, 1.0]
     assert failure == {"failure": "it failed"}
-
-
-LOWERING = """
-import torch
-def apply(model, plan):
-    if plan == "refused":
-        raise ValueError(plan)
-    run = model.forward
-    def forward(x):
-        with torch.autocast("cuda", torch.float16):
-            return run(x)
-    model.forward = forward
-"""
 
 
 SOURCE = """
@@ -119,3 +116,64 @@ def test_the_file_is_known_by_one_name(tmp_path: Path) -> None:
     found = import_file(str(file))
     assert sys.modules["patched_model"] is found
     assert found.Mine.__module__ == "patched_model"  # so that what is pickled there is found again
+
+
+SCORES = """
+import torch, time
+
+def weights(model):
+    for _ in range(2):
+        yield float(model(torch.ones(1, 2)).float())
+
+def asleep(model):
+    time.sleep(30)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    file = tmp_path / "inner_scores.py"
+    file.write_text(SCORES)
+    monkeypatch.chdir(tmp_path)
+    yield {
+        "function": f"{file}:weights",
+        "cwd": str(tmp_path),
+        "scratch": str(tmp_path),
+        "device": "cpu",
+        "seed": 0,
+        "most": None,
+        "limit": 60.0,
+    }
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
+        del sys.modules[name]
+
+
+def of_ones() -> nn.Linear:
+    found = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(found.weight)
+    return found
+
+
+def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any]) -> None:
+    net = of_ones()
+    assert score(runs(PATCHED, net), "plan", job, job) == Given((4.0, 4.0), False, 2)
+    assert score(runs(PATCHED, net), FP32, job, job) == Given((2.0, 2.0), False, 2)
+    assert net.weight.tolist() == [[1.0, 1.0]]
+    assert (Path(job["scratch"]) / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
+
+
+def test_what_goes_wrong_is_one_line(job: dict[str, Any]) -> None:
+    assert score(runs(PATCHED, of_ones()), "broken", job, job) == "ValueError: no such scope"
+    gone = {**job, "function": job["function"].replace("weights", "gone")}
+    assert "has no 'gone'" in str(score(runs(PATCHED, of_ones()), FP32, gone, job))
+    more = score(runs(PATCHED, of_ones()), FP32, {**job, "most": 1}, job)
+    assert more == "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+
+
+def test_sleep_ends_when_its_time_is_up_and_the_timer_is_gone(job: dict[str, Any]) -> None:
+    before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
+    asleep = {**job, "function": job["function"].replace("weights", "asleep"), "limit": 0.3}
+    assert score(runs(PATCHED, of_ones()), FP32, asleep, job) == "the function gave no score within 0.3 seconds"
+    assert time.monotonic() - start < 10
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from auditor.measure.rounded import rounder
 from auditor.records import Capture
-from auditor.replay.again import PartlyLowAgain, PolicyAgain, Run, begun, kept
-from auditor.replay.execute import PartlyLow, PolicyInterpreter
-from auditor.replay.running import Running
+from auditor.replay.execute import Executor, Policy, Run, SomeLow, Under
+from auditor.replay.held import kept
 from auditor.replay.strategies import running
 from auditor.tape import capture
 from tests.subjects import FORMATS, normal, seeded, subject_of
@@ -56,8 +55,22 @@ def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
     return found.bind(model, ((x,), {}))
 
 
-def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Running:
-    return running(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format)
+def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Under:
+    return Under(found, running(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format))
+
+
+def begun(found: Capture, flat: list[Any], policy: Policy) -> tuple[Any, Run]:
+    """What a run gives, and the run for others to begin from."""
+    values: dict[str, Any] = {}
+    result = Executor(found.graph_module, policy, lambda n, value: values.update({n.name: value})).run(*flat)
+    return result, Run(values, policy)
+
+
+def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> set[str]:
+    """Modules of the operations that a run computes which begins from another one."""
+    ran: set[str] = set()
+    Executor(found.graph_module, policy, lambda n, _: ran.add(n.name), before).run(*flat)
+    return {node.owner for name, node in found.nodes.items() if name in ran}
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
@@ -73,9 +86,9 @@ def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None
             if not number:  # two that differ in what the module asks alone
                 first, second = second | {"asking"}, second - {"asking"}
             _, before = begun(found, flat, under(found, strategy, format, first))
-            how = under(found, strategy, format, second)
-            again = PolicyAgain(found, how, before).run(*flat)
-            (whole,) = PolicyInterpreter(found, how).run(*flat)
+            policy = under(found, strategy, format, second)
+            again = Executor(found.graph_module, policy, before=before).run(*flat)
+            (whole,) = Executor(found.graph_module, policy).run(*flat)
             assert again[0].dtype == whole.dtype
             assert torch.equal(again[0], whole)
 
@@ -84,29 +97,15 @@ def test_only_what_differs_is_run() -> None:
     model, x = seeded(Net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
     flat = flat_of(found, model, x)
+    same, late = (under(found, "autocast", "bf16", kept_wide) for kept_wide in (set[str](), {"blocks.3.up"}))
     with torch.no_grad():
         (whole,), before = begun(found, flat, under(found, "autocast", "bf16", set()))
-        same = PolicyAgain(found, under(found, "autocast", "bf16", set()), before)
-        (result,) = same.run(*flat)
-        late = PolicyAgain(found, under(found, "autocast", "bf16", {"blocks.3.up"}), before)
-        late.run(*flat)
-    assert same.changed == set()
-    assert torch.equal(result, whole)
-    owners = {found.nodes[n.name].owner for n in late.changed if n.name in found.nodes}
+        (result,) = Executor(found.graph_module, same, before=before).run(*flat)
+        assert torch.equal(result, whole)
+        assert owners_of(found, flat, same, before) == set()
+        owners = owners_of(found, flat, late, before)
     assert "blocks.3.up" in owners
     assert not owners & {"side", "blocks.0.up", "blocks.2.down", "blocks.3.norm"}
-
-
-def _computed(found: Capture, how: Running, flat: list[Any], before: Run) -> set[str]:
-    """Operations that a run computes which begins from another one."""
-    ran: set[str] = set()
-
-    class Told(PolicyAgain):
-        def ran(self, n: Any, arrived: Any, handed: Any, result: Any) -> None:
-            ran.add(n.name)
-
-    Told(found, how, before).run(*flat)
-    return ran
 
 
 def test_some_operations_low_as_from_the_start() -> None:
@@ -116,10 +115,11 @@ def test_some_operations_low_as_from_the_start() -> None:
     inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}
     with torch.no_grad():
         before = kept(found, flat)
-        again = PartlyLowAgain(found, inside, "fp16", rounder(found, "fp16"), before)
-        (late,) = again.run(*flat)
-        (whole,) = PartlyLow(found, inside, "fp16", rounder(found, "fp16")).run(*flat)
+        low, again = (SomeLow(found, inside, "fp16", rounder(found, "fp16")) for _ in range(2))
+        (late,) = Executor(found.graph_module, low, before=before).run(*flat)
+        (whole,) = Executor(found.graph_module, again).run(*flat)
         assert torch.equal(late, whole)
         assert not torch.equal(late, model(x))
-    owners = {found.nodes[n.name].owner for n in again.changed if n.name in found.nodes}
+        owners = owners_of(found, flat, SomeLow(found, inside, "fp16", rounder(found, "fp16")), before)
+    assert "blocks.2.up" in owners
     assert not owners & {"side", "blocks.0.up", "blocks.1.down"}

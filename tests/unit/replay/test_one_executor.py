@@ -1,0 +1,73 @@
+"""Only the Executor runs a recorded graph: there is no other interpreter, and no other room calls its operations in turn."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.structure import modules
+
+TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in modules().items()}
+
+INTERPRETERS = {("replay.execute", "Executor"), ("measure.reference", "Reference")}
+"""The one, and the run under autograd that gradients are taken from."""
+
+CHECK = "tape.binding"
+"""A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
+
+SINGLE = {
+    "graphs.operations",  # on outlines of shapes
+    "measure.backward",
+    "measure.lowrun",
+    "measure.measure",
+    "measure.reference",
+    "measure.testrun",
+    "replay.nonfinite",  # on the arguments that it had in a run
+}
+"""Modules that compute single operations beside a run, on what it gave."""
+
+
+def interpreters(tree: ast.AST) -> Iterator[str]:
+    """Classes that are an interpreter of torch's or of ours."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not {"Interpreter", "Executor"}.isdisjoint(map(last_name, node.bases)):
+            yield node.name
+
+
+def last_name(node: ast.AST) -> str:
+    """`Interpreter` of `fx.Interpreter`; "" of what is no name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def is_target(node: ast.AST) -> bool:
+    """`target_of(n)`, or `n.target`."""
+    attribute = isinstance(node, ast.Attribute) and node.attr == "target"
+    return attribute or (isinstance(node, ast.Call) and last_name(node.func) == "target_of")
+
+
+def calls_operations(tree: ast.AST) -> bool:
+    """Whether it calls what nodes stand for, or hands it to somebody who does."""
+    runners = {"run_op", "in_fp32", "differentiated"}
+    return any(
+        is_target(node.func) or (last_name(node.func) in runners and any(map(is_target, node.args)))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    )
+
+
+def test_there_is_one_executor() -> None:
+    assert {(name, found) for name, tree in TREES.items() for found in interpreters(tree)} == INTERPRETERS
+
+
+def test_nobody_else_uses_the_interpreter_of_torch() -> None:
+    users = {name for name, tree in TREES.items() if any(_names_it(node) for node in ast.walk(tree))}
+    assert users == {name for name, _ in INTERPRETERS} | {CHECK}
+
+
+def _names_it(node: ast.AST) -> bool:
+    imported = isinstance(node, ast.ImportFrom) and any(alias.name == "Interpreter" for alias in node.names)
+    return imported or last_name(node) == "Interpreter"
+
+
+def test_nobody_else_calls_operations_of_a_recorded_graph() -> None:
+    assert {name for name, tree in TREES.items() if calls_operations(tree)} == SINGLE | {"replay.execute"}

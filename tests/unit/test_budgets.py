@@ -1,0 +1,118 @@
+"""How large the package may be, room by room: it gets smaller, and what makes a room larger says so here.
+
+The numbers are set again, each to what there is or to its goal, by what this prints:
+python -c "from tests.unit.test_budgets import table; print(table())"
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.structure import PACKAGE, modules
+
+LOOSE = "loose files"
+
+GOAL = {
+    "capture": 2800,
+    "isolation": 1200,
+    "numerics": 2000,
+    "execution": 1200,
+    "measure": 2300,
+    "rules": 2400,
+    "plan": 2000,
+    "graphs": 1100,
+    "verify": 900,
+    "artefact": 950,
+    "training": 1700,
+    "records": 1500,
+    "document": 900,
+    "report": 2800,
+    "loading": 1800,
+    "settings": 1100,
+    "criteria": 1250,
+    "offload": 350,
+    "fleet": 400,
+    "telling": 300,
+    "snippets": 450,
+    "flow": 450,
+}
+"""Lines that a part of the package is to come down to. The files `options`, `config`, `sizes` and `api` count to settings,
+`pulse` and `leaving` to telling, all other loose ones to flow."""
+
+BUDGET = {
+    "cli": (1740, "settings"),
+    "criteria": (1090, "criteria"),
+    "dispatch": (590, "capture"),
+    "document": (2210, "document"),
+    "facts": (1300, "rules"),
+    "fleet": (580, "fleet"),
+    "formats": (800, "numerics"),
+    "graphs": (1920, "graphs"),
+    "imitation": (230, "capture"),
+    "isolation": (1200, "isolation"),
+    "judge": (840, "rules"),
+    "loading": (2670, "loading"),
+    "loose files": (2000, "flow"),
+    "mapped": (700, "offload"),
+    "measure": (3280, "measure"),
+    "ops": (1330, "numerics"),
+    "patch": (520, "artefact"),
+    "plan": (3840, "plan"),
+    "progress": (300, "telling"),
+    "records": (1950, "records"),
+    "replay": (2070, "execution"),
+    "report": (4310, "report"),
+    "rulebook": (1050, "rules"),
+    "score": (450, "criteria"),
+    "snippets": (650, "snippets"),
+    "strategies": (550, "artefact"),
+    "tape": (3130, "capture"),
+    "training": (1700, "training"),
+    "verify": (1250, "verify"),
+}
+"""{room: (lines that it has at most, the goal that it counts to)}."""
+
+LINES, FILES, ROOMS = 43820, 362, 28
+"""Of all of them."""
+
+
+def lines() -> dict[str, int]:
+    """{room: its lines}: a room is a folder, and all files that are in none are one."""
+    found: Counter[str] = Counter()
+    for file in modules().values():
+        parts = file.relative_to(PACKAGE).parts
+        found[parts[0] if len(parts) > 1 else LOOSE] += len(file.read_text(encoding="utf-8").splitlines())
+    return dict(found)
+
+
+def test_no_room_is_over_its_budget() -> None:
+    assert lines().keys() == BUDGET.keys()
+    assert {room: n for room, n in lines().items() if n > BUDGET[room][0]} == {}
+
+
+def test_the_whole_is_no_larger_than_it_was() -> None:
+    assert sum(lines().values()) <= LINES
+    assert len(modules()) <= FILES
+    assert len(lines()) - 1 <= ROOMS
+
+
+def test_every_room_counts_to_a_goal() -> None:
+    assert {goal for _, goal in BUDGET.values()} == GOAL.keys()
+    assert sum(GOAL.values()) <= 30_000
+
+
+def table() -> str:
+    """The budgets as they would be written today: a room that is within a goal of its own has that, any other what it has."""
+    rooms = Counter(goal for _, goal in BUDGET.values())
+
+    def most(room: str, now: int) -> int:
+        goal = BUDGET[room][1]
+        return GOAL[goal] if rooms[goal] == 1 and now <= GOAL[goal] else _tens(now)
+
+    rows = [f'    "{room}": ({most(room, now)}, "{BUDGET[room][1]}"),' for room, now in sorted(lines().items())]
+    whole = f"LINES, FILES, ROOMS = {_tens(sum(lines().values()))}, {len(modules())}, {len(lines()) - 1}"
+    return "\n".join(["BUDGET = {", *rows, "}", whole])
+
+
+def _tens(number: int) -> int:
+    return -(-number // 10) * 10

@@ -1,0 +1,127 @@
+"""What is run in the model's place, from the inside: programs, ONNX models, plans of models in hand."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnx import TensorProto, helper, save
+from torch import Tensor, nn
+
+from auditor.records import Plan, ScopeChoice
+from auditor.verify import Answers, Runs, in_hand, saved
+from auditor.verify.loaders import Standing
+
+
+def run(folder: Path, plan: str, x: Tensor, gradients: bool = False) -> Answers | str:
+    """What the file of a plan answers."""
+    return Runs(partial(saved, folder, "cpu"), [((x,), {})], gradients=gradients).answers(plan)
+
+
+def test_a_model_in_hand_follows_a_plan_for_a_while_and_none_that_nobody_knows() -> None:
+    model = nn.Linear(2, 2)
+    plans = {"cast_bf16": Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)}
+    with in_hand(model, plans, "cast_bf16") as followed:
+        assert followed is model and model.weight.dtype is torch.bfloat16
+    with in_hand(model, plans, "fp32") as followed:
+        assert followed is model and model.weight.dtype is torch.float32
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((600, 2), 10.0, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.half() @ self.weight).float()
+
+
+def test_a_program_runs_as_on_a_gpu(tmp_path: Path) -> None:
+    x = torch.full((1, 600), 10.0)
+    torch.export.save(torch.export.export(Product(), (x,)), tmp_path / "mine.pt2")
+    found = run(tmp_path, "mine", x, gradients=True)
+    assert isinstance(found, Answers)
+    assert found.graded is not None
+    assert found.outputs[0][0].tolist() == [[60000.0, 60000.0]]
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind"])
+def test_a_file_that_is_none_is_a_reason(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine.pt2").write_bytes(content)
+    found = run(tmp_path, "mine", torch.ones(1))
+    assert isinstance(found, str)
+    assert "\n" not in found
+
+
+def written(folder: Path, ends: int, op: str = "Add") -> Path:
+    """The folder of a model that does one thing to an input and itself."""
+    ports = [helper.make_tensor_value_info(name, ends, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op, ["x", "x"], ["y"])], "one", ports[:1], ports[1:])
+    model: Any = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    save(model, folder / "one.onnx")
+    return folder
+
+
+def test_inputs_are_cast_to_what_the_model_takes_and_outputs_raised(tmp_path: Path) -> None:
+    found = run(written(tmp_path, TensorProto.FLOAT16), "one", torch.tensor([1.0, 3e4]))
+    assert isinstance(found, Answers)
+    assert found.outputs[0][0].dtype is torch.float32
+    assert found.outputs[0][0].tolist() == [2.0, 60000 // 32 * 32.0]
+
+
+def test_what_has_no_kernel_is_a_reason(tmp_path: Path) -> None:
+    found = run(written(tmp_path, TensorProto.BFLOAT16, "Pow"), "one", torch.ones(2))
+    assert isinstance(found, str)
+    assert "\n" not in found
+
+
+def test_inputs_and_outputs_in_bf16_are_handed_over_where_there_are_kernels(tmp_path: Path) -> None:
+    low, wide = TensorProto.BFLOAT16, TensorProto.FLOAT
+    ports = [helper.make_tensor_value_info(name, low, ["n", 2]) for name in ("x", "y")]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["raised"], to=wide),
+        helper.make_node("Exp", ["raised"], ["grown"]),
+        helper.make_node("Cast", ["grown"], ["y"], to=low),
+    ]
+    graph = helper.make_graph(nodes, "three", ports[:1], ports[1:])
+    model: Any = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    save(model, tmp_path / "three.onnx")
+    x = torch.tensor([[1.01, -2.0], [0.3, 5.0]]).T  # not contiguous
+    found = run(tmp_path, "three", x)
+    assert isinstance(found, Answers), found
+    assert found.outputs[0][0].dtype is torch.float32
+    assert torch.equal(found.outputs[0][0], x.bfloat16().float().exp().bfloat16().float())
+
+
+class Made(nn.Module):
+    """Returns what it was told to."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output, self.weight = output, nn.Parameter(torch.ones(2))
+
+    def forward(self) -> Any:
+        return self.output
+
+    def train(self, mode: bool = True) -> Made:
+        raise NotImplementedError("as torch's own programs")
+
+
+def test_outputs_are_found_as_those_of_most_classes() -> None:
+    standing = Standing(Made({"logits": 1, "loss": 2}))
+    found = standing.eval()()
+    assert (found.logits, found["loss"], found[0], found[:2]) == (1, 2, 1, [1, 2])
+    assert dict(found) == {"logits": 1, "loss": 2}
+    with pytest.raises(AttributeError, match="the program has no output 'hidden': logits, loss"):
+        found.hidden  # noqa: B018
+    with pytest.raises(KeyError):
+        found["hidden"]
+    assert len(list(standing.parameters())) == 1
+
+
+def test_others_are_handed_on_as_they_are() -> None:
+    output = (1, 2)
+    assert Standing(Made(output))() is output
