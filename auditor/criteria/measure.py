@@ -72,8 +72,8 @@ class Criteria:
         names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        found = [self.one(criterion, reference, candidate) for criterion in self.each]
-        return [*found, self.one(self.rest, reference, candidate)] if self.meant(self.rest, names) else found
+        found = [self._one(criterion, reference, candidate) for criterion in self.each]
+        return [*found, self._one(self.rest, reference, candidate)] if self.meant(self.rest, names) else found
 
     def values(
         self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
@@ -96,7 +96,7 @@ class Criteria:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
 
-    def one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> Held:
+    def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> Held:
         """One criterion and its value. Raises: MeasureError(slug="shape-mismatch")."""
         meant = self.meant(criterion, names_of(reference, self.names))
         if criterion.output == OTHERS:

@@ -243,7 +243,7 @@ class _Settling:
 
     def _sample(self, said: Mapping[str, float]) -> list[str]:
         """Spread over the sizes of those predictions that are of some consequence."""
-        told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf and name not in self._twins]
+        told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf]
         ranked = sorted(told, key=lambda name: -said[name])
         return ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE]
 
