@@ -22,9 +22,12 @@ from .solve import Candidate, evaluate
 VISITS = 60_000
 """Operations looked at, over all modules that are lowered in thought: the rest is estimated from the terms of the cut."""
 
-RUNS, FEW_RUNS, RUN_VISITS = 24, 4, 12_000
-"""Modules that are lowered in a run of the recorded graph, at most and at least, and operations in all of these runs; what the
-others add is predicted, and said to be."""
+RUNS, FEW_RUNS = 24, 4
+"""Modules that are lowered in a run of the recorded graph, at most, and however much a run takes; what the others add is predicted,
+and said to be."""
+
+RUN_VISITS, RUN_FLOPS = 12_000, 50e9
+"""Operations, and floating-point operations, in all of these runs."""
 
 SHARES = 4
 """Different shares of time that modules may save without being worth it, each in a clause of its own."""
@@ -97,7 +100,10 @@ class Weighed:
     @property
     def _most(self) -> int:
         """How many modules are lowered in runs."""
-        return min(RUNS, max(RUN_VISITS // max(len(self._problem.capture.nodes), 1), FEW_RUNS))
+        costs = self._problem.costs
+        flops = sum(cost.flops for cost in costs.values())
+        affordable = min(RUN_VISITS / max(len(costs), 1), RUN_FLOPS / max(flops, 1))
+        return min(RUNS, max(int(affordable), FEW_RUNS))
 
     @cached_property
     def _idle_hold(self) -> bool:
