@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ..isolation.outputs import tensor_outputs
 from ..pulse import beat
@@ -17,19 +17,12 @@ from ..replay.execute import Executor, Run, Under
 from ..replay.running import Running
 
 
-@dataclass(eq=False)
-class Begun:
-    """What runs that differ in little take from the first of them."""
-
-    run: Run | None = None
-
-
 @dataclass(frozen=True)
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    beside: what runs on the first batch begin from. paths: of each batch the recorded path that it takes, where there are
-    several.
+    beside: the run that others on the first batch begin from, once there is one. paths: of each batch the recorded path
+    that it takes, where there are several.
     """
 
     capture: Capture
@@ -37,13 +30,13 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    beside: Begun | None = None
+    beside: list[Run] | None = None
     paths: Sequence[Capture] = ()
 
     def near(self) -> Trial:
         """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
         again."""
-        return replace(self, beside=Begun())
+        return replace(self, beside=[])
 
     def error(self, how: Running, enough: float = math.inf) -> float:
         """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
@@ -67,14 +60,11 @@ class Trial:
         inputs = capture.bind(self.model, batch)
         beside = self.beside if batch is self.batches[0] else None
         policy, values = Under(capture, how), dict[str, Any]()
-
-        def keep(n: fx.Node, result: Any) -> None:
-            values[n.name] = result
-
-        first = beside is not None and beside.run is None
-        executor = Executor(capture.graph_module, policy, keep if first else None, beside.run if beside else None)
+        before, result = beside[0] if beside else None, None
         with torch.no_grad():
-            result = executor.run(*inputs)
-        if beside is not None and first:
-            beside.run = Run(values, policy)
+            for n, result in Executor(capture.graph_module, policy, before=before).steps(*inputs):
+                if beside is not None and before is None:
+                    values[n.name] = result
+        if beside is not None and before is None:
+            beside.append(Run(values, policy))
         return tensor_outputs(result)

@@ -57,7 +57,7 @@ BUDGET = {
     "measure": (3280, "measure"),
     "ops": (1330, "numerics"),
     "patch": (520, "artefact"),
-    "plan": (3840, "plan"),
+    "plan": (3830, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "replay": (2070, "execution"),
@@ -72,7 +72,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 43820, 362, 28
+LINES, FILES, ROOMS = 43810, 362, 28
 """Of all of them."""
 
 

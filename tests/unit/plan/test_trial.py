@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +37,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
 
     class Counted(module.Executor):
-        def run(self, *inputs: Any) -> Any:
+        def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
             found.append(0)
-            return super().run(*inputs)
+            return super().steps(*inputs)
 
         def run_node(self, n: fx.Node) -> Any:
             found[-1] += n.op == "call_function"
