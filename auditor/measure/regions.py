@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,19 +140,24 @@ def _names(region: _Region, capture: Capture) -> tuple[str, ...]:
 
 def _tested(region: _Region, capture: Capture, flat: list[Any], reference: Run, distance: Distance) -> FlaggedRegion:
     names = _names(region, capture)
-    low = _Kept(capture, region.leaving)
+    ends = [node for name in capture.outputs for node in capture.graph_module.graph.nodes if node.name == name]
+    wanted, low = {*ends, *region.leaving}, dict[fx.Node, list[torch.Tensor]]()
+
+    def keep(n: fx.Node, result: Any) -> None:
+        if n in wanted:
+            low[n] = tensors_of(raised(result))
+
     beat()
     inside = {node.name for node in region.nodes}
     try:
         policy = SomeLow(capture, inside, region.fmt, rounder(capture, region.fmt))
-        Executor(capture.graph_module, policy, low, reference).run(*flat)
+        Executor(capture.graph_module, policy, keep, reference).run(*flat)
     except Exception as error:
         let_through(error)
         return _failed(region, capture, error)
-    ends = [_named(capture, name) for name in capture.outputs]
     outputs = [leaf for node in ends for leaf in _exact(reference, node)]
-    changed = [leaf for node in ends for leaf in low.values.get(node) or _exact(reference, node)]
-    local = max(_error(_exact(reference, node), low.values[node]) for node in region.leaving)
+    changed = [leaf for node in ends for leaf in low.get(node) or _exact(reference, node)]
+    local = max(_error(_exact(reference, node), low[node]) for node in region.leaving)
     return FlaggedRegion(
         region.fmt, names, _shared(capture, names), local, _error(outputs, changed, distance), region.explained, None
     )
@@ -168,11 +173,6 @@ def _error(reference: list[torch.Tensor], candidate: list[torch.Tensor], distanc
     return distance(reference, candidate)
 
 
-def _named(capture: Capture, name: str) -> fx.Node:
-    node: fx.Node = next(node for node in capture.graph_module.graph.nodes if node.name == name)
-    return node
-
-
 def _shared(capture: Capture, names: Sequence[str]) -> str:
     """The deepest module that holds all of them."""
     paths = [capture.nodes[name].owner.split(".") for name in names]
@@ -182,15 +182,3 @@ def _shared(capture: Capture, names: Sequence[str]) -> str:
             break
         shared.append(steps[0])
     return ".".join(shared)
-
-
-class _Kept:
-    """The tensors of some nodes, and of the outputs, raised to FP32; hears of every result of a run."""
-
-    def __init__(self, capture: Capture, wanted: Collection[fx.Node]) -> None:
-        self.wanted = {*wanted, *(_named(capture, name) for name in capture.outputs)}
-        self.values: dict[fx.Node, list[torch.Tensor]] = {}
-
-    def __call__(self, n: fx.Node, result: Any) -> None:
-        if n in self.wanted:
-            self.values[n] = tensors_of(raised(result))

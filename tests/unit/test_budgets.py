@@ -54,7 +54,7 @@ BUDGET = {
     "loading": (2670, "loading"),
     "loose files": (2000, "flow"),
     "mapped": (700, "offload"),
-    "measure": (3280, "measure"),
+    "measure": (3265, "measure"),
     "ops": (1330, "numerics"),
     "patch": (520, "artefact"),
     "plan": (3830, "plan"),
