@@ -118,6 +118,7 @@ def audited(name: str) -> Row:
     import torch
 
     import auditor
+    from auditor.errors import AuditorError
 
     group, build = models()[name]
     torch.manual_seed(0)
@@ -125,7 +126,7 @@ def audited(name: str) -> Row:
     start = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         audit = auditor.audit(model, args, kwargs=kwargs, device="cpu")
-    except auditor.AuditorError as error:
+    except AuditorError as error:
         return {"model": name, "group": group, "refused": error.slug}
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = children.ru_utime + children.ru_stime - start[1].ru_utime - start[1].ru_stime

@@ -54,10 +54,10 @@ BUDGET = {
     "loading": (2670, "loading"),
     "loose files": (2000, "flow"),
     "mapped": (700, "offload"),
-    "measure": (3265, "measure"),
+    "measure": (3270, "measure"),
     "ops": (1330, "numerics"),
     "patch": (520, "artefact"),
-    "plan": (3830, "plan"),
+    "plan": (3840, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "replay": (2070, "execution"),
@@ -72,7 +72,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 43810, 362, 28
+LINES, FILES, ROOMS = 43800, 362, 28
 """Of all of them."""
 
 
