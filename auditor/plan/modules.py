@@ -23,7 +23,8 @@ and no prediction is as good as that."""
 
 
 class Modules:
-    """Choices of precisions of modules, and what replays of them came to. log: {precisions: error}, inf where it does not run.
+    """Choices of precisions of modules, and what replays of them came to. log: {precisions: error}, inf where it does not run;
+    replays: how many were made.
 
     known: {choice: error} of runs of the whole model; of those within `budget` none need be replayed.
     """
@@ -33,11 +34,13 @@ class Modules:
         self.log: dict[frozenset[tuple[str, str]], float] = {}
         self.nothing, self._low = everything(problem, "fp32"), everything(problem, problem.format)
         self._trial, self._known = trial, list(known)
+        self.replays = 0
         self.log |= {self._key(point): error for point, error in self._known}
 
     def error(self, point: Candidate, enough: float = math.inf) -> float:
         """Error of the recorded graph under a choice; inf where an operation raises. enough: batches beyond it are left out."""
         if (key := self._key(point)) not in self.log:
+            self.replays += 1
             try:
                 self.log[key] = self._trial.error(self.problem.running(labelled(point.precision)), enough)
             except Exception as error:
@@ -62,6 +65,13 @@ class Modules:
         """Choices that hold the budget in runs of the model and lower nothing unsafe."""
         points = [point for point, _ in self._known]
         return [point for point in points if point.feasible and self.log[self._key(point)] <= self.budget]
+
+    def simpler(self, point: Candidate, limit: float) -> Candidate:
+        """Everything low, where that is safe, takes hardly longer, and holds in a run of the model or a replay."""
+        low = self._low
+        if point == low or not low.feasible or not _is_as_fast(low, point):
+            return point
+        return low if low in self.holding() or self.error(low) <= limit else point
 
     def reject(self, point: Candidate) -> None:
         """Note that the artefact of a choice did not hold."""

@@ -121,7 +121,7 @@ class Weighed:
 
     def _ran(self) -> dict[str, float]:
         """Errors with one module lowered, of those that are run: what gains most first."""
-        found, left = dict[str, float](), self._most
+        found, left = dict[str, float](), self._most - self._space.replays
         for each in self._open:
             if each.point is None:
                 continue

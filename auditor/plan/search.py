@@ -62,6 +62,10 @@ class Space(Protocol[P]):
         """Choices that hold the budget, as runs of the whole model said, and were not rejected."""
         ...
 
+    def simpler(self, point: P, limit: float) -> P:
+        """A choice that is easier to live with than `point`, about as cheap, and has an error of at most `limit`; else `point`."""
+        ...
+
     def reject(self, point: P) -> None:
         """Note that the artefact of a choice did not hold."""
         ...
@@ -79,7 +83,7 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
     for _ in range(runs):
         for hope in (1.0, FAR):
             point = space.proposed(min(hope * limit / correction, ceiling))
-            if cheaper := point.price < (1 - LITTLE) * best.price:
+            if cheaper := point.price < (1.0 if best == space.nothing else 1 - LITTLE) * best.price:
                 break
         if not cheaper:
             break
@@ -90,7 +94,7 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
             best = point
         else:
             ceiling = point.predicted_error * (STRICTER if math.isfinite(error) else 0.5)
-    return best
+    return space.simpler(best, limit)
 
 
 def cheapest(points: Sequence[P], otherwise: P) -> P:

@@ -45,6 +45,9 @@ class Line:
     def holding(self) -> list[Point]:
         return [point for point in self.known if point not in self.rejected]
 
+    def simpler(self, point: Point, limit: float) -> Point:
+        return point
+
     def reject(self, point: Point) -> None:
         self.rejected.append(point)
 
