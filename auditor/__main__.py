@@ -32,4 +32,11 @@ def _uncover() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_exit_code())
+    code = _exit_code()
+    if (
+        code == 130
+    ):  # Python ends itself by the signal, whatever exit code it is asked for, where one came while it ran a text
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -82,6 +82,9 @@ def plans_of(
     found |= verified({n: s for n, s in spaces.items() if n not in found}, bench.max_error, make, run, holds)[1]
     harmful = [name for name, plan in found.items() if is_outdone(plan, baselines[name])]
     found |= run({name: cheapest(spaces[name].holding(), spaces[name].nothing) for name in harmful})
+    useless = [] if bench.quick else [name for name, plan in found.items() if runs(plan.format) and not gains(plan)]
+    instead = run({name: cheapest(points[1:], points[0]) for name in useless if (points := spaces[name].holding())})
+    found |= {name: plan for name, plan in instead.items() if gains(plan) and holds(name, plan)}
     shared = run({} if bench.quick else dict(_shared(spaces, found)))
     found |= {name: plan for name, plan in shared.items() if gains(plan) and holds(name, plan)}
     for name in problems:

@@ -74,14 +74,15 @@ class Space(Protocol[P]):
 def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
     """The cheapest choice whose replay has an error of at most `limit`; without runs, the cheapest that is predicted to.
 
-    What each replay says of predictions decides on the next proposal, so that few are needed.
+    What each replay says of predictions decides on the next proposal, so that few are needed. Where nothing is predicted to hold,
+    one replay says whether that is so.
     """
     if not runs:
         return space.proposed(limit)
     best = cheapest(space.holding(), space.nothing)
     correction, ceiling = 1.0, math.inf
-    for _ in range(runs):
-        for hope in (1.0, FAR):
+    for run in range(runs):
+        for hope in (1.0, FAR, math.inf if run == 0 and best == space.nothing else FAR):
             point = space.proposed(min(hope * limit / correction, ceiling))
             if cheaper := point.price < (1.0 if best == space.nothing else 1 - LITTLE) * best.price:
                 break

@@ -56,10 +56,7 @@ class Remembers(nn.Module):
 
 
 def test_a_memory_that_holds_weakly() -> None:
-    model = Remembers()
     held(lambda: (Remembers(), ((X,), {})))
-    auditor.audit(model, X, formats=["bf16"], strategies=["cast"])
-    assert not model.norms
 
 
 class WritesAView(nn.Module):

@@ -52,12 +52,12 @@ BUDGET = {
     "isolation": (1200, "isolation"),
     "judge": (840, "rules"),
     "loading": (2670, "loading"),
-    "loose files": (2000, "flow"),
+    "loose files": (2010, "flow"),
     "mapped": (700, "offload"),
     "measure": (3270, "measure"),
     "ops": (1330, "numerics"),
     "patch": (520, "artefact"),
-    "plan": (3840, "plan"),
+    "plan": (3860, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "replay": (2070, "execution"),
@@ -72,7 +72,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 43800, 362, 28
+LINES, FILES, ROOMS = 43830, 362, 28
 """Of all of them."""
 
 

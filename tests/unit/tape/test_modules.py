@@ -155,7 +155,7 @@ def test_dropout_between_recurrent_layers() -> None:
     replayed(nn.LSTM(4, 3, 2, dropout=0.5).train(), normal(5, 2, 4))
 
 
-def test_a_thousand_steps_take_no_more_than_three_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_steps_take_no_more_than_five_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the model is called: low runs, for the dtypes in it, take one step each."""
     steps = []
 
@@ -174,6 +174,6 @@ def test_a_thousand_steps_take_no_more_than_three_forwards(monkeypatch: pytest.M
     steps.clear()
     with Counting():
         found = capture_of(model, x)
-    assert 0 < sum(steps) <= 3 * once
+    assert 0 < sum(steps) <= 5 * once
     assert only(found, "zeros").literals["fp16"].arguments == {"dtype": torch.float16}
     assert len(nodes_by_op(found, "gru")) == 1
