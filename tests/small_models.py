@@ -120,3 +120,16 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
     "mixture": (Mixture, (normal(4, 6),)),
     "mlp": (Mlp, (normal(4, 6),)),
 }
+
+
+class Deep(nn.Module):
+    """Errors pile up: not all of it can be low."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x

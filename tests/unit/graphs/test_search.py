@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_all_low_where_that_holds_takes_one_run() -> None:
     table, runs = chain(1e-6, 1e-6), Runs(1.0)
     assert search(table, runs, 0.01)[1].low == table.may_be_low()
     assert runs.count == 1
+
+
+def test_what_its_artefact_did_not_bear_out_is_not_chosen_again() -> None:
+    space, found = search(chain(1e-6, 1e-6), Runs(1.0), 0.01)
+    space.reject(found)
+    assert space.error(found) == math.inf
+    again = choose(space, 0.01)
+    assert again.low < found.low
+    assert space.log[found.low] <= 0.01  # what the run said stays for the reasons
 
 
 def test_what_raises_is_kept_and_says_so() -> None:

@@ -17,6 +17,7 @@ from auditor.plan.plans import everything_low, plans_of
 from auditor.plan.search import MARGIN
 from auditor.records import Plan
 from tests.planning import Foretold, bench_of
+from tests.small_models import Deep
 from tests.subjects import normal, seeded
 
 
@@ -123,21 +124,8 @@ def test_quick_without_a_search_still_finds_what_is_predicted_to_hold_and_runs_i
     assert plan.predicted_error <= MARGIN * 0.9 * plain
 
 
-class Wide(nn.Module):
-    """Layers whose errors add up, so that not all of them can be low."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
 def test_no_plan_is_further_off_than_the_model_without_one() -> None:
-    audit = auditor.audit(seeded(Wide), normal(64, 256), max_error=0.0025)
+    audit = auditor.audit(seeded(Deep), normal(64, 256), max_error=0.0025)
     for name, plan in audit.plans.items():
         plain = audit.baselines[name].measured_error
         assert plain is not None and plan.measured_error is not None
@@ -158,13 +146,26 @@ def test_an_artefact_that_is_further_off_than_the_model_without_a_plan_gives_way
 
     monkeypatch.setattr(module, "verify", harmful)
     for budget, precision in ((0.0025, "fp32"), (0.9, "bf16")):
-        audit = auditor.audit(seeded(Wide), normal(64, 256), max_error=budget, formats="bf16", strategies="cast")
+        audit = auditor.audit(seeded(Deep), normal(64, 256), max_error=budget, formats="bf16", strategies="cast")
         (plan,) = audit.plans.values()
         assert {choice.precision for choice in plan.scopes.values()} == {precision}
 
 
+def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_way_to_fp32() -> None:
+    bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.0025)
+    baselines = {
+        "cast_bf16": auditor.records.Baseline(1e-9, True)
+    }  # of another model: everything low does not hold here
+    (plan,) = plans_of(bench, ("cast",), ("bf16",), baselines, lambda _: None).values()
+    assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
+    baselines = {"cast_bf16": auditor.records.Baseline(0.5, True)}
+    (plan,) = plans_of(bench, ("cast",), ("bf16",), baselines, lambda _: None).values()
+    assert plan.verified
+    assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
+
+
 def test_what_a_plan_of_another_strategy_keeps_is_taken_over_where_it_is_better_and_holds() -> None:
-    bench = bench_of(seeded(Wide), normal(64, 256), formats=("bf16",), max_error=0.5)
+    bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
     spaces = {name: Foretold(bench.problem(name, "bf16"), 0.5) for name in ("autocast", "cast")}
     low = as_plan(spaces["autocast"].problem, everything(spaces["autocast"].problem, "bf16"))
     known = {

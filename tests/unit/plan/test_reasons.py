@@ -20,7 +20,7 @@ from auditor.records import Plan, Reason
 from auditor.replay.chosen import scoped
 from auditor.strategies import SHIPPED
 from tests.planning import bench_of, kept, lowered
-from tests.small_models import ConvNet
+from tests.small_models import ConvNet, Deep
 from tests.subjects import normal, seeded
 from tests.unet import UNet
 
@@ -61,19 +61,6 @@ class Shared(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.mix(self.table(ids)) * 8000).abs().log1p()
-
-
-class Deep(nn.Module):
-    """Errors pile up: not all of it can be low."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
 
 
 MODELS = {

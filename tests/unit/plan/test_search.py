@@ -140,7 +140,9 @@ def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(strategy:
     bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
     problem = replace(problem, verdicts={**problem.verdicts, bad: Verdict("unsafe", "it overflows")})
     assert must_stay_fp32(problem) == {"2"}
-    assert choose(Foretold(problem, 0.01, off=0.0), 0.01).precision["2"] == "fp32"
+    space = Foretold(problem, 0.01, off=0.0)
+    assert choose(space, 0.01).precision["2"] == "fp32"
+    assert space.proposed(math.inf).precision["2"] == "fp32"
 
 
 def test_what_raises_is_searched_for_beyond_it() -> None:
