@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from .artefact.strategies import SHIPPED
 from .criteria import criteria_of
 from .errors import AuditorError, CallbackError
 from .flow import run
-from .formats.table import DEFAULT
 from .loading import from_object
 from .loading.sandbox import blame
-from .mapped import limited
+from .numerics.formats import DEFAULT
+from .offload import limited
 from .options import Options, check_types, named
 from .progress.cell import Cell, in_notebook
 from .progress.shown import reporter
@@ -23,9 +24,9 @@ from .raised import let_through
 from .records import Distance, Progress, Subject
 from .records.audit import Audit
 from .resources import resource_dir
-from .rulebook import Rule, load_rules
+from .rulebook.load import load_rules
+from .rulebook.rule import Rule
 from .score import Scoring, in_hand
-from .strategies import SHIPPED
 from .training.objective import training_subject
 
 

@@ -16,36 +16,25 @@ from .criteria.measure import Criteria
 from .devices import libraries, name_of
 from .document.contents import shared_modules, tied_parameters
 from .document.places import portable
-from .facts.literals import written
-from .formats.entries import extent
-from .formats.histogram import merged
+from .execution.depth import UnderPlan
 from .graphs import Planned
 from .isolation.members import named_modules, size_of, structure_of
 from .isolation.outputs import NamedTensors
 from .isolation.process import Flags
-from .judge.verdicts import GRADES, Judgement
-from .mapped import came_to, within
 from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.storing import storing
+from .numerics.entries import extent
+from .numerics.histogram import merged
+from .offload import came_to, within
 from .options import Options
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import (
-    Audit,
-    Capture,
-    Environment,
-    Evaluation,
-    Finding,
-    NodeReport,
-    Plan,
-    Proposal,
-    Subject,
-    Weight,
-)
+from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
 from .records.training import Training
-from .replay.depth import UnderPlan
 from .report.words import op, plan_title, scope
+from .rulebook.literals import written
+from .rulebook.verdicts import GRADES, Judgement
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""

@@ -8,18 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from . import mapped
+from . import offload as mapped
 from .assembly import assembled
+from .capture.several import record_paths
 from .devices import CPU, let_go, name_of
 from .errors import AuditorError, first_line
-from .facts import gather
+from .execution.depth import under_plan
 from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
 from .isolation.process import flags, ieee
-from .judge.causes import Graph, with_causes
-from .judge.findings import classify, concerning, confronted, silenced, with_batches
-from .judge.severities import about
-from .judge.verdicts import Judgement, judge, with_backward
 from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
@@ -43,10 +40,13 @@ from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
-from .replay.depth import under_plan
-from .rulebook import spread
+from .rulebook.causes import Graph, with_causes
+from .rulebook.each import spread
+from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
+from .rulebook.gather import gather
+from .rulebook.severities import about
+from .rulebook.verdicts import Judgement, judge, with_backward
 from .stages import Stages
-from .tape.several import record_paths
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 

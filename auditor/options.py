@@ -11,18 +11,18 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from .artefact.strategies import GRAPHS, SHIPPED, known
 from .config import EVERYTHING, Selection
 from .criteria import Criterion
 from .devices import chosen, followed, has_clock, is_native, name_of, row_of
 from .errors import AuditorError
-from .formats.table import DEFAULT, auditable, runs
+from .numerics.formats import DEFAULT, auditable, runs
 from .records import Distance, Progress
 from .resources import table
 from .sizes import size_of
-from .strategies import GRAPHS, SHIPPED, known
 
 if TYPE_CHECKING:
-    from .rulebook import Rule
+    from .rulebook.rule import Rule
     from .score import Scoring
 
 DEFAULT_GPU = "A100"

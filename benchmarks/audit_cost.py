@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from auditor.capture.capture import capture
 from auditor.flow import run
 from auditor.loading import from_object, in_eval, load
 from auditor.measure.attribute import first_order
@@ -28,8 +29,7 @@ from auditor.measure.settle import settle
 from auditor.options import Options
 from auditor.records import Capture
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
-from auditor.tape import capture
+from auditor.rulebook.load import load_rules
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, SMALL, build
 from tests.brute_force import true_isolated

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
 from auditor.measure import estimates, informat, lowrun, measure, reference
 from auditor.measure.attribute import first_order
 from auditor.measure.settle import settle
-from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, build
 

@@ -7,11 +7,11 @@ import json
 import math
 import statistics
 
+from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle
-from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import gpt
 from tests.brute_force import true_isolated

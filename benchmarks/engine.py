@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from auditor.imitation import imitated
+from auditor.capture.capture import capture
+from auditor.capture.imitated import imitated
 from auditor.isolation.answer import answer
 from auditor.loading import from_object, in_eval
-from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, Built, build, gpt, vit
 

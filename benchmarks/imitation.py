@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from auditor import imitated
-from auditor.dispatch import Region
-from auditor.imitation import Imitation
+from auditor.capture.capture import capture
+from auditor.capture.imitation import Imitation
+from auditor.capture.regions import Region
 from auditor.loading import load
 from auditor.records import Batch
-from auditor.tape import capture
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import gpt
 from tests.architectures.zoo import ZOO, specimen
@@ -163,7 +163,7 @@ def cost(name: str) -> Row:
 
 
 def _operations(model: nn.Module, args: tuple[Any, ...]) -> int:
-    from auditor.dispatch import intercepted
+    from auditor.capture.intercept import intercepted
 
     with torch.no_grad(), intercepted(_Counting()):
         model(*args)

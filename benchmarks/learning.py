@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.carried import round_to
-from auditor.imitation import imitated
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.runtime import DTYPES
+from auditor.capture.imitated import imitated
+from auditor.numerics.carried import round_to
 from auditor.records import Objective, Subject
-from auditor.strategies.runtime import DTYPES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCH, LENGTH = 32, 64

@@ -15,7 +15,7 @@ from auditor.flow import run
 from auditor.loading import load
 from auditor.options import Options
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from benchmarks.harness import Row, in_process_of_its_own, peak_mib, report
 
 LAYERS = 24

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from auditor.capture.capture import capture
 from auditor.measure.measure import measure
 from auditor.records import Batch, NodeError, Subject
-from auditor.tape import capture
 from benchmarks import subjects  # noqa: F401  (timm and transformers import through its torchvision)
 from benchmarks.harness import Row, machine, report
 from tests.slow.models import MODELS, specimen

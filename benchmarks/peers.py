@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.formats.metrics import output_error
 from auditor.graphs.onnxfile import with_onnx
 from auditor.graphs.onnxmodel import counted, tidied
 from auditor.graphs.onnxrounded import rounded
 from auditor.isolation.outputs import tensor_outputs
+from auditor.numerics.metrics import output_error
 from benchmarks import subjects
 from benchmarks.harness import Row, report
 from tests.corpus.case import Distance

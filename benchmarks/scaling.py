@@ -18,7 +18,7 @@ from auditor.flow import run
 from auditor.loading import load
 from auditor.options import Options
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from benchmarks.audit_cost import StageClock, spent
 from benchmarks.deep import DEEP, DEPTHS, made
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report

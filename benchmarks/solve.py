@@ -6,13 +6,13 @@ import argparse
 import json
 import random
 
+from auditor.artefact.strategies import SHIPPED as STRATEGIES
+from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates
 from auditor.records import Capture, Contribution, Verdict
-from auditor.strategies import SHIPPED as STRATEGIES
-from auditor.tape import capture
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit
 

@@ -7,14 +7,14 @@ import json
 import sys
 from dataclasses import replace
 
+from auditor.execution.chosen import scoped
 from auditor.flow import run
 from auditor.loading import from_object
 from auditor.options import Options
 from auditor.records import Plan
 from auditor.records.audit import Audit
-from auditor.replay.chosen import scoped
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from benchmarks.harness import Row, in_process_of_its_own, report
 from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
 from benchmarks.trained_models import TRAINED

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.formats.histogram import magnitudes_of, merged
-from auditor.patch.table import plan_table
+from auditor.artefact.precision_table import plan_table
+from auditor.capture.step import capture_step, step_batches
+from auditor.execution.step import Step, bind_step, run_step
+from auditor.execution.strategies import plain
+from auditor.numerics.histogram import magnitudes_of, merged
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.replay.step import Step, bind_step, run_step
-from auditor.replay.strategies import plain
-from auditor.tape.step import capture_step, step_batches
 from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from auditor.formats.metrics import output_error
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.measure import Measurement
+from auditor.numerics.metrics import output_error
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.facts import NodeFacts, gather
+from auditor.capture.capture import capture
 from auditor.records import Capture, Magnitudes, Subject
-from auditor.tape import capture
+from auditor.rulebook.facts import NodeFacts
+from auditor.rulebook.gather import gather
 
 
 class Function(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from tests.subjects import normal, seeded
 
 

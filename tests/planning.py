@@ -10,9 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from auditor.facts import gather
-from auditor.judge.findings import classify, confronted
-from auditor.judge.verdicts import judge
+from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
@@ -27,8 +25,10 @@ from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench, workbench
 from auditor.records import Plan
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
-from auditor.tape import capture
+from auditor.rulebook.findings import classify, confronted
+from auditor.rulebook.gather import gather
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.verdicts import judge
 from tests.subjects import subject_of
 
 

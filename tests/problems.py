@@ -11,12 +11,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from auditor.execution.nesting import deciders_of
+from auditor.execution.strategies import plain
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from auditor.replay.nesting import deciders_of
-from auditor.replay.strategies import plain
 from tests.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from auditor.capture.capture import capture
 from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.records import Batch, Capture, Subject
-from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")
 

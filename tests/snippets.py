@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from auditor.artefact.emit import emit
 from auditor.document.contents import shared_modules, tied_parameters
-from auditor.patch.emit import emit
 from auditor.records import Plan, ScopeChoice
 
 Scopes = dict[str, dict[str, str]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from auditor.capture.step import capture_step, step_batches
+from auditor.execution.step import Step, bind_step, run_step
 from auditor.records import Subject
-from auditor.replay.step import Step, bind_step, run_step
-from auditor.tape.step import capture_step, step_batches
 from auditor.training.objective import training_subject
 
 

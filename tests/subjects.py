@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from auditor.capture.capture import capture
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.rerun import PLAIN, Yardstick
 from auditor.measure.settle import settle
 from auditor.records import Capture, Contribution, Node, Subject
-from auditor.tape import capture
 
 FORMATS = ("fp16", "bf16")
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from auditor import apply
 from auditor.api import audit as audit_model
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from tests.resisting import MODELS, Call

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.artefact.strategies import strategy_of
 from auditor.cli.program import main
 from auditor.document.compare import fresh
 from auditor.document.compared import record
@@ -19,7 +20,6 @@ from auditor.records import Audit, Finding, NodeReport
 from auditor.records.measure import MEASURED
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import names, rendered
-from auditor.strategies import strategy_of
 from tests.planted import MISTAKES, REPAIRED, line, llama
 
 

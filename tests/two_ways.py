@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from auditor.artefact.applying import apply_plan
+from auditor.execution.execute import Executor, Under
+from auditor.execution.nesting import boundaries
+from auditor.execution.strategies import running
 from auditor.isolation.outputs import tensor_outputs
-from auditor.ops.kernels import UnsupportedInFormat
-from auditor.patch.runtime import apply_plan
+from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Batch, Capture
-from auditor.replay.execute import Executor, Under
-from auditor.replay.nesting import boundaries
-from auditor.replay.strategies import running
 from auditor.verify import run_patched
 from tests.problems import owners_of, tied_owners
 

@@ -174,7 +174,7 @@ def _options(args: argparse.Namespace, progress: Progress) -> Options:
 def _set_aside(args: argparse.Namespace, options: Options, held: ExitStack) -> None:
     """Start the process that verifies, which imports what it needs while the user's code is loaded. From here on this
     process holds what it may."""
-    from ..mapped import limited
+    from ..offload import limited
 
     if not args.dry_run:
         from ..verify.lifetime import standby
@@ -189,7 +189,7 @@ def _automatic(args: argparse.Namespace, options: Options) -> int | None:
         return None
     from ..loading.hubs import weights_of
     from ..loading.target import parse
-    from ..mapped import fitting
+    from ..offload import fitting
 
     with suppress(LoadError):  # whoever loads it says why
         return fitting(weights_of(parse(args.target)))
@@ -203,8 +203,8 @@ def _strategies(args: argparse.Namespace) -> tuple[str, ...]:
     """
     if not args.onnx:
         return tuple(args.strategies)
+    from ..artefact.strategies import GRAPHS
     from ..graphs.onnxfile import require
-    from ..strategies import GRAPHS
 
     if args.quick and args.strategies[0] not in GRAPHS:
         raise AuditorError(

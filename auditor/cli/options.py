@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import config
+from ..artefact.strategies import SHIPPED, known
 from ..devices import check_device
 from ..errors import AuditorError
-from ..formats.table import DEFAULT, auditable
+from ..numerics.formats import DEFAULT, auditable
 from ..options import MODES, OBJECTIVES, check_budget, check_drop, check_names
 from ..records.run import DIRECTIONS
 from ..report import reporters
 from ..resources import table
 from ..sizes import size_of
-from ..strategies import SHIPPED, known
 from . import verbs
 
 EPILOG = """\

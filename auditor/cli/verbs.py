@@ -17,7 +17,7 @@ from ..options import SEEDS, is_seed
 from . import guard, publish, streams
 
 if TYPE_CHECKING:
-    from ..rulebook import Rule
+    from ..rulebook.rule import Rule
 
 PROGRAM = "python -m auditor"
 PATCHED = "patched_model.py"
@@ -98,7 +98,7 @@ def add_timeout(made: argparse.ArgumentParser) -> None:
 def rulebook(directory: Path | None) -> tuple[Rule, ...]:
     """The rules that ship, and the user's own beside them."""
     from ..resources import resource_dir
-    from ..rulebook import load_rules
+    from ..rulebook.load import load_rules
 
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
 
@@ -115,7 +115,7 @@ def explain_parser() -> argparse.ArgumentParser:
 def explain(args: argparse.Namespace) -> int:
     """Print one rule, or one error, in words. Raises: AuditorError(slug="no-rule")."""
     from ..resources import errors
-    from ..rulebook import explain as in_words
+    from ..rulebook.explain import explain as in_words
 
     if (slug := args.code.lower()) in errors():
         streams.say(f"{slug}\n\n{errors()[slug]}\n")
@@ -141,12 +141,12 @@ def rules(args: argparse.Namespace) -> int:
     """Print the table of rules, or everything about them."""
     found = rulebook(args.rules)
     if args.format == "md":
-        from ..rulebook import reference
+        from ..rulebook.reference import reference
 
         streams.say(reference(found))
         return 0
     if args.format == "json":
-        from ..rulebook import as_data
+        from ..rulebook.explain import as_data
 
         streams.say(json.dumps([as_data(rule) for rule in found], indent=2) + "\n")
     else:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 import torch.fx as fx
 
-from ..formats.entries import is_number
-from ..formats.metrics import output_error
 from ..isolation.outputs import NamedTensors
-from ..ops.nodes import arguments, dtype, readers, row_of, shape, source
+from ..numerics.entries import is_number
+from ..numerics.metrics import output_error
+from ..numerics.nodes import arguments, dtype, readers, row_of, shape, source
 from ..records import Capture, Proposal
 from .criterion import Criterion
 

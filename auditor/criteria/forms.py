@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..formats.entries import entries, finite, is_plain
+from ..numerics.entries import entries, finite, is_plain
 from .criterion import Criterion
 from .values import peak_of
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import AuditorError
-from ..formats.metrics import output_error
 from ..isolation.outputs import NamedTensors
+from ..numerics.metrics import output_error
 from ..records import CriterionValue, Distance
 from .criterion import Criterion, name_of
 from .values import unfit, value

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from ..errors import CallbackError, first_line
-from ..formats.entries import dense, extent, is_number
-from ..formats.metrics import paired, relative_l2
+from ..numerics.entries import dense, extent, is_number
+from ..numerics.metrics import paired, relative_l2
 from ..raised import let_through
 from .criterion import Criterion
 

@@ -19,16 +19,7 @@ from ..records import Audit, Origin, Plan, Subject
 from ..records.written import ByFormat, Inlined, Written
 from .contents import FORMS
 from .parts import MEASUREMENTS, inner, is_record, marked, nullable
-from .read import (
-    AGAIN,
-    json_path,
-    loaded,
-    measured_beside,
-    plan_in,
-    read_all,
-    read_audit,
-    read_measurements,
-)
+from .read import AGAIN, json_path, loaded, measured_beside, plan_in, read_all, read_audit, read_measurements
 
 ALONE = (
     "This audit was read from its plan.json alone: operations, weights and regions are in measurements.json, which is not "

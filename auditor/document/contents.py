@@ -278,8 +278,8 @@ class Histogram:
     @classmethod
     def of(cls, found: Magnitudes) -> Histogram:
         """The same magnitudes."""
-        from ..formats.histogram import flushed, subnormal
-        from ..formats.table import FORMATS
+        from ..numerics.formats import FORMATS
+        from ..numerics.histogram import flushed, subnormal
 
         fp16 = FORMATS["fp16"]
         return cls(

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
+from ..artefact.applying import apply_plan
+from ..artefact.precision_table import plan_table
+from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
-from ..formats.table import label, runs
 from ..isolation.members import size_of, structure_of, unwrapped
-from ..patch.runtime import apply_plan
-from ..patch.table import plan_table
+from ..numerics.formats import label, runs
 from ..records import Plan
-from ..strategies import GRAPHS
 from .read import loaded, read_document, read_plan
 
 

@@ -9,10 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .. import strategies
+from ..artefact import strategies
 from ..errors import PlanError
 from ..folder import path_of
-from ..formats.table import FORMATS, NAME
+from ..numerics.formats import FORMATS, NAME
 from ..records import FORMAT_VERSION, Plan
 from .contents import Document, Measurements, PlanFile, digest
 from .parts import MEASUREMENTS, PLAN, WHOLE

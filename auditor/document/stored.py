@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..artefact.emit import emit
+from ..artefact.precision_table import plan_table
+from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
-from ..formats.table import runs
 from ..isolation import isolated
 from ..isolation.members import size_of, structure_of
-from ..patch.emit import emit
-from ..patch.table import plan_table
+from ..numerics.formats import runs
 from ..plan.scores import raising
 from ..records import Plan, ScopeChoice, Subject
-from ..strategies import GRAPHS
 from ..verify import NotHandedOver, Verifier
 from .live import apply, pick
 from .read import loaded, read_document

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from ..ops.nodes import row_of, tensors_of
-from ..ops.table import operation, packet
+from ..numerics.nodes import row_of, tensors_of
+from ..numerics.operations import operation, packet
 from ..records import Capture
 from .exported import INNER
 

@@ -17,13 +17,13 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ..dispatch import unfused
 from ..errors import PlanError, first_line
-from ..formats.metrics import output_error
 from ..isolation import isolated
 from ..isolation.answer import answer
+from ..isolation.eager import unfused
 from ..isolation.outputs import tensor_outputs
-from ..ops.nodes import mutates, row_of
+from ..numerics.metrics import output_error
+from ..numerics.nodes import mutates, row_of
 from ..raised import let_through
 from ..records import Batch
 

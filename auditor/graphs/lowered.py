@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..formats.table import dtype_of
+from ..numerics.formats import dtype_of
 from .exported import Exported
 from .operations import Table, low_arguments
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..formats.table import FORMATS
-from ..ops.nodes import tensors_of
+from ..artefact.strategies import SHIPPED
+from ..numerics.formats import FORMATS
+from ..numerics.nodes import tensors_of
 from ..plan.memory import memory_of, most_alive
 from ..plan.workbench import Workbench
 from ..records import Memory
-from ..strategies import SHIPPED
 from .lowered import COPIED, weight_of
 from .operations import Seen, Table, is_pick
 

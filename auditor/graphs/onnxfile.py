@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError, MeasureError, first_line
 from ..folder import own
-from ..formats.metrics import output_error
-from ..formats.table import label
 from ..isolation.answer import answer
+from ..numerics.formats import label
+from ..numerics.metrics import output_error
 from ..raised import let_through
 from ..records import Audit, Batch, Onnx, Plan, Program
 from ..verify import ONNX, Answers, NotHandedOver, Verifier

@@ -12,16 +12,16 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..formats.table import dtype_of
+from ..execution.execute import Executor, low_literals, with_literals
 from ..isolation import isolated
-from ..ops import table
-from ..ops.nodes import op_name, row_of, target_of, tensors_of
+from ..numerics import operations as table
+from ..numerics.formats import dtype_of
+from ..numerics.nodes import op_name, row_of, target_of, tensors_of
 from ..plan.costs import Cost, cast_seconds, seconds
 from ..plan.energy import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Literals
-from ..replay.execute import Executor, low_literals, with_literals
 from .aligned import aligned
 from .exported import Exported
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..artefact.strategies import GRAPHS
 from ..errors import PlanError, first_line
-from ..formats.table import runs
+from ..numerics.formats import runs
 from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import judged
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Baseline, Plan, Program, ScopeChoice, Timing, Today
-from ..strategies import GRAPHS
 from ..verify import PROGRAM, Answers
 from .artefact import Artefact, answers, artefact
 from .cut import Network

@@ -11,13 +11,13 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..capture.imitated import as_on
 from ..errors import MeasureError
-from ..imitation import as_on
+from ..execution.execute import Executor
 from ..isolation.answer import answer
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch
-from ..replay.execute import Executor
 from .exported import Exported
 from .lowered import COPIED, lowered
 from .operations import Table

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..dispatch import uncompiled, unfused
 from ..pulse import beat
 from ..records import Batch
+from .eager import uncompiled, unfused
 from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
 

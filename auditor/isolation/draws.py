@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..devices import NATIVE
-from ..formats.table import is_low
-from ..ops.nodes import mutates
+from ..numerics.formats import is_low
+from ..numerics.nodes import mutates
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import mapped
+from .. import offload as mapped
 from ..errors import LoadError, first_line
 from ..isolation.members import modules_of, named_modules
 from ..raised import let_through

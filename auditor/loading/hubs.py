@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import mapped
+from .. import offload as mapped
 from ..errors import LoadError
 from ..isolation.process import reseed, swapped
 from ..records import Origin

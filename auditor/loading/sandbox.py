@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..dispatch.regions import written_as_meant
+from ..capture.regions import written_as_meant
 from ..errors import LoadError, first_line
 from ..isolation import isolated
 from ..isolation.process import ieee

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
-from ..formats.table import is_low
 from ..isolation.members import raise_in_place, stored_low
+from ..numerics.formats import is_low
 from ..records import Subject
 from .hooked import present
 

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError, first_line
-from ..formats.entries import entries, extent, is_number
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, unwrapped, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
+from ..numerics.entries import entries, extent, is_number
 from ..raised import let_through
 from ..records import Batch, Origin, Subject
 from ..recursion import deep

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import LoadError
-from ..formats.entries import entries
-from ..formats.table import is_low
 from ..isolation.members import size_of
 from ..isolation.process import swapped
+from ..numerics.entries import entries
+from ..numerics.formats import is_low
 from . import statedicts
 from .statedicts import few, read_tensors, shards_of
 

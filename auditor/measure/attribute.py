@@ -11,8 +11,8 @@ import torch
 from ..criteria import Criterion
 from ..criteria.forms import Form, across, form_of
 from ..criteria.measure import Criteria
-from ..formats.entries import entries, finite, is_number, is_plain
-from ..formats.metrics import output_error
+from ..numerics.entries import entries, finite, is_number, is_plain
+from ..numerics.metrics import output_error
 from ..records import Contribution
 from .estimates import Estimates, Target, estimate
 from .measure import Measurement

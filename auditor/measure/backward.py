@@ -12,17 +12,17 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..formats.entries import dense, finite
-from ..formats.metrics import output_error
-from ..formats.table import FORMATS
+from ..execution.execute import low_literals, with_literals
+from ..execution.step import Step
 from ..isolation import isolated
-from ..ops.casting import lowered
-from ..ops.kernels import UnsupportedInFormat, run_op
-from ..ops.nodes import operation_of, target_of, tensors_of
+from ..numerics.casting import lowered
+from ..numerics.entries import dense, finite
+from ..numerics.formats import FORMATS
+from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.metrics import output_error
+from ..numerics.nodes import operation_of, target_of, tensors_of
 from ..raised import let_through
 from ..records import NodeError
-from ..replay.execute import low_literals, with_literals
-from ..replay.step import Step
 
 Leaves = list[torch.Tensor | None]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import first_line
+from ..execution.lowstep import spoilt
+from ..execution.step import Step, bind_step, run_step
 from ..raised import let_through
 from ..records import Contribution
 from ..records.training import BackwardNode
-from ..replay.lowstep import spoilt
-from ..replay.step import Step, bind_step, run_step
 from .backward import Handed, Tested, backward_errors
 from .gradients import attribute_gradients, jumps, rerun
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..ops.nodes import operation_of
+from ..numerics.nodes import operation_of
 
 _FLAGS = ("training", "use_input_stats")
 """What the operations call the flag for statistics of the batch; one of them has none."""

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 import torch
 
+from ..capture.capture import Recording
+from ..capture.paths import usable_batches
+from ..capture.several import Recordings, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
-from ..formats.histogram import merged
+from ..execution.depth import UnderPlan
+from ..numerics.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
-from ..replay.depth import UnderPlan
-from ..tape.capture import Recording
-from ..tape.paths import usable_batches
-from ..tape.several import Recordings, join_paths, number_of, unjudged_line
 from .attribute import Contributions, FirstOrder, first_order
 from .causes import explained
 from .measure import Measurement, measure

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..formats.metrics import Damage
-from ..formats.profile import Profile
-from ..formats.table import Format
-from ..ops.table import operation
+from ..numerics.formats import Format
+from ..numerics.metrics import Damage
+from ..numerics.operations import operation
+from ..numerics.profile import Profile
 from ..records import Contribution, NodeError
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..formats.entries import entries
-from ..ops.nodes import is_torchs_own, operation_of, settled, tensors_of
+from ..numerics.entries import entries
+from ..numerics.nodes import is_torchs_own, operation_of, settled, tensors_of
 from ..raised import let_through
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ops.table import operation
+from ..numerics.operations import operation
 from ..records import Capture, Node
 
 _STEPS = 3

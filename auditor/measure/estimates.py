@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ..criteria.forms import Form
-from ..formats.entries import dense, entries, finite, is_number, is_plain
-from ..formats.table import FORMATS, format_of
-from ..ops.nodes import operation_of, target_of, tensors_of, viewed
-from ..ops.products import is_tensor_core
+from ..numerics.entries import dense, entries, finite, is_number, is_plain
+from ..numerics.formats import FORMATS, format_of
+from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
+from ..numerics.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .inner import inner_products, inner_products_by_row

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from ..ops.nodes import row_of
+from ..execution.lowstep import gradient_error, one_low
+from ..execution.step import Step
+from ..numerics.nodes import row_of
 from ..records import Capture, Contribution
-from ..replay.lowstep import gradient_error, one_low
-from ..replay.step import Step
 from .backward import Handed
 from .probes import moved, probes
 from .sums import Sums

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from ..errors import first_line
-from ..formats.entries import entries, is_number
-from ..formats.metrics import disagreement, sqnr_db
-from ..formats.profile import Profile
-from ..ops.nodes import op_of, tensors_of, viewed
+from ..numerics.entries import entries, is_number
+from ..numerics.metrics import disagreement, sqnr_db
+from ..numerics.nodes import op_of, tensors_of, viewed
+from ..numerics.profile import Profile
 from ..raised import let_through
 from ..records import Capture, NodeError
 from .causes import Quotient, cause_of

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..formats.carried import in_format, plain
-from ..formats.entries import ON_GPU
-from ..formats.table import Format
+from ..numerics.carried import in_format, plain
+from ..numerics.entries import ON_GPU
+from ..numerics.formats import Format
 
 PARTS = 1024
 _SHORT = 16

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..formats.carried import carried_in
-from ..formats.entries import extent
-from ..formats.table import FORMATS
-from ..ops.casting import lowered
-from ..ops.kernels import run_op
-from ..ops.nodes import target_of, tensors_of
+from ..execution.dtypes import dtypes_of
+from ..execution.execute import low_literals, with_literals
+from ..numerics.carried import carried_in
+from ..numerics.casting import lowered
+from ..numerics.entries import extent
+from ..numerics.formats import FORMATS
+from ..numerics.kernels import run_op
+from ..numerics.nodes import target_of, tensors_of
 from ..raised import let_through
 from ..records import Capture, Dtypes, Literals
-from ..replay.dtypes import dtypes_of
-from ..replay.execute import low_literals, with_literals
 from .rounded import rounder
 
 

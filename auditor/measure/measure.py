@@ -12,13 +12,13 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from .. import mapped
-from ..formats.entries import entries, is_number, is_plain
-from ..formats.profile import Profile
-from ..formats.table import format_of
-from ..ops.nodes import settled, target_of, tensors_of, viewed
+from .. import offload as mapped
+from ..execution.held import Held, Slots, goes, hollow
+from ..numerics.entries import entries, is_number, is_plain
+from ..numerics.formats import format_of
+from ..numerics.nodes import settled, target_of, tensors_of, viewed
+from ..numerics.profile import Profile
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
-from ..replay.held import Held, Slots, goes, hollow
 from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
 from .informat import InFormat

@@ -13,14 +13,14 @@ from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..devices import generators
 from ..errors import first_line
-from ..formats.entries import is_plain
-from ..formats.metrics import output_error
+from ..execution.execute import RECORDED, Executor, ValueOf
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
-from ..ops.nodes import tensors_of
+from ..numerics.entries import is_plain
+from ..numerics.metrics import output_error
+from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
-from ..replay.execute import RECORDED, Executor, ValueOf
 from .rerun import Yardstick
 
 REPEATED = (37, 211)

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..formats.entries import is_plain
-from ..ops.nodes import row_of, settled, target_of, tensors_of, viewed
-from ..ops.products import is_product
-from ..replay.execute import apart
+from ..execution.execute import apart
+from ..numerics.entries import is_plain
+from ..numerics.nodes import row_of, settled, target_of, tensors_of, viewed
+from ..numerics.products import is_product
 from .batchnorm import batch_norm, takes_statistics
 from .derivatives import differentiated
 

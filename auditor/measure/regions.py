@@ -13,14 +13,14 @@ from torch import fx
 
 from ..criteria.measure import for_outputs
 from ..errors import first_line
-from ..formats.metrics import output_error
-from ..ops.casting import raised
-from ..ops.nodes import tensors_of, viewed
+from ..execution.execute import Executor, Run, SomeLow
+from ..execution.held import kept as whole_run
+from ..numerics.casting import raised
+from ..numerics.metrics import output_error
+from ..numerics.nodes import tensors_of, viewed
 from ..pulse import beat
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Distance, FlaggedRegion, Verdict
-from ..replay.execute import Executor, Run, SomeLow
-from ..replay.held import kept as whole_run
 from .calibrate import Calibration
 from .rounded import rounder
 

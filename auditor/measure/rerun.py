@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ..criteria.measure import Criteria
-from ..formats.entries import is_plain
-from ..formats.metrics import output_error
-from ..ops.nodes import tensors_of
+from ..execution.rest import Rest
+from ..numerics.entries import is_plain
+from ..numerics.metrics import output_error
+from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Distance
-from ..replay.rest import Rest
 from .measure import Measurement
 from .rounded import rounder
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..formats.carried import in_format
-from ..formats.table import FORMATS, Format
-from ..ops.casting import lowered
+from ..execution.execute import low_literals
+from ..numerics.carried import in_format
+from ..numerics.casting import lowered
+from ..numerics.formats import FORMATS, Format
 from ..records import Capture
-from ..replay.execute import low_literals
 
 
 @dataclass(frozen=True)

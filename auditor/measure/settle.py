@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from ..formats.metrics import output_error
-from ..formats.table import FORMATS
-from ..ops.casting import lowered, raised
+from ..numerics.casting import lowered, raised
+from ..numerics.formats import FORMATS
+from ..numerics.metrics import output_error
 from ..records import Contribution, Linearity
 from .attribute import Contributions, FirstOrder
 from .estimates import lone_views

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from ..ops.nodes import row_of
+from ..numerics.nodes import row_of
 from ..records import Capture
 
 _STEPS = 3

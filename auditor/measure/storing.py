@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..formats.histogram import merged
-from ..formats.table import FORMATS, Format, label
 from ..isolation.members import size_of
+from ..numerics.formats import FORMATS, Format, label
+from ..numerics.histogram import merged
 from ..records import Capture, Magnitudes, Subject
 
 

@@ -11,17 +11,17 @@ import torch
 from torch import fx
 
 from ..errors import MeasureError, first_line
-from ..formats.carried import like
-from ..formats.entries import entries, extent, is_number
-from ..formats.metrics import output_error, runs
-from ..formats.table import Format
-from ..ops.casting import lowered, raised
-from ..ops.kernels import UnsupportedInFormat, run_op
-from ..ops.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..ops.products import is_tensor_core, product
+from ..execution.execute import with_literals
+from ..numerics.carried import like
+from ..numerics.casting import lowered, raised
+from ..numerics.entries import entries, extent, is_number
+from ..numerics.formats import Format
+from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.metrics import output_error, runs
+from ..numerics.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
+from ..numerics.products import is_tensor_core, product
 from ..raised import let_through
 from ..records import Literals, NodeError
-from ..replay.execute import with_literals
 
 Leaves = list[torch.Tensor]
 _ONE_ROUNDING = 1.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..ops.nodes import tensors_of
+from ..numerics.nodes import tensors_of
 from ..records import Capture
 
 TIMES = 4

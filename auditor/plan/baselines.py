@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ..capture.imitated import as_on
 from ..criteria.criterion import FLOOR
 from ..criteria.measure import Criteria
-from ..formats.table import dtype_of, runs
-from ..imitation import as_on
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import loose, under
+from ..numerics.formats import dtype_of, runs
 from ..raised import let_through
 from ..records import Baseline, Batch, Plan, RulesOnly, Today
 from ..verify import failure_of

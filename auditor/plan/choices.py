@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..formats.table import FORMATS
-from ..ops.kernels import UnsupportedInFormat
+from ..execution.chosen import labelled, scoped
+from ..execution.nesting import boundaries
+from ..execution.strategies import plain
+from ..numerics.formats import FORMATS
+from ..numerics.kernels import UnsupportedInFormat
 from ..raised import let_through
 from ..records import Finding, Plan, ScopeChoice
-from ..replay.chosen import labelled, scoped
-from ..replay.nesting import boundaries
-from ..replay.strategies import plain
 from ..resources import table
 from .costs import seconds
 from .energy import timed_in

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from ..formats.table import label
-from ..ops.table import operation
+from ..execution.chosen import labelled
+from ..execution.resolve import Resolution, is_low
+from ..execution.running import Running
+from ..execution.strategies import running
+from ..numerics.formats import label
+from ..numerics.operations import operation
 from ..records import Capture, Node, Reason
-from ..replay.chosen import labelled
-from ..replay.resolve import Resolution, is_low
-from ..replay.running import Running
-from ..replay.strategies import running
 from .problem import Problem
 from .solve import Candidate
 

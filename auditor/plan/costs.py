@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ..formats.table import FORMATS
-from ..ops.flops import flops_of
-from ..ops.nodes import row_of, tensors_of
+from ..numerics.flops import flops_of
+from ..numerics.formats import FORMATS
+from ..numerics.nodes import row_of, tensors_of
 from ..records import Capture
 from ..resources import table
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ..ops.table import operation
+from ..execution.nesting import owners_of, readers_of
+from ..execution.resolve import Resolution
+from ..execution.strategies import plain
+from ..numerics.operations import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
-from ..replay.nesting import owners_of, readers_of
-from ..replay.resolve import Resolution
-from ..replay.strategies import plain
 from .mincut import Network
 
 if TYPE_CHECKING:

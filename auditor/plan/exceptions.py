@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..ops.table import operation
+from ..execution.chosen import labelled
+from ..numerics.operations import operation
 from ..paths import of_function
-from ..replay.chosen import labelled
 
 if TYPE_CHECKING:
     from .problem import Problem

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..ops.table import operation
+from ..execution.chosen import Chosen
+from ..execution.resolve import Resolution
+from ..numerics.operations import operation
 from ..paths import function_in, of_function
-from ..replay.chosen import Chosen
-from ..replay.resolve import Resolution
 
 if TYPE_CHECKING:
     from .problem import Problem

@@ -8,10 +8,10 @@ from types import MappingProxyType
 import torch
 from torch import fx
 
-from ..formats.table import FORMATS, is_low
-from ..ops.nodes import tensors_of
+from ..execution.resolve import Resolution
+from ..numerics.formats import FORMATS, is_low
+from ..numerics.nodes import tensors_of
 from ..records import Capture, Memory
-from ..replay.resolve import Resolution
 from .costs import Cost
 
 NO_COPIES: Mapping[str, int] = MappingProxyType({})

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
+from ..execution.chosen import labelled
 from ..paths import module_of
 from ..raised import let_through
-from ..replay.chosen import labelled
 from .choices import everything
 from .problem import Problem
 from .refine import refined

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..formats.table import label
-from ..judge.verdicts import Judgement
+from ..artefact.strategies import strategy_of
+from ..capture.paths import path_of
+from ..execution.chosen import scoped
+from ..execution.nonfinite import first_non_finite
+from ..execution.strategies import plain, running
+from ..numerics.formats import label
 from ..records import Baseline, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
-from ..replay.chosen import scoped
-from ..replay.nonfinite import first_non_finite
-from ..replay.strategies import plain, running
-from ..strategies import strategy_of
-from ..tape.paths import path_of
+from ..rulebook.verdicts import Judgement
 from .workbench import Workbench
 
 ALL_LOW = "cast"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..formats.table import runs
+from ..execution.chosen import labelled
+from ..numerics.formats import runs
 from ..records import Baseline, Plan
-from ..replay.chosen import labelled
 from .choices import accepted, as_another, as_candidate, as_plan, everything, ruled
 from .modules import Modules, all_low_will_do
 from .problem import Problem

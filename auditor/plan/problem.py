@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..formats.table import FORMATS
+from ..artefact.base import Strategy
+from ..artefact.strategies import strategy_of
+from ..execution.authors import kept_low
+from ..execution.nesting import Layout, layout_of
+from ..execution.resolve import Resolution, Resolver, is_low
+from ..execution.running import Running
+from ..execution.strategies import running
+from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
-from ..replay.authors import kept_low
-from ..replay.nesting import Layout, layout_of
-from ..replay.resolve import Resolution, Resolver, is_low
-from ..replay.running import Running
-from ..replay.strategies import running
-from ..strategies import strategy_of
-from ..strategies.base import Strategy
 from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy, energy_of, timed_in
 from .exceptions import exceptions_of

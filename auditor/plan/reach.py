@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..formats.table import runs
+from ..numerics.formats import runs
 from ..records import Baseline, Plan
 from .modules import Modules
 from .problem import Problem

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..execution.chosen import labelled
+from ..execution.resolve import Resolution
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
-from ..replay.chosen import labelled
-from ..replay.resolve import Resolution
 from .choices import as_candidate
 from .clauses import ALONE, close, little, no_gain, operation_reasons, over, together
 from .energy import FORBIDDEN

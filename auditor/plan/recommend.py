@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 
+from ..artefact.strategies import strategy_of
 from ..criteria.criterion import FLOOR
 from ..errors import PlanError
-from ..formats.table import label, runs
+from ..numerics.formats import label, runs
 from ..records import CriterionValue, Plan, Times
-from ..strategies import strategy_of
 from ..verify import says_nothing
 from .clauses import GAINS, count
 

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..artefact.emit import emit
+from ..artefact.strategies import SHIPPED
 from ..errors import MeasureError
-from ..formats.table import DEFAULT, runs
 from ..isolation.members import size_of
+from ..numerics.formats import DEFAULT, runs
 from ..options import Options
-from ..patch.emit import emit
 from ..pulse import beat
 from ..records import Evaluation, Plan, ScopeChoice, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
-from ..strategies import SHIPPED
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
 from .workbench import Workbench, reference
 

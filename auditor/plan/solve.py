@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..execution.chosen import labelled
+from ..execution.resolve import Resolution
 from ..paths import nearest_above
-from ..replay.chosen import labelled
-from ..replay.resolve import Resolution
 from .costs import cast_seconds
 from .energy import FORBIDDEN, Energy
 from .problem import Problem, Term

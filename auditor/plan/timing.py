@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ..artefact.emit import emit
 from ..devices import let_go, name_of
-from ..formats.table import runs
 from ..isolation.members import size_of
 from ..isolation.process import loose
-from ..patch.emit import emit
+from ..numerics.formats import runs
 from ..records import Plan, Timed, Times, Timing
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, NotHandedOver, Runs, Verifier, in_hand

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..execution.execute import Executor, Run, Under
+from ..execution.running import Running
 from ..isolation.outputs import tensor_outputs
 from ..pulse import beat
 from ..records import Batch, Capture, Distance
-from ..replay.execute import Executor, Run, Under
-from ..replay.running import Running
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
 from ..errors import CallbackError
-from ..formats.metrics import output_error
-from ..formats.table import FORMATS
 from ..isolation.outputs import on_cpu
 from ..loading.sandbox import blame
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
-from ..ops.casting import lowered
+from ..numerics.casting import lowered
+from ..numerics.formats import FORMATS
+from ..numerics.metrics import output_error
 from ..raised import let_through
 from ..records import Capture, Contribution, Distance, Subject
 from .workbench import reference

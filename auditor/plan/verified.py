@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
+from ..artefact.emit import emit
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
-from ..formats.metrics import output_error, worst_output_error
-from ..formats.table import FORMATS, label, runs
+from ..execution.chosen import scoped
+from ..execution.strategies import running
 from ..isolation.members import size_of
 from ..isolation.outputs import on_cpu
-from ..patch.emit import emit
+from ..numerics.formats import FORMATS, label, runs
+from ..numerics.metrics import output_error, worst_output_error
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Verification
-from ..replay.chosen import scoped
-from ..replay.strategies import running
 from ..verify import Answers, NotHandedOver, Runs, in_hand, said_no_memory
 from .recommend import has_fp32
 from .scores import raising

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import torch
 
+from ..capture.imitation import Imitation
+from ..capture.intercept import intercepted
+from ..capture.paths import path_of, usable
 from ..devices import is_native
-from ..dispatch import intercepted
 from ..folder import own
-from ..imitation import Imitation
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import Flags
-from ..judge.verdicts import Judgement
 from ..measure.calibrate import Calibration
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
-from ..tape.paths import path_of, usable
+from ..rulebook.verdicts import Judgement
 from ..verify import Verifier, unwound
 from .costs import Cost, costs_of
 from .problem import Problem

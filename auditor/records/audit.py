@@ -285,8 +285,8 @@ class Audit:
 
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
+        from ..artefact.emit import emit
         from ..document.write import texts
-        from ..patch.emit import emit
         from ..report.reporters import files
 
         found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
-from ..formats.table import runs
+from ..numerics.formats import runs
 from .view import pattern
 from .words import SEVERITIES, count, ratio, scope
 

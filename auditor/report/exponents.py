@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from ..records import Magnitudes
 from ..records.audit import Audit
 from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, scale

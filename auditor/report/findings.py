@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..artefact.strategies import strategy_of
 from ..paths import place
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
 from ..records.measure import MEASURED
-from ..strategies import strategy_of
 from .ran import tally
 from .use import keep_by_hand
 from .view import pattern

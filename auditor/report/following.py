@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ..formats.table import runs
+from ..numerics.formats import runs
 from ..plan.recommend import loses
 from ..records.audit import Audit
 from .criteria import loosest, valued

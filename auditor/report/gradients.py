@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..formats.histogram import flushed, merged, significant, subnormal
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, merged, significant, subnormal
 from ..records import Magnitudes
 from ..records.training import Training
 from .charts import LEFT, RIGHT, WIDTH, Tick, scale

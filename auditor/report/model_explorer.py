@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
-from ..formats.table import auditable
+from ..numerics.formats import auditable
 from ..records import NodeReport
 from ..records.audit import Audit
 from .ran import computed_in

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..artefact.strategies import strategy_of
 from ..records import NonFinite
 from ..records.audit import Audit
-from ..strategies import strategy_of
 from .words import label, line, op, plan_title, scope
 
 

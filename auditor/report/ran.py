@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from ..records import Dtypes, NodeReport, Plan
 from .kept import precision_of
 from .words import label

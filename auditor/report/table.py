@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from .ran import computed_in, dtype_label, why_raised

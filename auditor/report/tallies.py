@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from ..records import NodeReport
 from ..records.audit import Audit
 from .nonfinite import nonfinite_runs

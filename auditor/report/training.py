@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..formats.histogram import flushed, subnormal
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, subnormal
 from ..records.audit import Audit
 from ..records.training import BackwardNode, ModuleGradients, Training
 from ..training.window import scaler_code

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..formats.table import dtype_of
+from ..artefact.strategies import strategy_of
+from ..numerics.formats import dtype_of
 from ..paths import within
 from ..records.audit import Audit, Groups
-from ..strategies import strategy_of
 
 
 @dataclass(frozen=True)

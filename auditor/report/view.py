@@ -6,15 +6,15 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from ..artefact.strategies import known
 from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
-from ..formats.table import FORMATS, runs
+from ..numerics.formats import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
 from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
 from ..records import Baseline, Plan
 from ..records.audit import Audit
-from ..strategies import known
 from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
 from .kept import Island, islands
 from .method import method_rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..formats.table import label as label  # one word of those that reporters and templates share
+from ..artefact.strategies import strategy_of
+from ..numerics.formats import label as label  # one word of those that reporters and templates share
 from ..records import Memory, Plan
-from ..strategies import strategy_of
 
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")

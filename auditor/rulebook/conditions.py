@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..facts.table import NodeFacts, fact_at, value_at
+from .facts import NodeFacts, fact_at, value_at
 from .rule import Condition
 
 _NUMERIC: Mapping[str, Callable[[float, float], bool]] = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..facts.table import EACH
+from .facts import EACH
 from .rule import Condition, Rule
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import networkx as nx
 
 from ..errors import RuleError
-from ..formats.table import narrower
+from ..numerics.formats import narrower
 from ..resources import resource_dir
 from .reader import Reader
 from .rule import Rule

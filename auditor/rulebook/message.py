@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ..formats.table import label
+from ..numerics.formats import label
 
 FORMATS = "formats"
 """A field of its own: the formats that a finding speaks of."""

@@ -9,10 +9,10 @@ from functools import lru_cache
 import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
-from ..facts.table import NodeFacts
-from ..ops.table import operation
+from ..numerics.operations import operation
 from ..records import Capture
 from .conditions import evaluate
+from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
 Roles = dict[str, set[str]]

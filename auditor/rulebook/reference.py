@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..facts.table import FACTS
 from .conditions import COMPARISONS
 from .explain import explain
+from .facts import FACTS
 from .rule import Rule
 
 _HEAD = """\

@@ -6,23 +6,12 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from ..facts.table import EACH, FACTS, address_problem, fact_at
-from ..formats.table import narrower
+from ..numerics.formats import narrower
 from .conditions import COMPARISONS
+from .facts import EACH, FACTS, address_problem, fact_at
 from .message import FORMATS, ByFormat, clauses, facts_shown, filled
 from .reader import Reader
-from .rule import (
-    CONFIDENCES,
-    POSITIONS,
-    SEVERITIES,
-    STATUSES,
-    Chain,
-    ChainNode,
-    Condition,
-    Example,
-    Match,
-    Rule,
-)
+from .rule import CONFIDENCES, POSITIONS, SEVERITIES, STATUSES, Chain, ChainNode, Condition, Example, Match, Rule
 
 _KEYS = (
     *("code", "name", "since", "status", "severity", "confidence", "formats"),

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..dispatch import uncompiled, unfused
 from ..isolation import isolated
+from ..isolation.eager import uncompiled, unfused
 from ..isolation.process import swapped
 from ..loading.importer import as_script
 from ..loading.sandbox import blame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from .offer import Chosen
 from .text import comment
 from .tool import Tool

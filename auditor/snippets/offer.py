@@ -9,7 +9,7 @@ from typing import Any
 
 from ..document.read import load_plan, read_document
 from ..errors import PlanError
-from ..formats.table import label, runs
+from ..numerics.formats import label, runs
 from ..paths import nearest
 from ..records.audit import Groups
 

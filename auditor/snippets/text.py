@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
 from .offer import Chosen
 
 WIDTH = 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from ..formats.histogram import merged
-from ..formats.table import FORMATS, label
-from ..ops.nodes import is_collective
-from ..ops.table import operation
+from ..numerics.formats import FORMATS, label
+from ..numerics.histogram import merged
+from ..numerics.nodes import is_collective
+from ..numerics.operations import operation
 from ..records import Capture
 from ..records.training import Advice, Training
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..formats.histogram import flushed, largest_scale, magnitudes_of, merged, significant
-from ..formats.table import FORMATS
+from ..capture.step import LOSS, capture_step, step_batches, with_literals_of
+from ..execution.lowstep import gradient_error
+from ..execution.step import Step, bind_step, run_step
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
 from ..raised import let_through
 from ..records import Batch, Magnitudes, Objective, Subject
 from ..records.training import BatchSize
-from ..replay.lowstep import gradient_error
-from ..replay.step import Step, bind_step, run_step
-from ..tape.step import LOSS, capture_step, step_batches, with_literals_of
 from .own import Lowering, own_step, settle
 
 HALVINGS, PARTS = 2, 2

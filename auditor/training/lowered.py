@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..formats.histogram import merged, significant
+from ..execution.resolve import resolve
+from ..execution.strategies import running
+from ..numerics.histogram import merged, significant
 from ..records import Capture, Magnitudes
 from ..records.training import ModuleGradients, ParameterGradients
-from ..replay.resolve import resolve
-from ..replay.strategies import running
 
 Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
 """{parameter: histogram of its values, and of its update ratios}."""

@@ -13,28 +13,31 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..dispatch import ambient, intercepted, unfused
+from ..artefact.applying import apply_plan
+from ..artefact.base import autocast_type
+from ..artefact.precision_table import plan_table
+from ..capture.capture import assembled
+from ..capture.imitated import imitated
+from ..capture.imitation import Imitation
+from ..capture.intercept import intercepted
+from ..capture.places import places_of
+from ..capture.record import Plain, record
+from ..capture.regions import ambient
+from ..capture.step import LOSS, TrainingStep, in_its_terms, in_the_model
+from ..capture.twins import Drawn
 from ..errors import LoadError
-from ..formats.table import dtype_of, is_low
-from ..imitation import Imitation, imitated
+from ..execution.chosen import Chosen, scoped
+from ..execution.lowstep import LowStep, failed, gradient_error, unscaled
+from ..execution.step import Step
+from ..execution.strategies import plain
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
-from ..ops.casting import raised
-from ..ops.nodes import tensors_of
-from ..patch.runtime import apply_plan
-from ..patch.table import plan_table
+from ..isolation.eager import unfused
+from ..numerics.casting import raised
+from ..numerics.formats import dtype_of, is_low
+from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Plan
-from ..replay.chosen import Chosen, scoped
-from ..replay.lowstep import LowStep, failed, gradient_error, unscaled
-from ..replay.step import Step
-from ..replay.strategies import plain
-from ..strategies.base import autocast_type
-from ..tape.capture import assembled
-from ..tape.places import places_of
-from ..tape.record import Plain, record
-from ..tape.step import LOSS, TrainingStep, in_its_terms, in_the_model
-from ..tape.twins import Drawn
 
 Watch = Callable[[str, int, torch.Tensor], None]
 """Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from ..formats.table import label
+from ..artefact.strategies import strategy_of
+from ..numerics.formats import label
 from ..plan.recommend import recommend, staying
 from ..records import Plan
 from ..records.training import LossScale, Training
-from ..strategies import strategy_of
 from .window import scaler_code
 
 TOLERATED = 0.1

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ..capture.paths import usable_batches
+from ..capture.step import capture_step, step_batches
 from ..errors import LoadError
-from ..formats.histogram import flushed, magnitudes_of, merged
-from ..formats.table import FORMATS
-from ..judge.verdicts import reasoned
+from ..execution.lowstep import gradient_error
+from ..execution.step import Step, bind_step, run_step
 from ..measure.backward_nodes import backward_nodes
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, magnitudes_of, merged
 from ..records import Capture, Magnitudes, Plan, Subject
 from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
-from ..replay.lowstep import gradient_error
-from ..replay.step import Step, bind_step, run_step
-from ..tape.paths import usable_batches
-from ..tape.step import capture_step, step_batches
+from ..rulebook.verdicts import reasoned
 from .advice import advice_of
 from .batches import batch_sizes
 from .lowered import low_by_module, low_names, module_gradients, parameter_gradients

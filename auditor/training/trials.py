@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..formats.histogram import flushed, magnitudes_of, merged, significant, significant_entries
-from ..formats.table import FORMATS
+from ..execution.lowstep import LowStep
+from ..execution.step import Step
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, magnitudes_of, merged, significant, significant_entries
 from ..records import Magnitudes
 from ..records.training import LossScale, Trial
-from ..replay.lowstep import LowStep
-from ..replay.step import Step
 from .own import Lowering, own_step
 
 LARGEST = FORMATS["fp16"].largest

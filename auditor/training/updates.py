@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from ..formats.histogram import exponent_counts
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import exponent_counts
 from ..records.training import ParameterGradients
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..formats.histogram import flushed, largest_scale, merged, subnormal
-from ..formats.table import FORMATS
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, largest_scale, merged, subnormal
 from ..records import Magnitudes
 from ..records.training import LossScale
 

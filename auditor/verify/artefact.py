@@ -16,12 +16,12 @@ from typing import IO, Any, Generic, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import mapped
+from .. import offload as mapped
 from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
-from ..formats.metrics import output_error
 from ..isolation.process import Flags
+from ..numerics.metrics import output_error
 from ..records import Batch, Timed
 from ..score import Given, Scoring
 from .failures import NOT_RUN, said_no_memory

@@ -13,7 +13,7 @@ NOT_RUN = "not run, "
 
 def failure_of(error: BaseException) -> str:
     """What a run raised, in one line, and at which line of the model."""
-    from ..tape.source import raised_at  # processes that verify need none of that room otherwise
+    from ..capture.source import raised_at  # processes that verify need none of that room otherwise
 
     name, text = type(error).__name__, first_line(error)
     said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.dlpack import from_dlpack
 
+from ..artefact.applying import apply_plan
+from ..artefact.precision_table import plan_table
 from ..isolation import isolated
-from ..patch.runtime import apply_plan
-from ..patch.table import plan_table
 from ..records import Plan
 from .running import FP32, TODAY
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from ..capture.imitated import as_on
 from ..devices import is_native
-from ..imitation import as_on
 from ..isolation.answer import answer
 from ..isolation.process import Flags, ieee, under
 from ..raised import let_through

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .. import mapped
+from .. import offload as mapped
 from ..devices import is_native, is_spread
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed

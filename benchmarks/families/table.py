@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..harness import RESULTS, machine
 from . import LIBRARIES, library
+from .harness import RESULTS, machine
 from .one import LOW, Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"

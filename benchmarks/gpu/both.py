@@ -15,7 +15,7 @@ from auditor.loading import load
 from auditor.options import Options
 from auditor.records import NodeError, Subject
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from benchmarks.gpu.machine import ROOT
 from tests.pretend_gpu.same import differences
 

@@ -52,7 +52,7 @@ def tests(asked: Asked) -> Items:
     """Tests of the rooms that compute, with the GPU at hand, and those that need one."""
     groups = {room: [f"tests/unit/{room}"] for room in UNIT} | {"gpu": ["tests/gpu", "-m", "gpu"]}
     if asked.small:
-        groups = {"flops": ["tests/unit/ops/test_flops.py"]}
+        groups = {"flops": ["tests/unit/numerics/test_flops.py"]}
     for name, arguments in groups.items():
         yield name, lambda arguments=arguments: _pytest(arguments)  # type: ignore[misc]
 
@@ -120,10 +120,10 @@ def ratios(asked: Asked) -> Items:
 
 
 def _ratio(model: nn.Module, args: tuple[Any, ...], kwargs: Row, device: str) -> Row:
+    from auditor.capture.capture import capture
     from auditor.isolation.process import ieee
     from auditor.measure.measure import measure
     from auditor.records import NodeError, Subject
-    from auditor.tape import capture
     from benchmarks.gpu.both import ratios_of, spread
 
     def errors(where: str) -> dict[str, dict[str, NodeError]]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.metrics import output_error
-from auditor.imitation import as_on
+from auditor.capture.imitated import as_on
 from auditor.isolation.answer import answer
 from auditor.loading.state import in_eval
+from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
 from tests.replaying import assert_same
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.imitation import imitated
+from auditor.capture.imitated import imitated
 from tests.any_model.holding import held
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.execution.chosen import scoped
+from auditor.execution.strategies import running
 from auditor.records import ScopeChoice
-from auditor.replay.chosen import scoped
-from auditor.replay.strategies import running
 from tests.any_model.holding import Call, held
 from tests.replaying import replayed
 from tests.subjects import normal, only

@@ -12,10 +12,10 @@ from torch import nn
 
 import auditor
 from auditor import cli
+from auditor.capture.imitated import as_on
 from auditor.errors import AuditorError
-from auditor.formats.metrics import output_error
-from auditor.imitation import as_on
 from auditor.isolation.answer import answer
+from auditor.numerics.metrics import output_error
 
 MODEL = """
 import torch

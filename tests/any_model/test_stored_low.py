@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
+from auditor.capture.imitated import as_on
 from auditor.errors import AuditorError
-from auditor.formats.metrics import output_error
-from auditor.imitation import as_on
 from auditor.isolation.answer import answer
+from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Build, Call, held, raised
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import auditor
+from auditor.capture.imitated import as_on
 from auditor.cli.program import main
-from auditor.formats.metrics import output_error
-from auditor.imitation import as_on
 from auditor.isolation.answer import answer
 from auditor.loading.caveats import cautions
+from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Call, held
 from tests.any_model.models import Around, Net
 

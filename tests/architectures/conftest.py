@@ -11,10 +11,9 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
+from auditor.capture.capture import Recording, recorded
 from auditor.records import Capture
 from auditor.records.audit import Audit
-from auditor.tape import recorded
-from auditor.tape.capture import Recording
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
 
@@ -53,6 +52,6 @@ def audited(request: pytest.FixtureRequest) -> Audited:
         return recording
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("auditor.tape.several"), "recorded", noted)
+        patch.setattr(importlib.import_module("auditor.capture.several"), "recorded", noted)
         audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
     return Audited(request.param, subject, audit, captures[0], before)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from auditor import apply
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from tests.architectures.conftest import Audited
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -7,9 +7,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from auditor.replay.execute import Executor, Under
-from auditor.replay.resolve import resolve
-from auditor.replay.strategies import plain, running
+from auditor.execution.execute import Executor, Under
+from auditor.execution.resolve import resolve
+from auditor.execution.strategies import plain, running
 from tests.architectures.conftest import Audited
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}

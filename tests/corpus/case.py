@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.metrics import disagreement, output_error
+from auditor.numerics.metrics import disagreement, output_error
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], float]

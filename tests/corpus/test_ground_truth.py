@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from tests.corpus.case import Build, Case, Trap
 from tests.corpus.catalogue import CASES, plainly
 from tests.corpus.traps import TRAPS

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from auditor.judge.verdicts import judge
+from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
 from auditor.measure.calibrate import calibrate
 from auditor.records import Node
-from auditor.tape import capture
+from auditor.rulebook.verdicts import judge
 from tests.corpus.case import Build, Case, Trap
 from tests.corpus.catalogue import INFERENCE
 from tests.corpus.conftest import Audited

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.facts.table import EACH
-from auditor.rulebook import load_rules
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.load import load_rules
 
 RULES = {rule.code: rule for rule in load_rules() if EACH not in rule.formats}
 """Those of no certain format speak of FP8 and what is registered, which the table leaves out."""

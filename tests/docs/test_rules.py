@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from auditor.facts import FACTS
-from auditor.judge.findings import classify
-from auditor.rulebook import load_rules, reference
+from auditor.rulebook.facts import FACTS
+from auditor.rulebook.findings import classify
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.reference import reference
 from tests.capturing import captured
 from tests.rules.examples import example
 

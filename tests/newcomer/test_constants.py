@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.ops.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records.audit import Audit
 
 HIDDEN = torch.ones(8, 8).triu(1).bool()

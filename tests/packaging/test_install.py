@@ -11,7 +11,7 @@ from tests.packaging.conftest import install, make_venv, run
 PROBE = """
 import json, pathlib, auditor
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 print(json.dumps({
     "package": auditor.__file__,
     "rules": sorted(rule.code for rule in load_rules()),

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from auditor.formats.table import FORMATS, format_of, is_low
-from auditor.ops.autocast import autocast_arguments
-from auditor.ops.nodes import operation_of
+from auditor.numerics.autocast import autocast_arguments
+from auditor.numerics.formats import FORMATS, format_of, is_low
+from auditor.numerics.nodes import operation_of
 from auditor.trees import over_tensors
 from tests.pretend_gpu.memory import NAME
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from auditor.formats.table import FORMATS
-from auditor.ops.casting import lowered, raised
-from auditor.ops.fourier import transformed
-from auditor.ops.table import operation
+from auditor.numerics.casting import lowered, raised
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.fourier import transformed
+from auditor.numerics.operations import operation
 from auditor.trees import over_tensors, tensors_in
 from tests.opinfo import infos
 from tests.pretend_gpu.gaps import half

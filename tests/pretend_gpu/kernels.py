@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from auditor.formats.table import Format, format_of
 from auditor.isolation.draws import in_float32, may_draw
-from auditor.ops.casting import in_float32 as computed_in_float32
-from auditor.ops.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.casting import in_float32 as computed_in_float32
+from auditor.numerics.formats import Format, format_of
+from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.trees import over_tensors, tensors_in
 from tests.pretend_gpu.gaps import half
 from tests.pretend_gpu.memory import COUNT, NAME, on_cpu, on_pretend

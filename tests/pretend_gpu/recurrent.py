@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from auditor.ops.cells import STEPS
-from auditor.ops.kernels import run_op
+from auditor.numerics.cells import STEPS
+from auditor.numerics.kernels import run_op
 from auditor.trees import over_tensors, tensors_in
 from tests.pretend_gpu.kernels import drawing, lent
 from tests.pretend_gpu.memory import on_pretend

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.ops import lists
-from auditor.ops.kernels import UnsupportedInFormat, run_op
-from auditor.ops.table import forget
+from auditor.numerics import lists
+from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.operations import forget
 from auditor.resources import table
 from tests.opinfo import HALVES
 from tests.pretend_gpu.natively import natively

@@ -17,7 +17,7 @@ from auditor.flow import run
 from auditor.loading import load
 from auditor.options import Options
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.pretend_gpu.models import MODELS, architecture, made
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import differences

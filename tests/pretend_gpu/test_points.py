@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli import main
-from auditor.formats.metrics import output_error
-from auditor.formats.table import dtype_of
+from auditor.numerics.formats import dtype_of
+from auditor.numerics.metrics import output_error
 from auditor.verify import artefact
 from tests.opinfo import HALVES
 from tests.pretend_gpu.memory import ALLOCATOR

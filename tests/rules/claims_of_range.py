@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.ops.kernels import UnsupportedInFormat
-from auditor.ops.nodes import overload_named
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.nodes import overload_named
 from tests.rules.recorded import LOW, largest, recorded, tensors
 from tests.rules.sentences import Seen
 

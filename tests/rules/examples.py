@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.rulebook import Rule
+from auditor.rulebook.rule import Rule
 from tests.capturing import Function
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from auditor.dispatch import intercepted
-from auditor.imitation.mode import Imitation
-from auditor.ops.kernels import UnsupportedInFormat, run_op
-from auditor.ops.nodes import op_name, overload_named
+from auditor.capture.imitation import Imitation
+from auditor.capture.intercept import intercepted
+from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.nodes import op_name, overload_named
 from auditor.records import Capture, Finding
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}

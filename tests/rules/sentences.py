@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.formats.table import label
-from auditor.ops.nodes import overload_named
+from auditor.numerics.formats import label
+from auditor.numerics.nodes import overload_named
 from auditor.records import Finding
 from tests.rules.recorded import LOW, Call, Run, largest, tensors
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.judge.findings import classify
-from auditor.rulebook import load_rules
+from auditor.rulebook.findings import classify
+from auditor.rulebook.load import load_rules
 from tests.capturing import Function, captured
 from tests.rules.examples import Side
 from tests.rules.spellings import FORMULAS, Step, raised, spelled, spellings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.facts import gather
-from auditor.judge.findings import classify
-from auditor.ops.table import operation
+from auditor.numerics.operations import operation
 from auditor.records import Finding
-from auditor.rulebook import load_rules
+from auditor.rulebook.findings import classify
+from auditor.rulebook.gather import gather
+from auditor.rulebook.load import load_rules
 from tests.capturing import captured
 from tests.corpus.case import Case
 from tests.corpus.catalogue import CASES

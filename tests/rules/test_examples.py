@@ -8,11 +8,12 @@ import pytest
 from torch import nn
 
 from auditor.config import selection
-from auditor.facts.table import EACH
-from auditor.judge.findings import classify, silenced
 from auditor.loading import from_object
 from auditor.records import Finding
-from auditor.rulebook import Rule, load_rules
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.findings import classify, silenced
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.rule import Rule
 from tests.capturing import captured
 from tests.rules.examples import Side, example
 from tests.slow.agreement import Specimen, found_in

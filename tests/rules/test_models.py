@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from auditor.loading import from_object
 from auditor.measure.measure import measure
 from auditor.records import Finding
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.capturing import captured
 from tests.slow.agreement import Specimen, found_in
 

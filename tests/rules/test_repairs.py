@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.formats.table import FORMATS, dtype_of
-from auditor.rulebook import Rule, load_rules
+from auditor.numerics.formats import FORMATS, dtype_of
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
 
 RULES = [rule for rule in load_rules() if rule.example and rule.example.fixed and rule.family != "settings"]

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from auditor.judge.findings import classify
-from auditor.rulebook import explain, load_rules
+from auditor.rulebook.explain import explain
+from auditor.rulebook.findings import classify
+from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Match, Rule
 from tests.capturing import captured
 from tests.rules import (
@@ -62,7 +63,7 @@ def test_fifteen_families_and_two_for_what_no_rule_foresees() -> None:
     assert len(RULES) >= 40
 
 
-# What the rules of the other two families fire on, measurements and settings, is in tests/unit/judge/test_findings.py.
+# What the rules of the other two families fire on, measurements and settings, is in tests/unit/rulebook/test_findings.py.
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.family in FAMILIES], ids=lambda rule: rule.code)
 def test_every_rule_has_two_cases_of_each_kind(rule: Rule) -> None:
     assert sum(rule.code in case.fires for case in CASES) >= 2

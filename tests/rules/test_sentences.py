@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.table import label
-from auditor.judge.findings import classify
-from auditor.rulebook import Rule, load_rules
+from auditor.numerics.formats import label
+from auditor.rulebook.findings import classify
+from auditor.rulebook.load import load_rules
 from auditor.rulebook.message import facts_shown
+from auditor.rulebook.rule import Rule
 from tests.capturing import Function, captured
 from tests.corpus.case import Case as Failure
 from tests.corpus.catalogue import CASES as CORPUS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.rules.thresholds import Entry, departure, entries, line_for, neighbours, thresholds
 
 RULES = load_rules()

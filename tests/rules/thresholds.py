@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.facts.table import FACTS, NodeFacts, fact_at
-from auditor.rulebook import Condition, Rule, evaluate
+from auditor.rulebook.conditions import evaluate
+from auditor.rulebook.facts import FACTS, NodeFacts, fact_at
+from auditor.rulebook.rule import Condition, Rule
 
 FILE = Path(__file__).with_name("thresholds.toml")
 NEAR, NEXT_TO_ZERO = 1e-6, 1e-30

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor.facts import gather
-from auditor.facts.table import EACH
-from auditor.judge.findings import classify, confronted
-from auditor.judge.verdicts import judge
+from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval, load
 from auditor.measure.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
-from auditor.rulebook import Rule, load_rules
-from auditor.tape import capture
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.findings import classify, confronted
+from auditor.rulebook.gather import gather
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.rule import Rule
+from auditor.rulebook.verdicts import judge
 from tests.architectures import zoo
 from tests.corpus.catalogue import CASES
 from tests.corpus.traps import TRAPS

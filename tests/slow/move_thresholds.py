@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.rules.thresholds import Entry, departures, entries
 
 _BOUND = re.compile(r"\b(?:above|at_least|below|at_most|equals|contains) = (-?[0-9][0-9._e+-]*)")

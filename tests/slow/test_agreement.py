@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.facts.table import EACH
-from auditor.rulebook import load_rules
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.load import load_rules
 from tests.slow.agreement import Agreement, agreement, specimens, table
 
 pytestmark = pytest.mark.slow

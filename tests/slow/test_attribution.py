@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx
 
 import auditor
-from auditor.formats.metrics import output_error
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.measure import Measurement
+from auditor.numerics.metrics import output_error
 from auditor.records import Contribution
 from tests import brute_force
 from tests.brute_force import spearman

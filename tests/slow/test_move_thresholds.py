@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.rules.thresholds import thresholds
 from tests.slow.move_thresholds import moves, survivors
 

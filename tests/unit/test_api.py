@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.artefact.applying import is_wrapped
 from auditor.document.contents import steady
 from auditor.errors import AuditorError
-from auditor.patch.runtime import is_wrapped
 from tests.subjects import normal
 
 

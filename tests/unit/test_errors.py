@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from auditor import errors
-from auditor.ops.kernels import UnsupportedInFormat
+from auditor.numerics.kernels import UnsupportedInFormat
 
 
 def test_every_error_is_of_one_family_and_carries_its_slug() -> None:

@@ -16,11 +16,11 @@ import auditor
 from auditor.config import Ignore, Selection
 from auditor.errors import AuditorError, CaptureError
 from auditor.flow import TOO_SMALL, run
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from auditor.options import Options
 from auditor.records import Audit, Subject
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from auditor.stages import Stages
 from tests.capturing import Function
 from tests.subjects import normal, seeded, subject_of

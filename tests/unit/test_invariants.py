@@ -18,23 +18,23 @@ from torch import Tensor, fx, nn
 
 import auditor
 from auditor import flow
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.strategies import SHIPPED
+from auditor.capture.imitation import Imitation
 from auditor.errors import PlanError
+from auditor.execution.execute import Executor, Under
+from auditor.execution.nesting import boundaries
+from auditor.execution.resolve import resolve
+from auditor.execution.strategies import running
 from auditor.graphs import stage as programs
-from auditor.imitation import Imitation
-from auditor.ops.kernels import UnsupportedInFormat
-from auditor.ops.nodes import tensors_of
-from auditor.ops.table import operation
-from auditor.patch.runtime import apply_plan
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.nodes import tensors_of
+from auditor.numerics.operations import operation
 from auditor.plan import plans
 from auditor.plan import verified as answering
 from auditor.plan.energy import timed_in
 from auditor.plan.trial import Trial
 from auditor.records import Audit, Capture, Contribution, Plan
-from auditor.replay.execute import Executor, Under
-from auditor.replay.nesting import boundaries
-from auditor.replay.resolve import resolve
-from auditor.replay.strategies import running
-from auditor.strategies import SHIPPED
 from auditor.verify import run_patched
 from tests.fake_cuda import NAMES
 from tests.problems import Branches
@@ -74,7 +74,7 @@ def test_every_run_of_every_stage_starts_from_the_same_state(monkeypatch: pytest
         STAGE[0] = stage
 
     # The one place where a model is called again within a run, to see whether that makes a difference.
-    monkeypatch.setattr(import_module("auditor.tape.capture"), "history_matters", lambda *rest: None)
+    monkeypatch.setattr(import_module("auditor.capture.capture"), "history_matters", lambda *rest: None)
     FOUND.clear()
     batch, loss = (normal(16, 8), normal(16, 4, seed=1)), nn.functional.mse_loss
     tight = 1e-4  # plans are searched, run and made again

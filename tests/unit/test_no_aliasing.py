@@ -20,22 +20,22 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.table import FORMATS
+from auditor.capture.record import record
+from auditor.capture.step import capture_step, step_batches
+from auditor.capture.twins import COPY
+from auditor.execution.step import bind_step, run_step
 from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
 from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
-from auditor.mapped import Arena, Spilling
 from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
 from auditor.measure.probes import signs as drawn_signs
 from auditor.measure.testrun import _gaps
-from auditor.replay.step import bind_step, run_step
-from auditor.tape.record import record
-from auditor.tape.step import capture_step, step_batches
-from auditor.tape.twins import COPY
+from auditor.numerics.formats import FORMATS
+from auditor.offload import Arena, Spilling
 from auditor.training.objective import in_training, training_subject
 from tests.subjects import capture_of, normal, seeded, subject_of
 
@@ -190,18 +190,18 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),
-    "tape/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
-    "tape/twins.py:_Copy.__call__": ("copy_", rewritten),
+    "capture/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
+    "capture/twins.py:_Copy.__call__": ("copy_", rewritten),
     "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
-    "replay/step.py:bind_step": ("requires_grad_", trained),
-    "mapped/spilling.py:laid_as": ("set_", spilt),
+    "execution/step.py:bind_step": ("requires_grad_", trained),
+    "offload/spilling.py:laid_as": ("set_", spilt),
 }
 ON_PURPOSE = {
     "isolation/tensors.py:_write": "resize_ copy_",
     "isolation/tensors.py:_bytes": "set_",
     "isolation/tensors.py:TensorState.restore": "requires_grad_",
     "isolation/tensors.py:TensorState._cut_off": "detach_ detach_",
-    "ops/scans.py:scanned": "copy_",
+    "numerics/scans.py:scanned": "copy_",
 }
 """What undoes in the caller's tensors what a run did to them, and what the author wrote as an operation in place."""
 

@@ -9,7 +9,7 @@ from tests.structure import ORDER, functions, imports, modules, room
 LAZY_UPWARDS = {
     ("records.audit", "document"),
     ("records.audit", "graphs"),
-    ("records.audit", "patch"),
+    ("records.audit", "artefact"),
     ("records.audit", "report"),
 }
 """The methods of a record that write it import the writers when they are called."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...formats.table import FORMATS
+from ...numerics.formats import FORMATS
 from ...plan.recommend import measured_times, speedup
 from ...records.audit import Audit
 from ..charts import FRAME, depth_chart, tradeoff

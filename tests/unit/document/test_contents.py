@@ -17,7 +17,7 @@ from auditor.document.contents import (
     tied_parameters,
 )
 from auditor.document.write import written
-from auditor.formats.histogram import magnitudes_of
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Magnitudes
 from tests.unit.report.factory import make_audit
 

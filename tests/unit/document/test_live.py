@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.document.live import apply, select
 from auditor.errors import PlanError
-from auditor.patch.runtime import apply_plan, is_wrapped
 from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.subjects import normal, seeded
 from tests.unit.report.factory import make_audit

@@ -12,15 +12,7 @@ import pytest
 
 from auditor.document.compared import read, record
 from auditor.document.live import select
-from auditor.document.read import (
-    AGAIN,
-    json_path,
-    load_plan,
-    read_audit,
-    read_document,
-    read_measurements,
-    read_plan,
-)
+from auditor.document.read import AGAIN, json_path, load_plan, read_audit, read_document, read_measurements, read_plan
 from auditor.document.write import to_measurements, to_plan
 from auditor.errors import PlanError
 from tests.documents import Place, places, replaced, without

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from auditor.capture.capture import capture
 from auditor.graphs.aligned import aligned, owner_of
 from auditor.graphs.exported import exported
 from auditor.graphs.operations import Seen
 from auditor.plan.workbench import Workbench
-from auditor.tape import capture
 from tests.subjects import subject_of
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from auditor.errors import PlanError
 from auditor.graphs.exported import exported
-from auditor.ops.nodes import mutates
+from auditor.numerics.nodes import mutates
 from auditor.records import Batch
 from tests.unit.graphs.models import flat
 

@@ -14,12 +14,12 @@ from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.formats.metrics import output_error
 from auditor.graphs import onnxfile
 from auditor.graphs.onnxfile import with_onnx
 from auditor.graphs.onnxmodel import types_of
 from auditor.graphs.onnxrounded import rounded
 from auditor.isolation.outputs import tensor_outputs
+from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from auditor.report.programs import program_line
 from auditor.report.words import ratio

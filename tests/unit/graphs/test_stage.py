@@ -15,9 +15,9 @@ from torch import nn
 import auditor
 from auditor.document.stored import read_plans
 from auditor.errors import PlanError
-from auditor.formats.metrics import output_error
 from auditor.graphs import stage
 from auditor.isolation.outputs import tensor_outputs
+from auditor.numerics.metrics import output_error
 from auditor.plan.search import choose
 from auditor.plan.verified import judged
 from auditor.records import Plan

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.formats.metrics import output_error
 from auditor.graphs.exported import Exported
 from auditor.graphs.operations import Table
 from auditor.graphs.trial import Refused, Trial, fitting
+from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 
 

@@ -240,7 +240,7 @@ import sys
 import torch
 from transformers import LlamaForCausalLM
 from auditor.loading import hubs, load
-from auditor.patch.source import make_original
+from auditor.artefact.source import make_original
 
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024

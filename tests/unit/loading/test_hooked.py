@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor import mapped
+from auditor import offload as mapped
 from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.hooked import held_outside, present

@@ -13,13 +13,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from auditor.artefact.emit import emit
 from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.hubs import weights_of
 from auditor.loading.target import parse
-from auditor.mapped.limit import resident
-from auditor.patch.emit import emit
+from auditor.offload.limit import resident
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 

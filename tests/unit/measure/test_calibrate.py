@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.capture.capture import capture
 from auditor.measure.calibrate import Calibration, calibrate
 from auditor.measure.measure import measure
 from auditor.records import Subject
-from auditor.tape import capture
 from tests.capturing import Function
 from tests.subjects import FORMATS, effects_of, only, subject_of
 

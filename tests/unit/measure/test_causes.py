@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.formats.metrics import Damage
-from auditor.formats.profile import Profile
-from auditor.formats.table import FORMATS
 from auditor.measure.causes import Quotient, breaks, cause_of, explained
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.metrics import Damage
+from auditor.numerics.profile import Profile
 from auditor.records import Contribution, NodeError
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.formats.entries import entries, is_number
-from auditor.formats.profile import Profile
+from auditor.execution.execute import Executor
 from auditor.measure.informat import InFormat
 from auditor.measure.testrun import Trace
+from auditor.numerics.entries import entries, is_number
+from auditor.numerics.profile import Profile
 from auditor.records import NodeError
-from auditor.replay.execute import Executor
 from tests.capturing import Function
 from tests.subjects import capture_of
 

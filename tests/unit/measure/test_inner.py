@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.formats.table import format_of
 from auditor.measure.inner import _SHORT as SHORT
 from auditor.measure.inner import PARTS, inner_products
+from auditor.numerics.formats import format_of
 from tests.subjects import normal
 
 

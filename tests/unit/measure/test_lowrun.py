@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from auditor.execution.execute import Executor
 from auditor.measure import lowrun
 from auditor.measure.lowrun import LowRun, same_shapes
 from auditor.records import Capture
-from auditor.replay.execute import Executor
 from tests.capturing import Function
 from tests.subjects import capture_of
 

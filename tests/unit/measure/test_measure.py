@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.capture.capture import capture
+from auditor.execution import held
+from auditor.execution.held import Held
 from auditor.measure.measure import Measurement, measure
-from auditor.ops.nodes import tensors_of
+from auditor.numerics.nodes import tensors_of
 from auditor.records import NodeError
-from auditor.replay import held
-from auditor.replay.held import Held
-from auditor.tape import capture
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.capture.capture import capture
 from auditor.measure.noise import noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
-from auditor.tape import capture
 from tests.subjects import seeded, subject_of
 
 X = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.metrics import output_error
+from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.measure.measure import measure
 from auditor.measure.regions import run_regions
+from auditor.numerics.metrics import output_error
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import Modules
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.plan.trial import Trial
 from auditor.records import Verdict
-from auditor.tape import capture
 from tests.problems import NOTHING, owners_of
 from tests.subjects import FORMATS, normal, subject_of
 

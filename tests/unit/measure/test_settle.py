@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.judge.verdicts import judge
+from auditor.capture.capture import capture
 from auditor.measure import settle
 from auditor.measure.calibrate import Calibration
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.rerun import Reruns, Yardstick
 from auditor.records import Contribution
-from auditor.tape import capture
+from auditor.rulebook.verdicts import judge
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import effects_of, normal, subject_of

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.metrics import output_error
+from auditor.capture.capture import capture
 from auditor.isolation.process import flags, ieee
+from auditor.numerics.metrics import output_error
 from auditor.plan import baselines as module
 from auditor.plan.baselines import baselines_of, today_of
 from auditor.plan.costs import costs_of
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, ScopeChoice, Verdict
-from auditor.tape import capture
 from tests.problems import NOTHING
 from tests.subjects import FORMATS, normal, seeded, subject_of
 

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from auditor.formats.metrics import output_error
+from auditor.execution.chosen import scoped
+from auditor.execution.strategies import plain, running
 from auditor.isolation.outputs import tensor_outputs
-from auditor.ops.kernels import UnsupportedInFormat
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.metrics import output_error
 from auditor.plan.choices import accepted, as_plan, everything, scopes_of
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import Modules
@@ -23,8 +25,6 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate
 from auditor.plan.trial import Trial
 from auditor.records import Capture, ScopeChoice, Verdict
-from auditor.replay.chosen import scoped
-from auditor.replay.strategies import plain, running
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of
 from tests.subjects import capture_of

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from auditor.records import Audit
 from auditor.verify import run_patched
 from tests.flat_models import LARGE, FlatBlock

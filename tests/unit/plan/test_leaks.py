@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
 from auditor.plan.leaks import lowest
 from auditor.plan.problem import Problem

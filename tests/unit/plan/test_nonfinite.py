@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.judge.verdicts import Judgement
 from auditor.plan.nonfinite import located, located_plans, unsafe_in_runs
 from auditor.records import Baseline, Finding, Plan, ScopeChoice, Verdict, Verification
+from auditor.rulebook.verdicts import Judgement
 from tests.capturing import Function, captured
 
 NAN = Baseline(None, False)

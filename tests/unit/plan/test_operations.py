@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.execution.chosen import labelled
 from auditor.paths import function_in
 from auditor.plan.clauses import operation_reasons
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Reason, Verdict
-from auditor.replay.chosen import labelled
 from tests.subjects import capture_of, normal
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.execution.strategies import plain
 from auditor.plan.costs import Cost, seconds
 from auditor.plan.energy import FORBIDDEN
 from auditor.plan.problem import ISLAND_SHARE, Problem
 from auditor.records import Contribution, Verdict
-from auditor.replay.strategies import plain
 from tests.problems import captured
 from tests.subjects import capture_of, normal
 

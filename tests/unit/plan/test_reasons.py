@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.artefact.strategies import SHIPPED
+from auditor.execution.chosen import scoped
 from auditor.plan.baselines import baselines_of
 from auditor.plan.choices import as_candidate
 from auditor.plan.plans import plans_of
@@ -17,8 +19,6 @@ from auditor.plan.reasons import together
 from auditor.plan.solve import evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
-from auditor.replay.chosen import scoped
-from auditor.strategies import SHIPPED
 from tests.planning import bench_of, kept, lowered
 from tests.small_models import ConvNet, Deep
 from tests.subjects import normal, seeded

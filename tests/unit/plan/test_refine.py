@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.search import choose
 from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Capture, Contribution, Verdict
-from auditor.strategies import SHIPPED as STRATEGIES
 from tests.planning import Foretold, bench_of, searched
 from tests.problems import drawn, labellings, owners_of, tied_owners
 from tests.small_models import ConvNet

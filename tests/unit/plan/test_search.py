@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, choose, verified
 from auditor.records import Plan, ScopeChoice, Verdict
-from auditor.strategies import SHIPPED as STRATEGIES
 from tests.planning import Foretold
 from tests.problems import drawn, must_stay_fp32
 

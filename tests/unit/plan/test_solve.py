@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auditor.artefact.strategies import SHIPPED as STRATEGIES
+from auditor.execution.chosen import labelled
+from auditor.execution.nesting import deciders_of
 from auditor.plan.costs import Cost
 from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
 from auditor.plan.solve import between, candidates, evaluate
 from auditor.records import Contribution, Verdict
-from auditor.replay.chosen import labelled
-from auditor.replay.nesting import deciders_of
-from auditor.strategies import SHIPPED as STRATEGIES
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
 
 KINDS = ["chain", "branches", "tied", "held"]

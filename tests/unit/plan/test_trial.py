@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import fx, nn
 
-from auditor.formats.metrics import output_error
+from auditor.execution.running import Running
+from auditor.execution.strategies import running
 from auditor.isolation.outputs import tensor_outputs
-from auditor.ops.kernels import UnsupportedInFormat
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.metrics import output_error
 from auditor.plan import trial as module
 from auditor.plan.trial import Trial
 from auditor.records import Capture
-from auditor.replay.running import Running
-from auditor.replay.strategies import running
 from tests.subjects import capture_of, normal, seeded
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from auditor.plan.units import unit_of
 from tests.small_models import Mlp
 from tests.subjects import normal, seeded

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from auditor.plan.verified import as_run, is_outdone, judged
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, RulesOnly, ScopeChoice, Subject, Verification

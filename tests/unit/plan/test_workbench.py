@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.metrics import output_error
+from auditor.numerics.metrics import output_error
 from auditor.plan.costs import Cost
 from auditor.plan.workbench import Workbench
 from auditor.records import Contribution, Noise, Verdict

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.precision_table import plan_table
 from auditor.isolation import isolated
-from auditor.patch.runtime import apply_plan
-from auditor.patch.table import plan_table
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
 from auditor.report.reporters import rendered

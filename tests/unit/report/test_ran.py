@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import auditor
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.precision_table import plan_table
 from auditor.isolation import isolated
-from auditor.ops.nodes import tensors_of
-from auditor.patch.runtime import apply_plan
-from auditor.patch.table import plan_table
+from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
 from auditor.report.ran import computed_in, dtype_label, tally, why_raised

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.facts import NodeFacts
-from auditor.rulebook import Condition, evaluate, facts_used
-from auditor.rulebook.conditions import describe
+from auditor.rulebook.conditions import describe, evaluate, facts_used
+from auditor.rulebook.facts import NodeFacts
+from auditor.rulebook.rule import Condition
 
 FACTS = replace(
     NodeFacts(**dict.fromkeys(NodeFacts.__dataclass_fields__)),  # type: ignore[arg-type]

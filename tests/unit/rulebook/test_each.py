@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.facts.table import EACH
-from auditor.formats import registered
-from auditor.formats.table import Format
-from auditor.rulebook import facts_used, load_rules, spread
+from auditor.numerics.formats import Format, registered
+from auditor.rulebook.conditions import facts_used
+from auditor.rulebook.each import spread
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.load import load_rules
 from auditor.rulebook.message import facts_shown
 
 RULES = load_rules()

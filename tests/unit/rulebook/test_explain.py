@@ -6,7 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from auditor.rulebook import Example, as_data, explain, load_rules
+from auditor.rulebook.explain import as_data, explain
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.rule import Example
 from tests.rule_files import CHAIN, EXAMPLE, RULE, write
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from auditor.errors import RuleError
 from auditor.resources import resource_dir
-from auditor.rulebook import load_rules
+from auditor.rulebook.load import load_rules
 from tests.rule_files import RULE, write
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from auditor.rulebook import Condition, Matcher, load_rules
-from auditor.rulebook.patterns import op_matches
-from auditor.rulebook.rule import Chain, ChainNode, Match
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.patterns import Matcher, op_matches
+from auditor.rulebook.rule import Chain, ChainNode, Condition, Match
 from auditor.rulebook.schema import ALWAYS
 from tests.capturing import Function, captured
 from tests.rule_files import CHAIN, RULE, write

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from auditor.facts.table import FACTS
-from auditor.rulebook import load_rules
 from auditor.rulebook.conditions import COMPARISONS
+from auditor.rulebook.facts import FACTS
+from auditor.rulebook.load import load_rules
 from auditor.rulebook.reference import reference
 from tests.rule_files import RULE, write
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import RuleError
-from auditor.rulebook import Condition, explain, load_rules
+from auditor.rulebook.explain import explain
+from auditor.rulebook.load import load_rules
+from auditor.rulebook.rule import Condition
 from tests.rule_files import CHAIN, RULE, write
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
 from tests.patching import Net, plan, scope
 from tests.snippets import document, pasted
@@ -20,7 +20,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @pytest.fixture(scope="module", autouse=True)
 def group() -> Iterator[None]:
-    """A group of this process alone; tests/unit/patch/test_distributed.py has two."""
+    """A group of this process alone; tests/unit/artefact/test_distributed.py has two."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

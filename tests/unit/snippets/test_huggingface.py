@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
 from tests.patching import plan, scope
 from tests.snippets import document, pasted

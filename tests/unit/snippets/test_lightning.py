@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from auditor.patch.runtime import apply_plan
+from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
 from tests.patching import Net, plan, scope
 from tests.snippets import document, pasted

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.histogram import magnitudes_of
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records.training import BatchSize, ParameterGradients, Training
 from auditor.training.advice import advice_of, backward_fails, reduce_dtype
 from auditor.training.objective import training_subject

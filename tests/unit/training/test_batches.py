@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.replay.step import bind_step, run_step
-from auditor.tape.step import capture_step, step_batches
+from auditor.capture.step import capture_step, step_batches
+from auditor.execution.step import bind_step, run_step
 from auditor.training.batches import batch_sizes
 from auditor.training.objective import training_subject
 from auditor.training.own import Lowering

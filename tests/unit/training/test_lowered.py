@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.formats.histogram import magnitudes_of
+from auditor.execution.strategies import plain
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
-from auditor.replay.strategies import plain
 from auditor.training.lowered import low_by_module, low_names, module_gradients, parameter_gradients
 from tests.subjects import capture_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import auditor
-from auditor.formats.histogram import magnitudes_of
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, md, text

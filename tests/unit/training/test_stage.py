@@ -14,8 +14,8 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.write import written
 from auditor.errors import AuditorError
-from auditor.formats.histogram import flushed, magnitudes_of
-from auditor.formats.table import FORMATS
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.histogram import flushed, magnitudes_of
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
 from tests.unit.training.conftest import Trained, loss_fn, made

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.execution.step import Step
 from auditor.records.training import LossScale
-from auditor.replay.step import Step
 from auditor.training.own import Lowering, settle
 from auditor.training.trials import trial, trials_of
 from tests.stepping import stepped

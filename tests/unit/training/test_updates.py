@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from auditor.formats.histogram import magnitudes_of
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records.training import ParameterGradients
 from auditor.training.updates import RATES, lost_by_adam, lost_by_sgd, outlook, ratios_of
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from auditor.formats.histogram import magnitudes_of
+from auditor.numerics.histogram import magnitudes_of
 from auditor.training.window import loss_scale, scaler_code
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.artefact.emit import emit
 from auditor.errors import LoadError
-from auditor.patch.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.verify import Answers, NotHandedOver, Verifier, artefact, lifetime
 

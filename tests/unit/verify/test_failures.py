@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.ops.kernels import UnsupportedInFormat
+from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.verify import failure_of
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.formats.metrics import output_error
-from auditor.imitation import imitated
+from auditor.capture.imitated import imitated
 from auditor.isolation.outputs import tensor_outputs
 from auditor.isolation.process import reseed
+from auditor.numerics.metrics import output_error
 from tests.subjects import normal
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.patch.emit import emit
+from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.score import Given, named
 from auditor.score import in_hand as in_hand_function

@@ -1,0 +1,166 @@
+"""Applying a plan to a live module. From FUSING on it is copied into `patched_model.py`, which has the names above it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..isolation.members import (
+    LOW,
+    is_wrapped,
+    modules_of,
+    named_modules,
+    named_parameters,
+    parameters_of,
+    raise_in_place,
+    renamed,
+    stored_low,
+    unwrapped,
+)
+from .runtime import DTYPES, Runtime, convert, inside
+from .strategies import strategy_of
+
+
+def runtime_of(strategy: str) -> type[Runtime]:
+    """What the strategy of a plan does to a live module."""
+    return strategy_of(strategy).runtime
+
+
+FUSING = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
+
+
+def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """A wrapped `forward`. It is bound by functools.partial, which pickles, deep-copies, exports and compiles."""
+    if how["raises"]:
+        args, kwargs = convert((args, kwargs), torch.float32)
+    if how["keep"] is not None or how["region"] is not None:
+        inner = functools.partial(inside, module, inner, how)
+    return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
+
+
+def unwrap(module: nn.Module) -> None:
+    """Take a scope off again."""
+    inner = module.__dict__.pop("forward").args[1]
+    if inner is not None:
+        module.__dict__["forward"] = inner
+
+
+def call_modules(model: nn.Module) -> None:
+    """Let PyTorch's transformer layers call the modules inside them where a scope is among these.
+
+    In eval mode without gradients they read the weights of those modules instead, unless an attribute of theirs, asked
+    for nothing else, says that they cannot. What it was lies beside it, for when the scopes are taken off.
+    """
+    for module in modules_of(model):
+        for name, value in module.__dict__.pop("_fusing", {}).items():
+            setattr(module, name, value)
+        asked = {
+            name: off for kind, (name, off) in FUSING.items() if isinstance(module, kind) and hasattr(module, name)
+        }
+        if asked and any(is_wrapped(inner) for inner in modules_of(module) if inner is not module):
+            module.__dict__["_fusing"] = {name: getattr(module, name) for name in asked}
+            for name, off in asked.items():
+                setattr(module, name, off)
+
+
+def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
+    """Make `model` follow `plan`, in place: its weights stored, its scopes wrapped, as the strategy does it.
+
+    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one.
+    Where the audited model was stored in FP16 or BF16, the plan says so: what it does not store low is raised to FP32,
+    under autocast all of it, at twice the memory; so are the inputs of a call.
+    Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more; the
+    model is then as it was before.
+    """
+    inner, runtime, raised = unwrapped(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
+    names = names_of_modules(inner)
+    paths_of_all = {path for paths in names.values() for path in paths}
+    scopes = renamed(plan["scopes"], paths_of_all)
+    refuse_other_model(paths_of_all, scopes)
+    stored = runtime.stored(inner, scopes)
+    refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
+    wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
+    keeping = {
+        module: runtime.keeping(names[module], choice["precision"], scopes)
+        for module, choice in wrapping.items()
+        if choice is not None
+    }
+    refuse_fixed_forwards([(names[module][0], module) for module, choice in wrapping.items() if choice is not None])
+    low = {id(x): x for x in stored_low(inner, attributes=raised == "attributes")}
+    if raised == "kept":
+        stored = {key: precision for key, precision in stored.items() if key not in low}
+    elif raised in ("weights", "attributes"):
+        raise_in_place([x for key, x in low.items() if stored.get(key, "fp32") == "fp32"])
+    for module in names:
+        if is_wrapped(module):
+            unwrap(module)
+    store_weights(inner, stored)
+    for module, choice in wrapping.items():
+        if choice is not None:
+            raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
+            how = {"runtime": runtime, "raises": raises, **choice, **keeping[module]}
+            scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
+            # Past the module's own __setattr__; what wraps the scope keeps the signature.
+            module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
+    call_modules(inner)
+    return model
+
+
+def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
+    """A plan is for the model that was audited."""
+    missing = next((path for path in scopes if path not in paths), None)
+    if missing is not None:
+        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit it again")
+
+
+def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
+    """A scope is a `forward` of the module's own, which one that the class computes hides."""
+    for path, module in modules:
+        own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+        if hasattr(own, "__set__"):
+            name = f"{path!r}" if path else "the model"
+            raise ValueError(f"{name} has a property for a forward, which no scope can wrap: make it a method")
+
+
+def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module with its paths: several where it is used in several places."""
+    names: dict[nn.Module, list[str]] = {}
+    for path, module in named_modules(model):
+        names.setdefault(module, []).append(path)
+    return names
+
+
+def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
+    """What rounding took from a weight cannot be brought back by a plan that wants it in FP32.
+
+    audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
+    """
+    found = dict.fromkeys(LOW, 0)
+    for parameter in parameters_of(model):
+        if parameter.dtype in LOW:
+            found[parameter.dtype] += parameter.numel()
+    lost = [dtype for dtype, count in found.items() if count > audited.get(str(dtype).removeprefix("torch."), 0)]
+    for name, parameter in named_parameters(model):
+        if parameter.dtype in lost and stored.get(id(parameter), "fp32") == "fp32":
+            raise ValueError(
+                f"{name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
+            )
+
+
+def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
+    """Convert parameters and buffers in place, so that ties and optimizers hold."""
+    for parameter in parameters_of(model):
+        if id(parameter) in stored:
+            parameter.data = convert(parameter.data, DTYPES[stored[id(parameter)]])
+    for module in modules_of(model):
+        for key, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in stored:
+                module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])
+        if stored and isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them in one piece; elsewhere this does nothing

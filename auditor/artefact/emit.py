@@ -1,0 +1,265 @@
+"""Writing `patched_model.py`: a file that makes the user's model and patches it, with torch and their source alone."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Mapping, Set
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..isolation import members
+from ..loading import importer, statedicts
+from ..numerics import functions
+from ..numerics.formats import label, runs
+from ..records import Origin, Plan, ScopeChoice
+from . import applying as runtime
+from . import runtime as strategies_runtime
+from . import source, strategies
+from .runtime import Runtime
+from .strategies import strategy_of
+
+WIDTH = 120
+"""Longest line that an entry of the tables takes before it is broken up."""
+
+_HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
+
+    import patched_model
+    model = patched_model.build()             # the original model under the recommended plan
+    model = patched_model.apply(model)        # or: patch one in hand
+    model = patched_model.build(plan="...")   # one of PLANS
+
+Needs torch and the model's own source, nothing else. Names of layers below are data.
+
+Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
+codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
+they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
+called ("pow": torch.pow, x.pow, x ** 2), unless in place. Products of what they give run low again. Errors are relative
+to FP32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import hashlib
+import importlib
+import importlib.util
+import io
+import json
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path, PosixPath, PurePosixPath
+from types import ModuleType
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, get_overridable_functions
+from torch.utils import _pytree as pytree
+
+'''
+
+_BUILD = '''
+
+def build(*args: Any, plan: str | None = None, **kwargs: Any) -> nn.Module:
+    """Make the model as its source does (arguments, if any, go to its factory or class) and patch it."""
+    return apply(original(*args, **kwargs), plan)
+
+
+def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
+    """Patch a model in hand, in place. plan: a key of PLANS; the recommended one if left out."""
+    name = RECOMMENDED if plan is None else plan
+    if name not in PLANS:
+        raise ValueError(f"no plan {name!r}: choose one of {', '.join(PLANS)}")
+    found = size_of(model)
+    if found != PARAMETERS:
+        raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit it again")
+    if STRUCTURE and structure_of(model) != STRUCTURE:
+        raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this one")
+    return apply_plan(model, PLANS[name])
+
+
+def original(*args: Any, **kwargs: Any) -> nn.Module:
+    """The model as its own source makes it, in FP32."""
+    if SOURCE is None:
+        raise ValueError("this plan was made for a model in memory, without a source: use apply(model)")
+    return make_original(SOURCE, __file__, args, kwargs)
+'''
+
+
+_FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
+    """What the strategy of a plan does to a live module."""
+    return RUNTIMES[strategy]
+'''
+
+_SEPARATED = "\n\n"
+_CHOOSE = "choose one of {', '.join(PLANS)}"
+_PROGRAMS = "all plans of this audit are programs of their own, to be loaded with torch.export.load"
+_NONE = "torch has no arithmetic in the audited formats, so none can be run"
+
+
+def emit(
+    origin: Origin | None,
+    parameters: int,
+    plans: Mapping[str, Plan],
+    recommended: str | None,
+    directory: Path,
+    structure: str = "",
+) -> str:
+    """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
+
+    structure: of the model, as `structure_of` says it; "" where any model will do. recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
+    torch does not compute in are left out, and those that are programs of their own; a comment names them.
+    """
+    runnable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
+    recommended = recommended if recommended in runnable else None
+    parts = [
+        _HEADER,
+        f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
+        f"PARAMETERS = {parameters}\n\n",
+        f"STRUCTURE = {structure!r}\n\n",
+        f"RECOMMENDED = {recommended!r}\n\n",
+        f"PLANS: dict[str, dict[str, Any]] = {_tables(runnable)}\n",
+        *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, _PROGRAMS if any(map(_is_program, plans.values())) else _NONE),
+        "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
+        _text_from(members, "WRAPPERS = "),
+        _SEPARATED,
+        _text_from(importer, "_digests: "),
+        _SEPARATED,
+        _text_from(statedicts, "PREFIXES = "),
+        _SEPARATED,
+        _text_from(source, "def make_original"),
+        "\n\n# What is stored low, and how a scope runs.\n\n",
+        _text_from(functions, "def function_name"),
+        _SEPARATED,
+        _text_from(strategies_runtime, "DTYPES = "),
+        _runtimes({plan.strategy for plan in runnable.values()}),
+        _text_from(runtime, "FUSING = "),
+    ]
+    return "".join(parts)
+
+
+def _runtimes(used: Set[str]) -> str:
+    """The runtimes of the plans' strategies, and the function that finds them there."""
+    runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
+    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may build on another one
+    classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
+    table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())
+    return _SEPARATED.join(
+        (
+            "",
+            *map(inspect.getsource, classes),
+            f"RUNTIMES: dict[str, type[Runtime]] = {{\n{table}}}\n",
+            _FIND,
+            "",
+        )
+    )
+
+
+def _is_program(plan: Plan) -> bool:
+    return plan.program is not None
+
+
+def _left_out(name: str, plan: Plan) -> str:
+    if plan.program is not None:
+        return f"# {name}: a program of its own, torch.export.load({plan.program.file!r}).module()\n"
+    return f"# {name}: torch has no arithmetic in {label(plan.format)}, so this plan cannot be run.\n"
+
+
+def _tables(plans: Mapping[str, Plan]) -> str:
+    """The plans as a Python literal. repr keeps every name and every reason a string, whatever it holds."""
+    lines = ["{"]
+    for name, plan in plans.items():
+        lines.append(f"    {name!r}: {{")
+        for key in ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup"):
+            lines.append(f"        {key!r}: {_readable(getattr(plan, key))!r},")
+        if plan.raised != "none":
+            lines.append(f"        'raised': {plan.raised!r},")
+            lines.append(f"        'stored_low': {dict(plan.stored_low)!r},")
+        lines.append("        'scopes': {")
+        for path, choice in plan.scopes.items():
+            lines.extend(_scope_lines(path, _scope(choice)))
+        lines.extend(("        },", "    },"))
+    return "\n".join((*lines, "}"))
+
+
+def _readable(value: Any) -> Any:
+    """Four significant digits of a number; None for one that Python has no literal for."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _scope(choice: ScopeChoice) -> dict[str, Any]:
+    """What a reader wants to know of one scope; what is as everywhere is left out."""
+    entry: dict[str, Any] = {"precision": choice.precision}
+    if choice.keep:
+        entry["keep"] = list(choice.keep)
+    if choice.because:
+        entry["because"] = list(choice.because)
+    if choice.cost is not None and math.isfinite(choice.cost):
+        entry["cost"] = f"{max(choice.cost, 0):.1%} of the predicted time"
+    if choice.output != "cast":
+        entry["output"] = choice.output
+    return entry
+
+
+def _scope_lines(path: str, entry: Mapping[str, Any]) -> list[str]:
+    """One line where it fits, else one for the precision and the cost and one for each reason."""
+    short = f"            {path!r}: {entry!r},"
+    if len(short) <= WIDTH:
+        return [short]
+    lines = [f"            {path!r}: {{"]
+    for key, value in entry.items():
+        if isinstance(value, list):
+            reasons = (f"                    {reason!r}," for reason in value)
+            lines.extend((f"                {key!r}: [", *reasons, "                ],"))
+        else:
+            lines.append(f"                {key!r}: {value!r},")
+    return [*lines, "            },"]
+
+
+def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
+    if origin is None:
+        return None
+    folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
+    return {
+        "path": _place(origin.path, directory),
+        "digest": origin.digest,
+        "module": origin.module,
+        "working_directory": _place(origin.working_directory, directory),
+        "symbol": origin.symbol,
+        "kind": origin.kind,
+        "init_args": tuple(origin.init_args),
+        "init_kwargs": dict(origin.init_kwargs),
+        "weights": _place(origin.weights, directory),
+        **folder,
+    }
+
+
+def _place(path: str | None, directory: Path) -> str | None:
+    """The way from the directory to a file."""
+    return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
+
+
+def _literal(value: Any) -> str:
+    """Indented as people write it: one key a line."""
+    if not isinstance(value, dict):
+        return repr(value)
+    return "{\n" + "".join(f"    {key!r}: {item!r},\n" for key, item in value.items()) + "}"
+
+
+def _text_from(module: ModuleType, start: str) -> str:
+    text = inspect.getsource(module)
+    return text[text.index(start) :]

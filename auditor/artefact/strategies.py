@@ -1,0 +1,79 @@
+"""The strategies: ways to run a model low, an object each, known by name. Importing this needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import AuditorError
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+SHIPPED = ("autocast", "cast")
+"""Those that ship, each in the file of its name; what an audit plans unless it is told otherwise."""
+
+GRAPHS = ("graph",)
+"""Those whose plans are files of their own, each in the file of its name: an audit makes them where it is asked to."""
+
+_KNOWN: dict[str, Strategy] = {}
+
+
+def names() -> tuple[str, ...]:
+    """Every strategy whose plans give scopes of a live model their precision: those that ship, and those registered."""
+    return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
+
+
+def known() -> tuple[str, ...]:
+    """Every strategy that there is."""
+    return (*names(), *GRAPHS)
+
+
+def strategy_of(name: str) -> Strategy:
+    """The strategy called `name`. Raises: KeyError for one that is not known."""
+    if name not in _KNOWN and name in (*SHIPPED, *GRAPHS):
+        _KNOWN[name] = importlib.import_module(f"{__package__}.{name}").STRATEGY
+    return _KNOWN[name]
+
+
+def register(strategy: Strategy) -> None:
+    """Make a strategy known to `auditor.audit`, `--strategies`, plan.json and everything else, under its name.
+
+    Raises: AuditorError(slug="bad-strategy") where it lacks a name, a title or a runtime, its name is taken or no
+    lower-case identifier, or the source of its runtime cannot be read, since `patched_model.py` holds a copy.
+    """
+    problem = _problem(strategy)
+    if problem is not None:
+        name = getattr(strategy, "name", type(strategy).__name__)
+        raise AuditorError(f"the strategy {name!r} cannot be registered: {problem}", slug="bad-strategy")
+    _KNOWN[strategy.name] = strategy
+
+
+def _problem(strategy: Strategy) -> str | None:
+    for wanted in ("name", "title"):
+        if not isinstance(getattr(strategy, wanted, None), str):
+            return f"it has no {wanted}, which is text"
+    if not isinstance(getattr(strategy, "runtime", None), type):
+        return "it has no runtime, which is a class"
+    if not (strategy.name.isidentifier() and strategy.name.islower()):
+        return "a name is a lower-case identifier, since names of plans begin with it"
+    if strategy.name in known():
+        return "there is one of that name already"
+    try:
+        inspect.getsource(strategy.runtime)
+    except (OSError, TypeError):
+        return "the source of its runtime cannot be read: define that class in a file"
+    return None
+
+
+@contextmanager
+def registered(strategy: Strategy) -> Iterator[None]:
+    """A strategy that is known for the body alone."""
+    register(strategy)
+    try:
+        yield
+    finally:
+        del _KNOWN[strategy.name]

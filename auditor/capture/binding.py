@@ -1,0 +1,116 @@
+"""What a tape is run on: a model's own tensors, those of a batch, and the constants of the recorded run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..isolation.members import modules_of
+from ..numerics.nodes import tensors_of
+from ..records import Batch, Placeholder
+from .calls import first_paths
+
+if TYPE_CHECKING:
+    from .builder import Tape
+
+
+class TapeModule(fx.GraphModule):
+    """A GraphModule that is interpreted, and writes no Python: arguments may be anything that an operation was given."""
+
+    def recompile(self) -> Any:
+        """Nothing to do."""
+        return None
+
+    def forward(self, *args: Any) -> Any:
+        """The recorded run again, on other values."""
+        return fx.Interpreter(self).run(*args)
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Flat inputs of a tape for a model and a batch: {placeholder: state-dict name | constant}, inputs in their order."""
+
+    order: tuple[str, ...]
+    names: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    keywords: tuple[str, ...]
+
+    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
+        """Tensors in placeholder order; parameters and buffers are the model's own, not copies."""
+        args, kwargs = batch
+        keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
+        inputs = iter({id(x): x for x in tensors_of((args, {key: kwargs[key] for key in keywords}))}.values())
+        found = []
+        for name in self.order:
+            if name in self.constants:
+                found.append(self.constants[name])
+            elif name in self.names:
+                found.append(tensor_at(model, self.names[name]))
+            else:
+                found.append(next(inputs))
+        return found
+
+
+def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
+    """A parameter or buffer by its name in the state dict, whichever characters its modules' names hold."""
+    module: Any = model
+    *parents, name = path.split(".")
+    for part in parents:
+        module = module._modules[part]
+    for store in (module._parameters, module._buffers):
+        if name in store and store[name] is not None:
+            tensor: torch.Tensor = store[name]
+            return tensor
+    raise KeyError(path)
+
+
+def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
+    """{id of a tensor: what the forward calls it}; tensors inside of an argument are numbered."""
+    args, kwargs = batch
+    try:
+        bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # scripted modules have no signature
+        bound = {f"input_{i}": x for i, x in enumerate(args)} | kwargs
+    found: dict[int, str] = {}
+    for name, value in bound.items():
+        tensors = tensors_of(value)
+        for index, x in enumerate(tensors):
+            found.setdefault(id(x), name if value is x else f"{name}_{index}")
+    return found
+
+
+def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
+    """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
+    holders, found = holders_of(model), []
+    for node in tape.graph.nodes:
+        if node.op == "placeholder":
+            kind, fqn = tape.kinds[node.name], tape.names.get(node.name)
+            held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
+            argument = node.name if kind == "input" else None
+            found.append(Placeholder(node.name, _KINDS.get(kind, kind), fqn, holders=held, argument=argument))
+    return tuple(found)
+
+
+def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """{id of a parameter or buffer: first paths of the modules that have it as theirs}."""
+    found: dict[int, dict[str, None]] = {}
+    paths = first_paths(model)
+    for module in modules_of(model):
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.setdefault(id(tensor), {})[paths[id(module)]] = None
+    return {key: tuple(paths) for key, paths in found.items()}
+
+
+_KINDS = {"held": "constant"}
+
+
+def keywords_of(batch: Batch) -> tuple[str, ...]:
+    """Keyword arguments, in the order that they were recorded in."""
+    return tuple(pytree.tree_map(str, list(batch[1])))

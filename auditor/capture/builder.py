@@ -1,0 +1,175 @@
+"""The graph of a tape while it is written, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..numerics.nodes import op_name, operation_of, tensors_of
+from ..records import Call
+from ..trees import over_tensors
+from .cuts import carry
+from .regions import Region
+from .source import Written
+
+_aten = torch.ops.aten
+
+Observe = Callable[[fx.Node, Any], None]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for.
+
+    function: the call of a function of torch that it is part of.
+    """
+
+    calls: tuple[Call, ...]
+    written: Written | None
+    region: Region | None
+    depth: int
+    in_place: str | None = None
+    function: Call | None = None
+
+
+@dataclass
+class Tape:
+    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
+
+    marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
+    holds for these inputs only. asked: whether Python looked at a dtype or at autocast, or may have without being seen.
+    elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
+    output depends on too.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    names: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+    marks: dict[str, Mark] = field(default_factory=dict)
+    reads: bool = False
+    asked: bool = False
+    elsewhere: bool = False
+    operations: int = 0
+
+    @property
+    def files(self) -> set[str]:
+        """Those whose lines ran."""
+        lines = (mark.written for mark in self.marks.values() if mark.written is not None)
+        return {place[0] for line in lines for place in (line.place, line.caller) if place is not None}
+
+
+class Builder:
+    """Writes nodes, each with `mark`. exact: those no rounding can change. fed: those that depend on an input."""
+
+    def __init__(self, tape: Tape, mark: Mark, observe: Observe | None) -> None:
+        self.tape, self.mark, self._observe = tape, mark, observe
+        self.exact: set[fx.Node] = set()
+        self.fed: set[fx.Node] = set()
+        self._first: fx.Node | None = None
+        self._outlines: dict[Hashable, torch.Tensor] = {}
+
+    def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        """An operation that gave `value`."""
+        row = operation_of(target)
+        written = row.known_as or op_name(target)
+        target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
+        node = self.tape.graph.create_node("call_function", target, name=row.name)
+        node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
+        if kwargs:
+            node.kwargs = dict(kwargs)
+        self._known(node, value)
+        node.meta["op"] = written
+        self._first = self._first or node
+        sources = node.all_input_nodes
+        if _is_exact(value) and all(source in self.exact for source in sources):
+            self.exact.add(node)
+        if any(source in self.fed for source in sources):
+            self.fed.add(node)
+        self.tape.marks[node.name] = self.mark
+        if self._observe is not None:
+            self._observe(node, value)
+        return node
+
+    def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
+        """A tensor from nowhere, copied as it is now."""
+        node = self._placeholder(f"{kind}_{len(self.tape.constants)}", kind, x)
+        self.tape.constants[node.name] = x.detach().clone()
+        return node
+
+    def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
+        """A parameter or buffer of the model."""
+        letters = "".join(c if c.isalnum() else "_" for c in path)
+        node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
+        self.tape.names[node.name] = path
+        return node
+
+    def input(self, name: str, x: torch.Tensor) -> fx.Node:
+        """A tensor of the batch."""
+        node = self._placeholder(name, "input", x)
+        self.tape.inputs.append(node.name)
+        self.fed.add(node)
+        return node
+
+    def close(self, outputs: Sequence[fx.Node]) -> None:
+        """Nothing comes after this; operations and constants that no output depends on are let go."""
+        tape = self.tape
+        tape.graph.output(tuple(outputs))
+        for node in reversed(list(tape.graph.nodes)):
+            if node.users or (node.op != "call_function" and node.name not in tape.constants):
+                continue
+            tape.graph.erase_node(node)
+            if node.op == "placeholder":
+                del tape.constants[node.name], tape.kinds[node.name]
+        tape.outputs = tuple(node.name for node in outputs)
+        tape.marks = {node.name: tape.marks[node.name] for node in tape.graph.nodes if node.op == "call_function"}
+
+    def _placeholder(self, name: str, kind: str, x: torch.Tensor) -> fx.Node:
+        graph = self.tape.graph
+        with graph.inserting_before(self._first) if self._first is not None else nullcontext():
+            node = graph.create_node("placeholder", name, name=name)
+        self._known(node, x)
+        self.tape.kinds[node.name] = kind
+        if _is_exact(x):
+            self.exact.add(node)
+        return node
+
+    def _known(self, node: fx.Node, value: Any) -> None:
+        node.meta["val"] = over_tensors(self._outline, value)
+        if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged:
+            node.meta["rows"] = self._outline(value.values())
+        carry(node, value)
+
+    def _outline(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape and dtype without entries; values that lie alike share one."""
+        if x.is_nested or x.layout is not torch.strided or x.is_quantized:
+            return _outline(x)
+        key = x.shape, x.stride(), x.dtype
+        found = self._outlines.get(key)
+        if found is None:
+            found = self._outlines[key] = _outline(x)
+        return found
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether no rounding can change a value, if none changed what it was made of."""
+    return not any(x.is_floating_point() or x.is_complex() for x in tensors_of(value))
+
+
+def _outline(x: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without entries."""
+    if x.is_nested:  # ragged: no shape
+        return torch.empty(0, dtype=x.dtype, device="meta")
+    try:
+        if x.layout is torch.strided and not x.is_quantized:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
+    except (RuntimeError, NotImplementedError, TypeError):
+        return torch.empty(0, dtype=x.dtype, device="meta")

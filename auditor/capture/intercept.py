@@ -1,0 +1,199 @@
+"""The one place that leans on torch's private parts: a mode that sees operations whole, before autograd and autocast.
+
+Tried on torch 2.11, the oldest that pyproject.toml allows, and 2.13.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial, reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, _higher_order_ops, _len_torch_dispatch_stack_pre_dispatch
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
+
+from ..isolation.eager import cond, uncompiled, unfused, while_loop
+from ..numerics.nodes import operation_of
+from ..trees import tensors_in
+from .handler import Handler, Traced, alone
+from .regions import Region, one_stack, region_now
+
+_KEY = torch._C.DispatchKey.PreDispatch
+_AUTOCAST = reduce(
+    or_,
+    (
+        torch._C.DispatchKeySet(torch._C._dispatch_key_parse(f"Autocast{kind}"))
+        for kind in ("CPU", "CUDA", "PrivateUse1")
+    ),
+)
+_KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+"""An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
+_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
+"""Included in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
+
+
+@contextmanager
+def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """In the body every operation of this thread goes through `handler`.
+
+    Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
+    the modules that hold them), and compiled functions run eagerly.
+    Raises: Busy, in another thread or in the body of another one; Traced.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(alone())
+        for operator in list(_higher_order_ops.values()):
+            _teach(operator)
+        stack.enter_context(one_stack(depth_of))
+        stack.enter_context(unfused())
+        stack.enter_context(uncompiled())
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(_Whole(handler))
+        yield
+
+
+class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Sees operations before autograd and autocast; the slot that takes such a mode asks for this base class."""
+
+    def __init__(self, handler: Handler) -> None:
+        TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
+        self.handler, self.parts = handler, _Parts(handler)
+
+    def __exit__(self, *exception: Any) -> None:
+        taken_off = not _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+        if taken_off:
+            _push_mode(self)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if taken_off:
+            raise Traced("a tracer ran inside and switched the mode off that sees operations: trace the model outside")
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: it would import the compiler, which takes a second, and look at every operation."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if operation_of(func).unfolds:
+            with self:
+                return func._op_dk(_kernel_of_parts(func), *args, **kwargs)
+        region = region_now()  # inside the guards below autocast always looks closed
+        # Without the first guard RNNs take Python's decomposition, step by step.
+        with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            if not _transformed(tensors_in((args, kwargs))):
+                return self.handler.whole(func, args, kwargs, region)
+            with self.parts.of(region), _below(self.parts):
+                return func(*args, **kwargs)
+
+
+@cache
+def _kernel_of_parts(op: Any) -> Any:
+    """The key of the kernel that calls other operations."""
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
+
+
+class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees, below functorch, what the first mode let pass."""
+
+    supports_higher_order_operators = True
+    _should_skip_dynamo = _Whole._should_skip_dynamo
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handler, self.region = handler, Region(False, "")
+
+    def of(self, region: Region) -> _Parts:
+        """This mode, for an operation in `region`."""
+        self.region = region
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return self.handler.part(func, args, kwargs or {}, self.region)
+
+
+class _Below(threading.local):
+    """The mode of the transformed operation that this thread is in."""
+
+    parts: _Parts | None = None
+
+
+_CURRENT = _Below()
+
+
+@contextmanager
+def _below(parts: _Parts) -> Iterator[None]:
+    """In the body operations on CUDA's lists are seen where autocast sees them: below functorch, above autograd."""
+    if not parts.region.enabled:
+        yield
+        return
+    _listen()
+    outer, _CURRENT.parts = _CURRENT.parts, parts
+    try:
+        with torch._C._SetExcludeDispatchKeyGuard(_KEY_BELOW, False), torch._C._IncludeDispatchKeyGuard(_KEY_BELOW):
+            yield
+    finally:
+        _CURRENT.parts = outer
+
+
+@cache
+def _listen() -> tuple[torch.library.Library, ...]:
+    """Kernels for the operations on CUDA's lists, under a key that is included in `_below` alone."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
+    for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")):
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten":
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(rest, partial(_listed, op), _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+    return library, others
+
+
+def _listed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    parts = _CURRENT.parts
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
+        if parts is not None:
+            args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
+        return op(*args, **kwargs)
+
+
+def _teach(operator: HigherOrderOperator) -> None:
+    """Tell `torch.cond` and its like what to do under the first mode: run their bodies, whose operations it then sees."""
+    if _Whole in operator.python_key_table:
+        return
+
+    def run(mode: _Whole, *args: Any, **kwargs: Any) -> Any:
+        dense = operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        body = _BODIES.get(operator.name(), dense)  # type: ignore[no-untyped-call]
+        if body is None:
+            with mode.parts.of(region_now()):
+                return operator(*args, **kwargs)
+        with mode:
+            return body(*args, **kwargs)
+
+    operator.py_impl(_Whole)(run)
+
+
+_BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop}
+"""Operators whose own kernels refuse to run while a mode is active."""
+
+
+def _transformed(tensors: list[torch.Tensor]) -> bool:
+    """Whether a transform of functorch, forward-mode differentiation or batched gradients make others of this operation."""
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return True
+    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
+        return True
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(wrapped(x) for x in tensors)

@@ -1,0 +1,398 @@
+"""The tape: one real run of a model, recorded as a torch.fx graph of ATen operations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..isolation.draws import Draw, draw_of, drew, may_draw
+from ..isolation.members import named_modules
+from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..numerics.nodes import mutates, operation_of, tensors_of
+from ..numerics.transfers import to_device
+from ..records import Batch
+from ..trees import over_tensors
+from .asks import asking, may_ask_unseen
+from .binding import named_inputs
+from .builder import Builder, Mark, Observe, Tape
+from .calls import Calls
+from .casts import as_cast, is_no_cast
+from .choices import shape_from
+from .cuts import ends
+from .functions import Functions
+from .handler import Handler
+from .intercept import intercepted
+from .reads import noticed
+from .regions import Region, ambient, entered_at
+from .source import written_at
+from .twins import (
+    Drawn,
+    Written,
+    completed,
+    moves,
+    positional,
+    promotes,
+    replaces,
+    twin_of,
+    writes_nothing,
+    written_arguments,
+)
+from .values import Values
+from .views import ALIAS, View, shares_memory
+
+_aten = torch.ops.aten
+_FP32 = Region(True, "float32")
+
+
+class Plain:
+    """Runs operations as torch does, outside autocast; see dispatch.Handler."""
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """The operation itself."""
+        return op(*args, **kwargs)
+
+    part = whole
+
+    def entering(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they are."""
+        return args, kwargs
+
+
+def record(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    handler: Handler | None = None,
+    around: Region | None = _FP32,
+    observe: Observe | None = None,
+    bare: bool = False,
+) -> tuple[Tape, NamedTensors]:
+    """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
+
+    handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
+    which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
+    protects. observe(node, result) sees every operation's own result. bare: no lines of code are looked up, nor calls of
+    torch's functions, nor whether Python looks at dtypes. The batch's tensors are copied, and the model's may be written
+    to: the caller puts them back.
+    """
+    tape, calls = Tape(), Calls(model)
+    functions = None if bare else Functions(calls)
+    recorder = _Recorder(tape, calls, handler or Plain(), around, observe, functions)
+    args, kwargs = recorder.begin(model, batch)
+    with ExitStack() as stack:
+        stack.enter_context(calls.watched())
+        stack.enter_context(noticed(recorder.noticed))
+        stack.enter_context(_region(around))
+        stack.enter_context(intercepted(recorder, calls.depth))
+        if functions is not None:
+            stack.enter_context(asking(recorder.asked))
+            stack.enter_context(functions)
+        outputs = tensor_outputs(model(*args, **kwargs))
+        answer = outputs.each(lambda x: x.detach().clone())
+    recorder.end(outputs)
+    tape.elsewhere = calls.elsewhere
+    if functions is not None:
+        tape.asked |= functions.asked or calls.elsewhere or may_ask_unseen(model, tape.files)
+    return tape, answer
+
+
+@contextmanager
+def _region(around: Region | None) -> Iterator[None]:
+    with ambient(getattr(torch, around.dtype)) if around is not None else nullcontext():
+        yield
+
+
+class _Recorder:
+    """Runs every operation, and puts it on the tape."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        calls: Calls,
+        handler: Handler,
+        around: Region | None,
+        observe: Observe | None,
+        functions: Functions | None,
+    ) -> None:
+        self.tape, self.calls, self.handler, self.functions = tape, calls, handler, functions
+        self.around = around or Region(False, "")
+        self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
+        self._emit, self._constant = self.builder.emit, self.builder.constant
+        self.values = Values(self._emit, self._constant)
+        self.kept: list[torch.Tensor] = []
+
+    def begin(self, model: nn.Module, batch: Batch) -> Batch:
+        """Places for the model's state and the batch's tensors; the batch, of copies."""
+        for path, module in named_modules(model):
+            for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in store.items():
+                    if tensor is not None and not self.values.knows(tensor):
+                        node = self.builder.state(kind, f"{path}.{name}".lstrip("."), tensor)
+                        self.values.bind(tensor, node)
+        copies: dict[int, torch.Tensor] = {}
+        names = named_inputs(model, batch)
+
+        def copied(x: torch.Tensor) -> torch.Tensor:
+            if id(x) not in copies:
+                copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+                self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)]))
+            return copies[id(x)]
+
+        result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)
+        self.kept = list(copies.values())
+        return result
+
+    def end(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Close the graph: what the caller gets, and nothing that it does not depend on."""
+        self.builder.close([self.values.node_of(x) for x in outputs])
+
+    def asked(self) -> None:
+        """Python looks at autocast, or at what it would not be seen to look at."""
+        self.tape.asked = True
+
+    def noticed(self, *given: torch.Tensor) -> None:
+        """Python reads the values of tensors, or a shape depends on them."""
+        nodes = [self.values.node_of(x) for x in given]
+        self.tape.reads |= any(node in self.builder.fed for node in nodes)
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """See dispatch.Handler."""
+        return self._recorded(op, args, kwargs, region, self.handler.whole)
+
+    def entering(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """See dispatch.Handler."""
+        return self.handler.entering(op, args, kwargs, region)
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """See dispatch.Handler."""
+        return self._recorded(op, args, kwargs, region, self.handler.part)
+
+    def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
+        self.tape.operations += 1
+        if not isinstance(op, torch._ops.OpOverload):
+            return run(op, args, kwargs, region)
+        if operation_of(op).reads:
+            self.noticed(*tensors_of((args, kwargs)))
+            return run(op, args, kwargs, region)
+        args, kwargs = positional(op, args, kwargs)
+        given, row, writes = tensors_of((args, kwargs)), operation_of(op), mutates(op)
+        self.builder.mark = Mark(
+            self.calls.open,
+            written_at(record.__code__) if self.functions is not None else None,
+            region if region != self.around else None,
+            max(1, entered_at()),
+            row.name if writes else None,
+            None if writes or self.functions is None else self.functions.open,
+        )
+        before, held = self._arguments(op, args, kwargs)
+        draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
+        result = run(op, args, kwargs, region)
+        draw = draw if draw is not None and drew(draw, kwargs) else None
+        if writes:
+            self._written(op, args, kwargs, before, result, draw)
+            return result
+        known, apart = {id(x) for x in given}, set[int]()
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            """A cast that changes nothing returns its input: its result gets a name, and so a node, of its own."""
+            if id(x) not in known:
+                return x
+            x = _alias(x)
+            apart.add(id(x))
+            return x
+
+        result = over_tensors(own, result)
+        if held:
+            self._bind_all(result, lambda x, _: self._constant(x, "held"))
+        else:
+            self._returned(op, given, before, result, draw, apart)
+        return result
+
+    def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
+        """The arguments with nodes for tensors, unknown ones copied; and whether the results have to be held.
+
+        What chooses the shape of a result is held where rounding could change it.
+        """
+        choosing = shape_from(op, args, kwargs)
+        chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
+        if choosing:
+            self.noticed(*choosing)
+        floating = any(id(x) in chosen and (x.is_floating_point() or x.is_complex()) for x in choosing)
+
+        def node(x: torch.Tensor) -> fx.Node:
+            own = self.values.node_of(x)
+            if id(x) in chosen and not floating:
+                return self._constant(x, "held")
+            return self._emit(_aten.detach.default, (own,), {}, x) if ends(own, x) else own
+
+        tree: tuple[Any, Any] = over_tensors(node, (args, kwargs))
+        ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
+        if ragged:
+            tree = pytree.tree_map_only(torch.SymInt, lambda size: self._ragged_size(size, ragged), tree)
+        return tree, floating
+
+    def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
+        """The length of a dimension that is no number, but belongs to one tensor: another one's in a replay."""
+        for x in ragged:
+            sizes: tuple[Any, ...] = tuple(x.shape)
+            for dim, own in enumerate(sizes):
+                if isinstance(own, torch.SymInt) and own == size:
+                    return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
+        return size
+
+    def _bind_all(self, result: Any, node_of: Callable[[torch.Tensor, tuple[int, ...]], fx.Node]) -> None:
+        """Nodes for the tensors in what an operation returned, which may be lists in a tuple."""
+        for path, x in _places_of(result):
+            self.values.bind(x, node_of(x, path))
+
+    def _returned(
+        self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
+    ) -> None:
+        if operation_of(op).identity and isinstance(result, torch.Tensor):
+            self.values.same(result, given[0])
+            return
+        args, kwargs = before
+        unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
+        if unchanged and is_no_cast(op, given, *before):
+            self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
+            return
+        if operation_of(op).writes_statistics and args[5] and args[3] is not None:
+            self._by_batch(op, given, args, result)
+            return
+        target, args, kwargs = as_cast(op, given, args, kwargs)
+        if draw is not None:
+            target, kwargs = Drawn(op, draw), _without_generator(kwargs)
+        found = list(_places_of(result))
+        if not found and op.namespace != "aten":  # a number or a truth
+            self.noticed(*given)
+        moved = target is _aten.to.dtype and given and result.device != given[0].device
+        node = args[0] if moved and is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
+        if moved:
+            node = self._emit(to_device, (node, result.device), {}, result)
+        for path, x in found:
+            own = self._item(node, path, result)
+            source = next((y for y in given if shares_memory(x, y)), None)
+            if source is None:
+                self.values.bind(x, own)
+            elif id(x) in apart:
+                self.values.bind_view(x, own, source, ALIAS)
+            elif source is given[0] and isinstance(args[0], fx.Node) and len(path) < 2:
+                index = path[0] if path else None
+                self.values.bind_view(x, own, source, View(op, tuple(args[1:]), kwargs, index))
+            else:
+                self.values.bind_view(x, own, source, None)
+
+    def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
+        """The node of one of an operation's results."""
+        for index in path:
+            result = result[index]
+            node = self._emit(operator.getitem, (node, index), {}, result)
+        return node
+
+    def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
+        """Normalised by the batch, with running statistics: these are written, which the schema does not say."""
+        by_node = {self.values.node_of(x): x for x in given}
+        running = [by_node[args[3]], by_node[args[4]]]
+        if op is _aten.batch_norm.default:
+            few = torch.empty(given[0].shape[1], device="meta")
+            functional = _aten._native_batch_norm_legit_functional.default
+            node = self._emit(functional, tuple(args[:8]), {}, (result, few, few, *running))
+            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
+            for index, x in enumerate(running):
+                self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
+        else:
+            apart = (*args[:3], None, None, *args[5:])  # by the batch's statistics: the result depends on no others
+            self.values.bind(result, self._emit(op, apart, {}, result))
+            self._copied(op, (3, 4), args, {}, running, None, None)
+
+    def _written(
+        self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
+    ) -> None:
+        if writes_nothing(op):
+            return
+        places = written_arguments(op)
+        changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
+        written = [x for value in changed for x in tensors_of(value)]
+        if replaces(op):
+            for x in written:
+                self.values.moved(x)
+            return
+        node_args, node_kwargs = before
+        if moves(op):
+            self._moved(op, args, node_args, node_kwargs, written[0])
+            return
+        twin = twin_of(op)
+        if draw is not None:
+            node_kwargs = _without_generator(node_kwargs)
+        if twin is None:
+            self._copied(op, places, node_args, node_kwargs, written, result, draw)
+            return
+        target, node_args = Drawn(twin, draw) if draw is not None else twin, completed(op, node_args)
+        out = {a.name for a in op._schema.arguments if a.is_out}
+        value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
+        node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
+        single = len(written) == 1 and isinstance(result, torch.Tensor)  # no list of its own
+        for index, x in enumerate(written):
+            own = node if single else self._emit(operator.getitem, (node, index), {}, x)
+            if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # what is written keeps its dtype
+                own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
+            self.values.write(x, own)
+
+    def _moved(self, op: Any, args: Any, node_args: Any, node_kwargs: Any, x: torch.Tensor) -> None:
+        node = self._emit(twin_of(op) or _aten.as_strided.default, node_args, node_kwargs, x)
+        self.values.turned(x, node)
+
+    def _copied(
+        self,
+        op: Any,
+        places: tuple[int | str, ...],
+        args: Any,
+        kwargs: Any,
+        written: list[torch.Tensor],
+        result: Any,
+        draw: Draw | None,
+    ) -> None:
+        target: Any = Written(op, places)
+        node = self._emit(Drawn(target, draw) if draw is not None else target, args, kwargs, (result, written))
+        copies = self._emit(operator.getitem, (node, 1), {}, written)
+        for index, x in enumerate(written):
+            self.values.write(x, self._emit(operator.getitem, (copies, index), {}, x))
+        known = {id(x) for x in written}
+        fresh = [x for x in tensors_of(result) if id(x) not in known]
+        if fresh and isinstance(result, torch.Tensor):
+            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
+        elif fresh:
+            first = self._emit(operator.getitem, (node, 0), {}, result)
+            for index, x in enumerate(result):
+                if isinstance(x, torch.Tensor) and id(x) not in known:
+                    self.values.bind(x, self._emit(operator.getitem, (first, index), {}, x))
+
+
+def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """The tensors that an operation returned, each with where it is found."""
+    if isinstance(result, torch.Tensor):
+        yield path, result
+    elif isinstance(result, (tuple, list)):
+        for index, item in enumerate(result):
+            yield from _places_of(item, (*path, index))
+
+
+def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The draw has it. None stays: there are overloads that have to be given one, `randn(..., generator=None)`."""
+    return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    try:
+        result: torch.Tensor = _aten.alias.default(x)
+    except (RuntimeError, NotImplementedError):  # layouts that know no views
+        return x
+    return result

@@ -1,0 +1,260 @@
+"""Views of tensors as the tape knows them: how one is read from what it views, and how a write to it goes back."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from ..numerics.nodes import operation_of
+
+Emit = Callable[..., fx.Node]
+"""emit(target, args, kwargs, val) -> node: puts an operation on the tape. val: a tensor of the result's shape."""
+
+Constant = Callable[[torch.Tensor], fx.Node]
+
+_aten = torch.ops.aten
+
+
+class Geometry(NamedTuple):
+    """How a tensor lies in its storage. stride: None where it has none that is known."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    offset: int
+    dtype: torch.dtype
+
+    def outline(self) -> torch.Tensor:
+        """A tensor like it, without entries."""
+        if self.stride is None:
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+    def places(self) -> torch.Tensor:
+        """Where the entries lie in the storage, in their own order."""
+        assert self.stride is not None
+        places = torch.full(self.shape, self.offset)
+        for dim, (size, step) in enumerate(zip(self.shape, self.stride, strict=True)):
+            places += (torch.arange(size) * step).reshape([-1 if i == dim else 1 for i in range(len(self.shape))])
+        return places.reshape(-1)
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor was made of the one it views: op(source, *args, **kwargs), or one of its results where index is set."""
+
+    op: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    index: int | None = None
+
+    def reshapes(self, geometry: Geometry, source: Geometry) -> bool:
+        """Whether it has the same entries in the same order, under another shape at most."""
+        same = geometry.dtype == source.dtype and _count(geometry.shape) == _count(source.shape)
+        return same and operation_of(self.op).entries == "same"
+
+
+ALIAS = View(_aten.alias.default)
+
+
+class Taken:
+    """A view made out of sight: the entries at some places of its source, numbered in the source's own order."""
+
+    def __init__(self, places: torch.Tensor, shape: tuple[int, ...]) -> None:
+        self.places, self.shape = places, shape
+        self.__name__ = "taken"
+
+
+def found(own: Geometry, source: Geometry) -> View | None:
+    """The view that lies where `own` does, None where that is not inside of the source."""
+    if own.dtype != source.dtype or own.stride is None or source.stride is None:
+        return None
+    if own == source:
+        return ALIAS
+    order = _order(own, source)
+    if order is not None:
+        return View(_aten.permute.default, (order,))
+    along = _slice_of(own, source)
+    if along is not None:
+        return View(_aten.slice.Tensor, along)
+    there = _found(source.places(), own.places())
+    return View(Taken(there, own.shape)) if there is not None else None
+
+
+def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node) -> fx.Node:
+    """The entries of a view, once those of its parent are those of `whole`."""
+    value = own.outline()
+    if view.op is _aten.alias.default:
+        return whole
+    if isinstance(view.op, Taken):
+        return _take(emit, constant, whole, view.op, value)
+    if view.index is None:
+        return emit(view.op, (whole, *view.args), view.kwargs, value)
+    if operation_of(view.op).packet == "unbind":  # one of many results: the others are of no use here
+        return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
+    along = _slice_of(own, parent)
+    if along is not None:
+        return emit(_aten.slice.Tensor, (whole, *along), {}, value)
+    node = emit(view.op, (whole, *view.args), view.kwargs, value)
+    return emit(operator.getitem, (node, view.index), {}, value)
+
+
+def scattered(
+    emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
+) -> fx.Node:
+    """The parent's entries once those of a view of it are `part`."""
+    if view.op is _aten.alias.default:
+        return part
+    value, row = parent.outline(), operation_of(view.op)
+    if row.scatter:
+        return emit(getattr(_aten, row.scatter).default, (whole, part, *view.args), view.kwargs, value)
+    if row.packet == "unbind":
+        return emit(_aten.select_scatter.default, (whole, part, _dim_of(view), view.index), {}, value)
+    back = _inverse(view, parent)
+    if back is not None:
+        return emit(back[0], (part, *back[1]), {}, value)
+    if view.reshapes(own, parent) or own == parent:
+        return emit(_aten.reshape.default, (part, list(parent.shape)), {}, value)
+    if row.complement:
+        other = emit(getattr(_aten, row.complement).default, (whole,), {}, own.outline())
+        return emit(_aten.complex.default, (part, other) if row.packet == "real" else (other, part), {}, value)
+    if own.dtype != parent.dtype:
+        return emit(_aten.view.dtype, (part, parent.dtype), {}, value)
+    along = _slice_of(own, parent)
+    if along is not None:
+        return emit(_aten.slice_scatter.default, (whole, part, *along), {}, value)
+    return put(emit, constant, whole, _places_in(view, own, parent), part, value)
+
+
+def put(
+    emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
+) -> fx.Node:
+    """The entries of `whole`, with those of `part` at some places of it."""
+    flat = value.new_empty(value.numel())
+    line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
+    new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))
+    changed = emit(_aten.index_put.default, (line, [constant(places)], new), {}, flat)
+    return emit(_aten.reshape.default, (changed, list(value.shape)), {}, value)
+
+
+def overwritten(
+    emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
+) -> fx.Node | None:
+    """Entries of a tensor after a write to another one in the same storage; None where that wrote to none of them."""
+    (whole, own), (node, source) = other, written
+    if own.dtype != source.dtype or own.stride is None or source.stride is None:
+        return None
+    mine, theirs = source.places(), own.places()
+    there = torch.isin(theirs, mine).nonzero().reshape(-1)
+    if not there.numel():
+        return None
+    here = _found(mine, theirs[there])
+    assert here is not None
+    part = _take(emit, constant, node, Taken(here, (len(here),)), source.outline().new_empty(len(here)))
+    return put(emit, constant, whole, there, part, own.outline())
+
+
+def _take(emit: Emit, constant: Constant, source: fx.Node, view: Taken, value: torch.Tensor) -> fx.Node:
+    count = source.meta["val"].numel() if isinstance(source.meta.get("val"), torch.Tensor) else 0
+    line = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
+    entries = emit(_aten.index_select.default, (line, 0, constant(view.places)), {}, value.new_empty(len(view.places)))
+    return emit(_aten.reshape.default, (entries, list(view.shape)), {}, value)
+
+
+def _dim_of(view: View) -> int:
+    dim: int = view.args[0] if view.args else view.kwargs.get("dim", 0)
+    return dim
+
+
+def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operation, and its further arguments, that undoes a view of all of its source's entries."""
+    row = operation_of(view.op)
+    if row.inverse:
+        return getattr(_aten, row.inverse).default, ()
+    if row.packet == "transpose" and not view.kwargs:
+        return _aten.transpose.int, view.args
+    if row.packet == "permute" and view.args:
+        order = [dim % len(parent.shape) for dim in view.args[0]]
+        return _aten.permute.default, ([order.index(i) for i in range(len(order))],)
+    return None
+
+
+def _order(own: Geometry, source: Geometry) -> list[int] | None:
+    """The permutation of the source's dimensions that gives the view, if one does."""
+    assert own.stride is not None and source.stride is not None
+    if own.offset != source.offset or len(own.shape) != len(source.shape):
+        return None
+    left = list(zip(source.shape, source.stride, strict=True))
+    order = []
+    for dim in zip(own.shape, own.stride, strict=True):
+        if dim not in left:
+            return None
+        order.append(left.index(dim))
+        left[order[-1]] = (-1, -1)
+    return order
+
+
+def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
+    """(dim, start, end) of a view that is the parent but for the length of one dimension."""
+    if own.stride is None or parent.stride is None or own.stride != parent.stride:
+        return None
+    shorter = [dim for dim, (a, b) in enumerate(zip(own.shape, parent.shape, strict=True)) if a != b]
+    if len(shorter) != 1 or not own.stride[shorter[0]]:
+        return None
+    start, apart = divmod(own.offset - parent.offset, own.stride[shorter[0]])
+    end = start + own.shape[shorter[0]]
+    return (shorter[0], start, end) if not apart and start >= 0 and end <= parent.shape[shorter[0]] else None
+
+
+def _places_in(view: View, own: Geometry, parent: Geometry) -> torch.Tensor:
+    """Where a view's entries lie in its parent, in the parent's own order."""
+    if isinstance(view.op, Taken):
+        return view.op.places
+    there = _found(parent.places(), own.places()) if parent.stride is not None and own.stride is not None else None
+    if there is not None:
+        return there
+    numbers = torch.arange(_count(parent.shape)).reshape(parent.shape)
+    viewed = view.op(numbers, *view.args, **view.kwargs)
+    entries: torch.Tensor = viewed if view.index is None else viewed[view.index]
+    return entries.reshape(-1)
+
+
+def _found(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+    """Indices of `places` in `among`; None where one is missing."""
+    order = among.argsort()
+    at = torch.searchsorted(among[order], places).clamp(max=max(0, len(among) - 1))
+    if not len(among):
+        return places if not len(places) else None
+    found = order[at]
+    return found if torch.equal(among[found], places) else None
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def address(x: torch.Tensor) -> int | None:
+    """What tells a tensor's storage from others that are alive; None for tensors that have none of their own."""
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        return None
+    try:
+        return int(x.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # tensors that wrap others have no storage of their own
+        return None
+
+
+def geometry_of(x: torch.Tensor) -> Geometry:
+    """How a tensor lies in its storage now."""
+    if address(x) is None:
+        return Geometry(tuple(x.shape) if not x.is_nested else (), None, 0, x.dtype)
+    return Geometry(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), x.dtype)
+
+
+def shares_memory(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie in the same storage."""
+    place = address(x)
+    return place is not None and place == address(other)

@@ -1,1 +1,0 @@
-"""Findings of the rules, verdicts of the measurement, and each held against the other."""

@@ -1,0 +1,140 @@
+"""GRUs, LSTMs and plain RNNs as CUDA computes them: at each step two products, each rounded, and one kernel in float32 for the rest.
+
+A CPU rounds after every gate, or where oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
+aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which hold gates in `accscalar_t` and
+round what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .carried import round_to
+from .casting import lowered, raised
+from .formats import Format
+from .nodes import operation_of, overload_of
+
+_States = tuple[Tensor, ...]
+_FUSED = ("gru_cell", "lstm_cell")
+
+
+def is_fused_cell(target: Callable[..., Any]) -> bool:
+    """Whether CUDA has one kernel for the gates of this step."""
+    return operation_of(target).name in _FUSED
+
+
+def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A step of half-precision tensors on a CPU. Shapes: as `aten.gru_cell` and `aten.lstm_cell` take and give them."""
+    given = raised(_arguments(target, args, kwargs))
+    states = _several(given["hx"])
+    from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
+    from_state = _product(states[0], given["w_hh"], given.get("b_hh"), row)
+    found = lowered(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
+    return found if len(found) > 1 else found[0]
+
+
+def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A recurrent layer of half-precision tensors on a CPU, step by step. Shapes: as `aten.gru.input`, `aten.gru.data` and
+    their like take and give them."""
+    given = raised(_arguments(target, args, kwargs))
+    rows, sizes = _rows(given)
+    ways, params = 1 + given["bidirectional"], given["params"]
+    each = len(params) // (given["num_layers"] * ways)
+    lasts = []
+    for layer in range(given["num_layers"]):
+        if layer and given["train"]:  # in the format, since what is drawn depends on it
+            rows = raised(torch.dropout(lowered(rows, row), given["dropout"], True))
+        outputs = []
+        for index in range(layer * ways, (layer + 1) * ways):
+            states = tuple(x[index] for x in _several(given["hx"]))
+            weights = params[index * each : (index + 1) * each]
+            way = _Way(STEPS[operation_of(target).name], weights, given["has_biases"], row)
+            output, last = way.run(rows, sizes, states, backwards=index > layer * ways)
+            outputs.append(output)
+            lasts.append(last)
+        rows = torch.cat(outputs, -1)
+    if "input" in given:
+        rows = rows.view(len(sizes), sizes[0], rows.shape[-1])
+        rows = rows.transpose(0, 1) if given["batch_first"] else rows
+    return lowered((rows, *(torch.stack(states) for states in zip(*lasts, strict=True))), row)
+
+
+class _Way:
+    """One direction of one layer: in float32, on values of the format."""
+
+    def __init__(self, step: _Step, weights: Sequence[Tensor], biased: bool, row: Format) -> None:
+        self._step, self._row = step, row
+        self._of_input, self._of_state, *others = weights
+        self._biases: Sequence[Tensor | None] = others[:2] if biased else (None, None)
+        self._projection = others[2:] if biased else others
+
+    def run(self, rows: Tensor, sizes: Sequence[int], states: _States, backwards: bool) -> tuple[Tensor, _States]:
+        """Output and last states. rows: those of each step, one after the other, as many as `sizes` says."""
+        entering = torch.split(_product(rows, self._of_input, self._biases[0], self._row), list(sizes))
+        outputs = []
+        for from_input in reversed(entering) if backwards else entering:
+            now = tuple(state[: len(from_input)] for state in states)
+            from_state = _product(now[0], self._of_state, self._biases[1], self._row)
+            found = tuple(round_to(x, self._row.name) for x in self._step(from_input, from_state, now))
+            for weight in self._projection:
+                found = (_product(found[0], weight, None, self._row), *found[1:])
+            outputs.append(found[0])
+            ended = len(from_input) < len(
+                states[0]
+            )  # of sequences that are no longer this long, what they ended with stays
+            states = tuple(torch.cat((x, y[len(x) :])) for x, y in zip(found, states, strict=True)) if ended else found
+        return torch.cat(outputs[::-1] if backwards else outputs), states
+
+
+def _arguments(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = (argument.name for argument in overload_of(target)._schema.arguments)
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
+    """What a layer reads, the rows of each step one after the other, and how many those are."""
+    if "data" in given:
+        return given["data"], given["batch_sizes"].tolist()
+    x = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
+    return x.flatten(0, 1), [x.shape[1]] * x.shape[0]
+
+
+def _several(states: Tensor | Sequence[Tensor]) -> _States:
+    return (states,) if isinstance(states, Tensor) else tuple(states)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, row: Format) -> Tensor:
+    """The product rounded, the bias added in float32."""
+    found = round_to(torch.nn.functional.linear(x, weight), row.name)
+    return found if bias is None else found + bias
+
+
+_Step = Callable[[Tensor, Tensor, _States], _States]
+
+
+def _gru(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
+    state = states[0]
+    sizes = [2 * state.shape[-1], state.shape[-1]]
+    gates_i, fresh_i = from_input.split_with_sizes(sizes, -1)
+    gates_h, fresh_h = from_state.split_with_sizes(sizes, -1)
+    reset, update = (gates_i + gates_h).sigmoid().chunk(2, -1)
+    return (torch.lerp(torch.addcmul(fresh_i, reset, fresh_h).tanh(), state, update),)
+
+
+def _lstm(from_input: Tensor, from_state: Tensor, states: _States) -> _States:
+    enter, forget, fresh, leave = (from_input + from_state).chunk(4, -1)
+    cell = forget.sigmoid() * states[1] + enter.sigmoid() * fresh.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+STEPS: dict[str, _Step] = {
+    "gru": _gru,
+    "lstm": _lstm,
+    "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
+    "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
+}
+"""What follows the products of the input and of the state: (product, product, states) -> states."""

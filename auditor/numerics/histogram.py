@@ -1,0 +1,128 @@
+"""Histograms of magnitudes by powers of two: one answers, for every loss scale at once, what a format flushes or overflows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+
+from ..records import Magnitudes
+from .formats import FORMATS, Format
+from .metrics import relative_l2, runs, sum_of_squares
+
+SIGNIFICANT_BITS = 24
+"""Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
+
+_BIAS, _BEYOND = 127, 255
+_EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
+
+
+def histogram_of(x: torch.Tensor) -> Magnitudes:
+    """Histogram of a real tensor of any shape, and its norm in float64; only finite entries count."""
+    exponents: Counter[int] = Counter()
+    zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
+    for (run,) in runs(x.detach().float()):
+        sizes = run.abs().reshape(-1)
+        if sizes.numel() and not float(sizes.max()) < math.inf:
+            sizes = sizes[sizes < math.inf]
+        exponents.update(exponent_counts(sizes))
+        square += sum_of_squares(sizes.double())
+        if sizes.numel():
+            largest = max(largest, float(sizes.max()))
+            nothing = sizes == 0
+            zeros += int(torch.count_nonzero(nothing))
+            smallest = min(smallest, float(sizes.masked_fill(nothing, math.inf).min()))
+    nonfinite = x.numel() - exponents.total()
+    exponents[-_BIAS] -= zeros
+    counts = {exponent: count for exponent, count in sorted(exponents.items()) if count}
+    least = smallest if smallest < math.inf else 0.0
+    return Magnitudes(largest, least, zeros, counts, nonfinite, math.sqrt(square))
+
+
+def magnitudes_of(x: torch.Tensor) -> Magnitudes:
+    """`histogram_of` the tensor, with what FP16 and BF16 round off."""
+    found = histogram_of(x)
+    if not found.max_abs:
+        return found
+    values = x.detach().float().reshape(-1)
+    finite = values[torch.isfinite(values)] if found.nonfinite else values
+    rounding = {name: _rounding(finite, FORMATS[name], found.max_abs) for name in ("fp16", "bf16")}
+    return replace(found, rounding=rounding)
+
+
+def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:
+    """Relative L2 error of rounding, after scaling by the power of two that brings the largest entry near 1."""
+    scaled = torch.ldexp(x, torch.tensor(-math.floor(math.log2(largest))))
+    return relative_l2(scaled, scaled.to(fmt.dtype))
+
+
+def exponent_counts(x: torch.Tensor) -> dict[int, int]:
+    """{floor(log2|x|): count} of float32 entries; zeros and subnormals count as -127, Inf and NaN as 128."""
+    bits = (x.contiguous().view(torch.int32) >> _EXPONENT_SHIFT) & _EXPONENT_FIELD
+    counts = torch.bincount(bits.reshape(-1), minlength=_BEYOND + 1).tolist()
+    return {index - _BIAS: count for index, count in enumerate(counts) if count}
+
+
+def merged(parts: Iterable[Magnitudes]) -> Magnitudes:
+    """One histogram of several tensors."""
+    exponents: Counter[int] = Counter()
+    zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0
+    lost: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        exponents.update(part.exponents)
+        zeros, nonfinite = zeros + part.zeros, nonfinite + part.nonfinite
+        largest, square = max(largest, part.max_abs), square + part.norm**2
+        smallest = min(smallest, part.min_abs or math.inf)
+        for name, error in part.rounding.items():
+            lost[name] += (error * part.norm) ** 2
+    rounding = {name: math.sqrt(gap / square) for name, gap in lost.items()} if square else {}
+    least = smallest if smallest < math.inf else 0.0
+    return Magnitudes(largest, least, zeros, dict(sorted(exponents.items())), nonfinite, math.sqrt(square), rounding)
+
+
+def significant(found: Magnitudes) -> Magnitudes:
+    """One tensor's histogram without the entries that FP32 itself would lose beside its largest.
+
+    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to keep the former.
+    """
+    top = max(found.exponents, default=0)
+    kept = {e: n for e, n in found.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(found, exponents=kept)
+
+
+def significant_entries(x: torch.Tensor) -> torch.Tensor:
+    """Mask of the entries that `significant` keeps."""
+    size = x.abs()
+    finite = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
+    top = torch.frexp(finite.max()).exponent if x.numel() else torch.tensor(0)
+    return (size > 0) & (torch.frexp(size).exponent >= top - SIGNIFICANT_BITS)
+
+
+def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that `fmt` rounds to zero once they are multiplied by 2 ** shift.
+
+    Half the smallest subnormal is the edge: below it a value rounds to zero, above it to that subnormal.
+    """
+    edge = fmt.min_exponent - fmt.mantissa - 1
+    return _share(exponents, lambda e: e + shift < edge)
+
+
+def subnormal(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that stay, below the smallest normal number, with fewer bits."""
+    edge = fmt.min_exponent - fmt.mantissa - 1
+    return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
+
+
+def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float:
+    total = sum(exponents.values())
+    return sum(n for e, n in exponents.items() if within(e)) / total if total else 0.0
+
+
+def largest_scale(found: Magnitudes, fmt: Format) -> float:
+    """The largest power of two by which no entry passes the largest finite number of `fmt`; inf for zeros alone."""
+    if found.max_abs == 0:
+        return math.inf
+    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(found.max_abs))

@@ -1,0 +1,190 @@
+"""Error metrics between a reference and a candidate; everything is computed in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import MeasureError
+from .entries import ON_GPU, dense, entries, is_plain, places
+from .formats import Format
+
+_EXPONENT = 0x7F800000
+"""Bits of a float32's exponent."""
+
+_RUN = 1 << 17
+"""Entries of a run: their copies in float64 stay in the cache."""
+
+
+def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    """Relative L2 error of `candidate` against `reference`.
+
+    Shapes: both [*], equal. Dtypes: any float; computed in float64. Units: 1 (ratio).
+    Formula: ||c - r|| / ||r||. Edge: r == 0 -> 0.0 if c == 0 else inf; empty -> 0.0; NaN or Inf in c alone -> inf.
+    Raises: MeasureError(slug="shape-mismatch").
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 1.2.
+    """
+    return output_error([reference], [candidate])
+
+
+def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    """Relative L2 error over all floating tensors together; at least the share of discrete entries that differ.
+
+    Entries where the reference itself is infinite must be equal, or the error is inf; where it is NaN they are left out.
+    """
+    squares, norm, flipped = 0.0, 0.0, 0.0
+    for r, c in paired(reference, candidate):
+        if not (r.is_floating_point() or r.is_complex()):
+            flipped = max(flipped, disagreement(r, c))
+            continue
+        for run in runs(r, c):
+            square, size = _squares(*run)
+            squares, norm = squares + square, norm + size
+    if not math.isfinite(squares):
+        return math.inf
+    error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
+    return max(error, flipped)
+
+
+def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """The squared error and the squared size of a run."""
+    r64, c64 = _as_float64(r), _as_float64(c)
+    square, size = sum_of_squares(c64 - r64), sum_of_squares(r64)
+    return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r64, c64)
+
+
+def sum_of_squares(x: torch.Tensor) -> float:
+    """Of all entries, in the dtype that they have."""
+    flat = x.reshape(-1)
+    return float(torch.dot(flat, flat))
+
+
+def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
+    step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
+    if tensors[0].numel() <= step:
+        yield tensors
+        return
+    yield from zip(*(torch.split(x.reshape(-1), step) for x in tensors), strict=True)
+
+
+def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
+    """Squared error and squared size over the entries where the reference is finite; error inf where it must be."""
+    finite = torch.isfinite(r)
+    infinite = torch.isinf(r)
+    zero = torch.zeros_like(r)
+    kept = torch.where(finite, r, zero)
+    square = float(torch.where(finite, c - kept, zero).square().sum())
+    if not math.isfinite(square) or not torch.equal(torch.where(infinite, r, zero), torch.where(infinite, c, zero)):
+        square = math.inf
+    return square, float(kept.square().sum())
+
+
+def worst_output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    """Largest `output_error` of any one tensor."""
+    return max((output_error([r], [c]) for r, c in paired(reference, candidate)), default=0.0)
+
+
+def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    """Share of entries of a discrete tensor (indices, masks) that differ. Empty -> 0.0."""
+    if reference.numel() == 0:
+        return 0.0
+    return float((reference != candidate).double().mean())
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What became of the reference's finite, non-zero entries: counts for overflow and nan, shares for the rest."""
+
+    overflow: int
+    nan: int
+    underflow: float
+    subnormal: float
+
+
+def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Damage:
+    """Count entries that turned Inf or NaN, and the shares that were flushed to zero or left subnormal.
+
+    Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
+    """
+    counts = [0] * 5
+    for r, c in runs(reference.detach(), candidate.detach()):
+        size = c.float().abs()
+        finite = r.abs() < math.inf
+        nonzero = finite & (r != 0)
+        kinds = [nonzero]
+        if size.numel() and not fmt.smallest_normal <= float(size.min()) <= float(size.max()) < math.inf:
+            subnormal = (size > 0) & (size < fmt.smallest_normal)
+            kinds += [finite & (size == math.inf), finite & size.isnan(), nonzero & (size == 0), nonzero & subnormal]
+        for index, kind in enumerate(kinds):
+            counts[index] += int(torch.count_nonzero(kind))
+    total, overflow, nan, vanished, small = counts
+    return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
+
+
+def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
+    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0.
+
+    In float32, where the difference of two close numbers is exact (Sterbenz).
+    """
+    most = 0.0
+    for r, c in runs(reference.detach().float(), candidate.detach()):
+        if not r.numel():
+            break
+        power = (r.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
+        steps = (c.float() - r).abs() / power.clamp_min(fmt.smallest_normal)
+        largest = float(steps.max())
+        if not largest < math.inf:
+            steps = torch.where(r.abs() < math.inf, steps.nan_to_num(math.inf, math.inf), 0.0)
+            largest = float(steps.max())
+        most = max(most, largest / fmt.epsilon)
+    return most
+
+
+def sqnr_db(relative_error: float) -> float:
+    """Signal to quantisation noise ratio, 20 log10(1 / relative_error), in dB; inf for an exact result."""
+    if relative_error == 0:
+        return math.inf
+    return -20 * math.log10(relative_error) if math.isfinite(relative_error) else -math.inf
+
+
+def paired(
+    reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tensors that are compared entry by entry: strided ones, as many as there are.
+
+    Raises: MeasureError(slug="shape-mismatch").
+    """
+    if len(reference) != len(candidate):
+        raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
+    pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]
+    for r, c in pairs:
+        if r.shape != c.shape:
+            raise MeasureError(
+                f"An output of shape {tuple(r.shape)} was compared with one of shape {tuple(c.shape)}; "
+                "the model's output shape depends on its precision.",
+                slug="shape-mismatch",
+            )
+    return pairs
+
+
+def _comparable(r: torch.Tensor, c: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Strided pairs: of two sparse tensors their entries where they hold the same ones, of nested ones the parts."""
+    r, c = r.detach(), c.detach()
+    if r.is_nested and c.is_nested:
+        parts = r.unbind(), c.unbind()
+        return [] if len(parts[0]) == len(parts[1]) == 0 else list(zip(*parts, strict=True))
+    if is_plain(r) and is_plain(c):
+        return [(r, c)]
+    ours, theirs = places(r), places(c)
+    same = len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    if r.shape == c.shape and same:
+        return [(entries(r), entries(c))]
+    return [(dense(r), dense(c))]
+
+
+def _as_float64(x: torch.Tensor) -> torch.Tensor:
+    return entries(x.detach()).double()

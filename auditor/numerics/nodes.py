@@ -1,0 +1,186 @@
+"""What the stages ask of a torch.fx node: its operation, shapes, arguments, and the values that it reads."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..trees import tensors_in
+from .operations import BY_TARGET, Operation, operation
+
+_TORCHS_OWN = ("aten", "prims", "_c10d_functional")
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+
+
+def target_of(n: fx.Node) -> Callable[..., Any]:
+    """The operation of a call_function node."""
+    assert callable(n.target)
+    return n.target
+
+
+def overload_of(target: Any) -> Any:
+    """The operation that a node's target is, or stands for: a random operation is kept together with its draw."""
+    return getattr(target, "stands_for", target)
+
+
+def op_name(target: Any) -> str:
+    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
+    target = overload_of(target)
+    if isinstance(target, torch._ops.OpOverload):
+        return _overload_name(target)
+    return str(getattr(target, "__name__", target))
+
+
+@cache
+def _overload_name(target: torch._ops.OpOverload[..., Any]) -> str:
+    """Kept, since every operation of a run asks for it."""
+    return str(target)
+
+
+def overload_named(op: str) -> Any:
+    """The operator overload of a name: `aten.softmax.int` -> torch.ops.aten.softmax.int."""
+    namespace, packet, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def operation_of(target: Any) -> Operation:
+    """The row of what a node's target calls."""
+    known = BY_TARGET.get(id(target))
+    if known is not None and known[0] is target:
+        return known[1]
+    row = operation(op_name(target))
+    if isinstance(target, torch._ops.OpOverload):
+        BY_TARGET[id(target)] = target, row
+    return row
+
+
+def op_of(node: fx.Node) -> str:
+    """The name rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for what is no operation."""
+    return op_name(node.target) if node.op == "call_function" else "placeholder"
+
+
+def row_of(node: fx.Node) -> Operation:
+    """The row of a node; what calls nothing has an empty one."""
+    return operation(op_of(node))
+
+
+def is_torchs_own(target: Any) -> bool:
+    """Whether the operation is one of torch's, and not of a library or of the user."""
+    return getattr(overload_of(target), "namespace", "aten") in _TORCHS_OWN
+
+
+def is_collective(op: str) -> bool:
+    """Whether the operation talks to other processes."""
+    return op.partition(".")[0] in _COLLECTIVES
+
+
+def mutates(target: object) -> bool:
+    """Whether the operation writes to one of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def settled(target: object, value: Any) -> Any:
+    """The value, once it is there and the same in every run.
+
+    A functional collective returns tensors that are still being filled; memory that nothing was written to holds anything,
+    and gets zeros.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return value
+    if target.namespace == "_c10d_functional":
+        return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _uninitialised(target) else value
+
+
+@cache
+def _uninitialised(target: torch._ops.OpOverload) -> bool:
+    return operation_of(target).uninitialised
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of a node's value."""
+    return tensors_in(value)
+
+
+def viewed(n: fx.Node) -> fx.Node | None:
+    """The node whose entries `n` gives another shape, or whose first result it picks, if that is all it does."""
+    source = n.args[0] if n.op == "call_function" and n.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    first = n.target is operator.getitem and n.args[1] == 0
+    return source if first or row_of(n).entries in ("same", "turned") else None
+
+
+def source(node: fx.Node) -> fx.Node:
+    """The node whose values `node` holds, looking up through reshapes, selections and casts."""
+    while row_of(node).transparent and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Operations that read the values of `node`, looking down through reshapes, selections and casts."""
+    for user in node.users:
+        row = row_of(user)
+        if user.op == "call_function" and not row.assertion:
+            if row.transparent:
+                yield from readers(user)
+            else:
+                yield user
+
+
+def value(node: fx.Node) -> Any:
+    """Shape and dtype of what the node gave when it was recorded: a tensor without entries, or a tuple of them; None if none."""
+    return node.meta.get("val")
+
+
+def shape(node: Any) -> tuple[int, ...]:
+    """Shape of the node's (first) tensor output.
+
+    Raises: ValueError where no shape was recorded; formulas on shapes then do not apply.
+    """
+    held = value(node) if isinstance(node, fx.Node) else None
+    held = held[0] if isinstance(held, (tuple, list)) and held else held
+    sizes = getattr(held, "shape", None)
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
+        raise ValueError(f"{node} has no static shape")
+    return tuple(sizes)
+
+
+def dtype(node: fx.Node) -> torch.dtype | None:
+    """Dtype of the node's (first) tensor output, None for anything else."""
+    held = value(node)
+    held = held[0] if isinstance(held, (tuple, list)) and held else held
+    found = getattr(held, "dtype", None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The call's explicit arguments by the names of the op's schema; empty for what has no schema."""
+    names = [argument.name for argument in _schema_arguments(node)]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs) if names else {}
+
+
+def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
+    """As `arguments`, with the schema's defaults for what the call left out."""
+    defaults = {a.name: a.default_value for a in _schema_arguments(node) if a.has_default_value()}
+    return defaults | arguments(node)
+
+
+def argument_at(node: fx.Node, position: int) -> Any:
+    """The argument at a position of the op's schema, however the call gives it; None where it gives none."""
+    if position < len(node.args):
+        return node.args[position]
+    names = [argument.name for argument in _schema_arguments(node)]
+    return node.kwargs.get(names[position]) if position < len(names) else None
+
+
+def _schema_arguments(node: fx.Node) -> list[Any]:
+    target = overload_of(node.target)
+    return list(target._schema.arguments) if isinstance(target, torch._ops.OpOverload) else []

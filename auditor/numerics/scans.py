@@ -1,0 +1,147 @@
+"""Running sums and products as CUDA's kernels form them: every partial result has the dtype of the entries.
+
+A CPU adds in float32 and rounds what it hands out, so that 4096 ones in FP16 come to 4096; CUDA's kernels keep the running
+value in half, and stay at 2048. The order of the additions is that of aten/src/ATen/native/cuda/ScanUtils.cuh: `scan_dim<scalar_t>`
+takes one dimension that holds all entries to cub, the last dimension through tiles scanned by Sklansky's network, any other one
+after another. cub's tiles are of its default policy for types of two bytes; from the second tile on their order is one of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .casting import in_float32
+from .formats import Format
+from .nodes import mutates, operation_of, overload_named, overload_of
+
+_Combine = Callable[[Tensor, Tensor], Tensor]
+_THREADS_LOG, _LEAST_LOG = 9, 4
+"""Base-2 logarithms of the threads of a block, and of the fewest that share a row."""
+_CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
+"""Threads of a cub block, entries of each, and threads that scan together."""
+
+
+def _log_add_exp(earlier: Tensor, later: Tensor) -> Tensor:
+    return torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype)
+
+
+_COMBINES: dict[str, tuple[_Combine, float]] = {
+    "sum": (torch.add, 0.0),
+    "product": (torch.mul, 1.0),
+    "log_sum": (_log_add_exp, float("-inf")),
+}
+
+
+def is_scan(target: Callable[..., Any]) -> bool:
+    """Whether the operation gives every partial result along one dimension, returned or written over the entries."""
+    return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
+
+
+def _is_in_place(target: Callable[..., Any]) -> bool:
+    return operation_of(target).name.endswith("_")
+
+
+def scanned(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A running sum or product of half-precision tensors on a CPU, as CUDA forms it; gradients are those of the operation."""
+    if _is_in_place(target):
+        base = overload_named(f"aten.{operation_of(target).packet}.default")
+        return args[0].copy_(scanned(base, args, kwargs, row))
+    x, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
+    asked = kwargs.get("dtype") or x.dtype
+    if asked is not x.dtype or not isinstance(dim, int) or not x.dim() or not x.numel():
+        return in_float32(target, args, kwargs, row) if asked is x.dtype else target(*args, **kwargs)
+    values = _scan(x.detach(), dim % x.dim(), *_COMBINES[operation_of(target).scan])
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return values
+    return _InPlaceOf.apply(in_float32(target, args, kwargs, row), values)  # type: ignore[no-untyped-call]
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Values that stand in the place of others, whose gradient goes on to those."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(computed: Tensor, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0].clone()
+
+
+def _scan(x: Tensor, dim: int, combine: _Combine, neutral: float) -> Tensor:
+    rows = x.movedim(dim, -1)
+    if x.numel() == x.shape[dim]:
+        return _by_cub(rows.reshape(-1), combine, neutral).reshape(x.shape)
+    if dim < x.dim() - 1:
+        found = _in_order(rows, combine)
+    else:
+        found = _in_tiles(rows.reshape(-1, x.shape[dim]), combine, neutral).reshape(rows.shape)
+    return found.movedim(-1, dim).contiguous()
+
+
+def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
+    """One after another along the last dimension."""
+    total, *rest = rows.unbind(-1)
+    totals = [total]
+    for entry in rest:
+        total = combine(total, entry)
+        totals.append(total)
+    return torch.stack(totals, -1)
+
+
+def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
+    """Sklansky's network on tile after tile, the total so far joined to the first entry of each. Shape: [rows, length]."""
+    count, length = rows.shape
+    width = 2 << _threads_log(count, length)
+    tiles, total = [], None
+    padded = torch.nn.functional.pad(rows, (0, -length % width), value=neutral)
+    for tile in padded.reshape(count, -1, width).unbind(1):
+        if total is not None:
+            tile = torch.cat([combine(tile[:, :1], total), tile[:, 1:]], -1)
+        half = 1
+        while half < width:
+            left, right = tile.reshape(count, -1, 2, half).unbind(2)
+            tile = torch.stack([left, combine(right, left[..., -1:])], 2).reshape(count, width)
+            half *= 2
+        tiles.append(tile)
+        total = tile[:, -1:]
+    return torch.cat(tiles, -1)[:, :length]
+
+
+def _threads_log(rows: int, length: int) -> int:
+    """Base-2 logarithm of the threads for a row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around."""
+    wanted = _THREADS_LOG + (length - 1).bit_length() - (rows - 1).bit_length()
+    return min(max((wanted % 2**32) // 2, _LEAST_LOG), _THREADS_LOG)
+
+
+def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
+    """Each thread's entries in order behind what comes before them: tiles, warps and threads before it. Shape: [length]."""
+    tile = _CUB_THREADS * _CUB_ITEMS
+    padded = torch.nn.functional.pad(entries, (0, -len(entries) % tile), value=neutral)
+    blocks = padded.reshape(-1, _CUB_THREADS, _CUB_ITEMS)
+    threads = _in_order(blocks, combine)[..., -1].reshape(len(blocks), -1, _WARP)
+    shift = 1
+    while shift < _WARP:
+        threads = torch.cat([threads[..., :shift], combine(threads[..., shift:], threads[..., :-shift])], -1)
+        shift *= 2
+    warps = _in_order(threads[..., -1], combine)
+    start = torch.full_like(warps[:1, :1], neutral)
+    tiles = torch.cat([start, _in_order(warps[None, :, -1], combine)[:, :-1]], 1)[0]
+    before_warp = torch.cat([torch.full_like(warps[:, :1], neutral), warps[:, :-1]], 1)[..., None]
+    before = torch.cat([torch.full_like(threads[..., :1], neutral), threads[..., :-1]], -1)
+    prefix = combine(tiles[:, None, None], combine(before_warp, before)).reshape(len(blocks), -1, 1)
+    return _in_order(torch.cat([prefix, blocks], -1), combine)[..., 1:].reshape(-1)[: len(entries)]

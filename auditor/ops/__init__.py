@@ -1,1 +1,0 @@
-"""What every ATen operation is, and what the stages ask of a torch.fx node."""

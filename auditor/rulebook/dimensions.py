@@ -1,0 +1,228 @@
+"""How many elements each op sums or reduces: pure formulas on shapes, one short function per kind of op."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import gcd, prod
+from typing import Any
+
+from torch import fx
+
+from ..numerics.nodes import arguments_with_defaults, row_of, shape, source
+
+Arguments = dict[str, Any]
+Gemm = tuple[int, int, int]
+
+LARGEST_TILE = 64
+"""Alignments beyond it are not told apart."""
+
+_NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError)
+"""What a formula raises on an overload, rank or size it was not made for; the fact is then unknown."""
+
+_REDUCTIONS: dict[str, Callable[[Arguments, fx.Node], int]] = {}
+_GEMMS: dict[str, Callable[[Arguments, fx.Node], Gemm]] = {}
+
+
+def _register(table: dict[str, Any], name: str) -> Callable[[Any], Any]:
+    """Register a formula under the name that the rows of operations have for it."""
+
+    def add(function: Any) -> Any:
+        if name in table:
+            raise ValueError(f"there are two formulas {name!r}")
+        table[name] = function
+        return function
+
+    return add
+
+
+def reduction_length(node: fx.Node) -> int | None:
+    """Input elements behind one output element, or behind one statistic of a norm; None where nothing is reduced."""
+    found: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
+    return found
+
+
+def gemm_size(node: fx.Node) -> Gemm | None:
+    """(m, n, k) of one matrix product: [m, k] @ [k, n]. A layer's leading dimensions count into m.
+
+    Convolutions are taken as the implicit product of one group. None for ops that are no matrix product.
+    """
+    found: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
+    return found
+
+
+def gemm_alignment(node: fx.Node) -> int | None:
+    """Largest power of two, at most 64, that divides the dimensions a tensor core tiles: n and k, or the channels."""
+    tiled = _tiled(node)
+    return gcd(*tiled, LARGEST_TILE) if tiled else None
+
+
+def misaligned(node: fx.Node) -> str | None:
+    """Those of the dimensions a tensor core tiles that are no multiples of eight, in words; None where all are."""
+    odd = dict.fromkeys(str(width) for width in _tiled(node) or () if width % 8)
+    return " and ".join(odd) if odd else None
+
+
+def row_alignment(node: fx.Node) -> int | None:
+    """Largest power of two, at most 64, that divides the rows of a matrix product: for a layer, batch times positions."""
+    size = gemm_size(node)
+    return gcd(size[0], LARGEST_TILE) if size else None
+
+
+def padding_cost(node: fx.Node) -> float | None:
+    """Share of multiplications added when the dimensions a tensor core tiles are rounded up to multiples of eight."""
+    tiled = _tiled(node)
+    return prod(math.ceil(width / 8) * 8 for width in tiled) / prod(tiled) - 1 if tiled and prod(tiled) else None
+
+
+def _tiled(node: fx.Node) -> tuple[int, ...] | None:
+    size = gemm_size(node)
+    if size is None:
+        return None
+    weight = arguments_with_defaults(node).get("weight") if row_of(node).gemm.endswith("convolution") else None
+    return shape(weight)[:2] if weight is not None else size[1:]
+
+
+def sequence_length(node: fx.Node) -> int | None:
+    """Steps of a recurrent op; for a cell, the number of calls that share its weights."""
+    row, args = row_of(node), arguments_with_defaults(node)
+    try:
+        if row.recurrent and "input" in args:
+            sizes = shape(args["input"])
+            return sizes[1] if args["batch_first"] and len(sizes) == 3 else sizes[0]
+        if row.cell:
+            return sum(user.target is node.target for user in source(args["w_ih"]).users)
+    except _NOT_APPLICABLE:
+        return None
+    return None
+
+
+def _apply(table: dict[str, Callable[[Arguments, fx.Node], Any]], name: str, node: fx.Node) -> Any:
+    formula = table.get(name)
+    try:
+        return formula(arguments_with_defaults(node), node) if formula else None
+    except _NOT_APPLICABLE:
+        return None
+
+
+def _extent(sizes: Sequence[int], dims: Any) -> int:
+    dims = [dims] if isinstance(dims, int) else dims
+    return prod(sizes[d] for d in dims) if dims and sizes else prod(sizes)
+
+
+@_register(_REDUCTIONS, "dims")
+def _over_dims(args: Arguments, node: fx.Node) -> int:
+    first = args.get("self", args.get("x"))
+    return _extent(shape(first), args.get("dim"))
+
+
+@_register(_REDUCTIONS, "normalized_shape")
+def _over_normalized_shape(args: Arguments, node: fx.Node) -> int:
+    return prod(args["normalized_shape"])
+
+
+@_register(_REDUCTIONS, "group")
+def _over_group(args: Arguments, node: fx.Node) -> int:
+    _, c, *spatial = shape(args["input"])
+    return c // int(args["num_groups"]) * prod(spatial)
+
+
+@_register(_REDUCTIONS, "native_group")
+def _over_native_group(args: Arguments, node: fx.Node) -> int:
+    return int(args["C"]) // int(args["group"]) * int(args["HxW"])
+
+
+@_register(_REDUCTIONS, "instance")
+def _over_instance(args: Arguments, node: fx.Node) -> int:
+    _, _, *spatial = shape(args["input"])
+    return prod(spatial)
+
+
+@_register(_REDUCTIONS, "batch")
+def _over_batch(args: Arguments, node: fx.Node) -> int:
+    n, _, *spatial = shape(args["input"])
+    return n * prod(spatial)
+
+
+@_register(_REDUCTIONS, "window")
+def _over_window(args: Arguments, node: fx.Node) -> int:
+    return max(1, prod(shape(args["self"])) // max(1, prod(shape(node))))
+
+
+@_register(_REDUCTIONS, "targets")
+def _over_targets(args: Arguments, node: fx.Node) -> int:
+    return max(1, prod(shape(args["target"]))) if args["reduction"] else 1
+
+
+@_register(_REDUCTIONS, "loss")
+def _over_loss(args: Arguments, node: fx.Node) -> int:
+    return prod(shape(node.all_input_nodes[0])) if args["reduction"] else 1
+
+
+@_register(_REDUCTIONS, "keys")
+def _over_keys(args: Arguments, node: fx.Node) -> int:
+    return shape(args["key"])[-2]
+
+
+@_register(_GEMMS, "attention")
+def _attention(args: Arguments, node: fx.Node) -> Gemm:
+    *_, t, e = shape(args["query"])
+    return t, shape(args["key"])[-2], e
+
+
+@_register(_GEMMS, "linear")
+def _linear(args: Arguments, node: fx.Node) -> Gemm:
+    *lead, k = shape(args["input"])
+    return prod(lead), shape(args["weight"])[0], k
+
+
+@_register(_GEMMS, "product")
+def _product(args: Arguments, node: fx.Node) -> Gemm:
+    left, right = _operands(args)
+    a, b = shape(left), shape(right)
+    m = a[-2] if len(a) > 1 else 1
+    n = b[-1] if len(b) > 1 else 1
+    # A matrix with a plain [k, n] right-hand side is one product over all leading dimensions.
+    return (prod(a[:-1]) if len(b) <= 2 and len(a) > 1 else m), n, a[-1]
+
+
+def _operands(args: Arguments) -> tuple[Any, Any]:
+    for left, right in (("mat1", "mat2"), ("batch1", "batch2"), ("mat", "vec"), ("self", "mat2"), ("self", "vec")):
+        if left in args and right in args:
+            return args[left], args[right]
+    return args["self"], args["other"] if "other" in args else args["tensor"]
+
+
+@_register(_GEMMS, "convolution")
+def _convolution(args: Arguments, node: fx.Node) -> Gemm:
+    c_out, c_in, *kernel = shape(args["weight"])
+    return _positions(shape(node), kernel), c_out // int(args["groups"]), c_in * prod(kernel)  # c_in: of one group
+
+
+@_register(_GEMMS, "transposed_convolution")
+def _transposed_convolution(args: Arguments, node: fx.Node) -> Gemm:
+    c_in, c_out, *kernel = shape(args["weight"])
+    return _positions(shape(args["input"]), kernel), c_out * prod(kernel), c_in // int(args["groups"])
+
+
+def _positions(sizes: Sequence[int], kernel: Sequence[int]) -> int:
+    """Samples times spatial positions of a map [n, c, ...]; the batch dimension may be missing."""
+    return prod(sizes[-len(kernel) :]) * prod(sizes[: -len(kernel) - 1])
+
+
+@_register(_GEMMS, "einsum")
+def _einsum(args: Arguments, node: fx.Node) -> Gemm:
+    equation, operands = args["equation"].replace(" ", ""), args["tensors"]
+    if len(operands) != 2 or "." in equation:
+        raise ValueError("only plain two-operand products have an m, n and k")
+    inputs, _, output = equation.partition("->")
+    left, right = inputs.split(",")
+    output = output if "->" in equation else "".join(s for s, c in Counter(left + right).items() if c == 1)
+    size = dict(zip(left + right, shape(operands[0]) + shape(operands[1]), strict=True))
+    extents = [
+        prod(size[s] for s in (set(left) - set(right)) & set(output)),
+        prod(size[s] for s in (set(right) - set(left)) & set(output)),
+        prod(size[s] for s in set(left + right) - set(output)),
+    ]
+    return extents[0], extents[1], extents[2]

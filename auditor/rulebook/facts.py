@@ -1,0 +1,171 @@
+"""The one table of facts: every field of NodeFacts with its type, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..numerics.formats import narrower
+
+_TYPES = {
+    "str": "text",
+    "bool": "flag",
+    "int": "number",
+    "int | None": "number",
+    "float | None": "number",
+    "str | None": "text",
+    "tuple[str, ...]": "texts",
+    "tuple[float, ...]": "numbers",
+    "Mapping[str, float | None]": "number",
+    "Mapping[str, str]": "text",
+}
+EACH = "each"
+"""In place of a format: every audited one that no other rule of the family speaks of; see rulebook/each.py."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
+
+    by_format: whether there is one for each format, addressed as `name.format`.
+    """
+
+    type: str
+    unit: str
+    meaning: str
+    by_format: bool = False
+
+
+def _fact(unit: str, meaning: str) -> Any:
+    return field(metadata={"unit": unit, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts about one node; None where a fact does not apply or is not known."""
+
+    op: str = _fact("", "ATen overload name")
+    operation: str = _fact("", "the op as messages call it, without namespace and overload")
+    owner: str = _fact("", "module path of the owning module, empty for the root")
+    owner_type: str = _fact("", "class of the owning module")
+    dtype: str = _fact("", "dtype of the output as captured")
+    input_dtype: str | None = _fact("", "dtype of its first tensor input as captured")
+    numel: int | None = _fact("elements", "elements of the output")
+
+    is_first_layer: bool = _fact("", "a layer with weights that no other such layer feeds")
+    is_last_layer: bool = _fact("", "a layer with weights that feeds an output and no other such layer")
+    is_output: bool = _fact("", "the model returns it, perhaps reshaped or cast")
+    from_weights: bool = _fact("", "computed from parameters, buffers and constants alone")
+    consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
+    producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
+    upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
+    casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
+    casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
+    low_where: str | None = _fact(
+        "", "where it computes low, in words: under autocast, in a cast model (all weights and inputs cast), or in both"
+    )
+    autocast_off: bool = _fact("", "the author disabled autocast around it")
+    autocast: str = _fact(
+        "", "what CUDA autocast does to the op: lower, fp32, fp32_unless_dtype, promote, banned, or none"
+    )
+
+    reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
+    sequence_length: int | None = _fact("steps", "steps a recurrent state is carried through")
+    gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
+    gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
+    gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
+    gemm_alignment: int | None = _fact(
+        "elements",
+        "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)",
+    )
+    gemm_m_alignment: int | None = _fact("elements", "largest power of two, at most 64, that divides the rows")
+    gemm_padding: float | None = _fact(
+        "1", "share of work added by rounding columns and summed products (channels, if convolved) up to multiples of 8"
+    )
+    misaligned: str | None = _fact("", "those of these widths that are no multiples of 8, in words")
+    additions: int = _fact(
+        "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
+    )
+
+    absorbed: Mapping[str, float | None] = _fact(
+        "1",
+        "what is lost in that run, where each update is at most half a spacing of the largest number it is added to: sum of "
+        "the largest such updates, in spacings of a format, as absorbed.bf16",
+    )
+
+    constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
+    constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
+    constant_largest: float | None = _fact("1", "the literal of the largest magnitude, with its sign")
+    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
+    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
+    constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
+    constants_lost: tuple[str, ...] = _fact("", "formats in which one of the literals, not zero, is zero")
+    constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
+    follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
+    eps: float | None = _fact(
+        "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
+    )
+    reduce_op: str | None = _fact("", "what a collective reduces by: sum, avg, max, min, product")
+    whole_numbers: bool = _fact("", "holds whole numbers by construction: an arange, or integers cast to a float")
+    reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or holds whole numbers")
+    in_a_phase: bool = _fact("", "sin or cos is taken of what it is multiplied, shifted or joined into")
+    squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
+    centres: bool = _fact("", "subtracts from a tensor its own mean")
+    shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
+
+    weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
+    weight_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the parameters it reads")
+    weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
+    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
+    buffer_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the floating buffers it reads")
+    input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
+    output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
+    output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")
+    divisor_min_abs: float | None = _fact(
+        "1", "smallest non-zero magnitude of what it divides by, or takes the inverse or the logarithm of"
+    )
+    cancelled_bits: float | None = _fact(
+        "bits", "log2(input_max_abs / output_max_abs) of a sum or difference of two tensors"
+    )
+    spacing: Mapping[str, float | None] = _fact(
+        "1", "distance of a format's numbers at output_max_abs, as spacing.fp16"
+    )
+    headroom_bits: Mapping[str, float | None] = _fact(
+        "bits", "log2(largest / output_max_abs): doublings left before a format overflows, as headroom_bits.fp16"
+    )
+    verdict: Mapping[str, str] = _fact(
+        "", "safe, sensitive, unsafe or untested in a format, by measurement, as verdict.fp16"
+    )
+    label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
+    reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
+
+
+FACTS: Mapping[str, Fact] = {
+    f.name: Fact(_TYPES[str(f.type)], f.metadata["unit"], f.metadata["meaning"], str(f.type).startswith("Mapping"))
+    for f in fields(NodeFacts)
+}
+
+
+def fact_at(address: str) -> Fact:
+    """The fact at an address: its name, and for one that is kept by format, a dot and the format."""
+    return FACTS[address.partition(".")[0]]
+
+
+def value_at(facts: NodeFacts, address: str) -> Any:
+    """The value of the fact at an address; None where it is not known."""
+    name, _, fmt = address.partition(".")
+    value = getattr(facts, name)
+    return value.get(fmt) if fmt else value
+
+
+def address_problem(address: str, unknown: str = "not a fact") -> str | None:
+    """What is wrong with the address of a fact, None if nothing is. unknown: what to say of a name that no fact has."""
+    name, dot, fmt = address.partition(".")
+    if name not in FACTS:
+        return f"{address!r} is {unknown}"
+    if not FACTS[name].by_format:
+        return f"{name!r} is not kept by format" if dot else None
+    if not dot:
+        return f"{name!r} is kept by format: name one, as in {name}.fp16"
+    return None if fmt in (*narrower(), EACH) else f"{fmt!r} is not one of {', '.join(narrower())}"

@@ -1,0 +1,239 @@
+"""Findings: the nodes that rules point at, confronted with the measurement, and with what the user silences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from ..config import Ignore, Selection
+from ..numerics.formats import auditable
+from ..records import Capture, Finding, Verdict
+from ..records.measure import MEASURED
+from .conditions import evaluate, facts_used
+from .facts import FACTS, NodeFacts, value_at
+from .message import FORMATS, ByFormat, about, facts_shown, filled
+from .patterns import Matcher
+from .rule import CONFIDENCES, SEVERITIES, Rule
+
+TRAINING = "training"
+"""The family of rules that speak of gradients."""
+
+
+def classify(
+    capture: Capture,
+    facts: Mapping[str, NodeFacts],
+    rules: Sequence[Rule],
+    formats: Collection[str] | None = None,
+    trains: bool = True,
+) -> tuple[Finding, ...]:
+    """Findings in graph order, then by code; `agrees` is left for the measurement to fill.
+
+    formats: the audit's, all by default: findings speak of no other. trains: whether the audit asks about training.
+    Of the rules that fire on one operation, those that another of them supersedes say nothing.
+    """
+    matcher = Matcher(capture, facts)
+    order = {name: index for index, name in enumerate(capture.nodes)}
+    findings = [
+        _finding(rule, capture, facts[name], name, spoken, why)
+        for rule in rules
+        if rule.status != "retired" and (trains or rule.family != TRAINING)
+        if (spoken := _spoken(rule, formats))
+        for why in [about(rule.why, formats or auditable(), auditable())]
+        for name in matcher.find(rule.match)
+        if evaluate(rule.when, facts[name]) is True
+    ]
+    kept = _most_specific(findings, {rule.code: rule for rule in rules})
+    return tuple(sorted(kept, key=lambda finding: (order[finding.node], finding.rule)))
+
+
+def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
+    """The findings that none on the same node supersedes, each as severe and as sure as the surest it stands for."""
+    by_node: dict[str, dict[str, Finding]] = {}
+    for finding in findings:
+        by_node.setdefault(finding.node, {})[finding.rule] = finding
+    kept = []
+    for fired in by_node.values():
+        superseded = {code for finding in fired.values() for code in rules[finding.rule].supersedes}
+        for code, finding in fired.items():
+            if code not in superseded:
+                group = [finding, *(fired[other] for other in rules[code].supersedes if other in fired)]
+                kept.append(_strongest(group))
+    return kept
+
+
+def _strongest(group: Sequence[Finding]) -> Finding:
+    severity = max((finding.severity for finding in group), key=SEVERITIES.index)
+    confidence = max((finding.confidence for finding in group), key=CONFIDENCES.index)
+    return replace(group[0], severity=severity, confidence=confidence)
+
+
+def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
+    """The formats of a rule that an audit is about. What runs in no audited format, such as TF32, runs beside them all."""
+    return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
+
+
+def _addresses(message: str, formats: Sequence[str]) -> list[str]:
+    """Of the facts that a message shows; of those kept by format, in each of the formats."""
+    found = []
+    for name in facts_shown(message):
+        in_all = name in FACTS and FACTS[name].by_format
+        found += [f"{name}.{fmt}" for fmt in formats] if in_all else [name] if name != FORMATS else []
+    return found
+
+
+def _shown(facts: NodeFacts, formats: Sequence[str], address: str) -> Any:
+    """What a message shows of a fact: in each of the formats, where it is kept by format and none is named."""
+    if address in FACTS and FACTS[address].by_format:
+        return ByFormat({name: value_at(facts, f"{address}.{name}") for name in formats})
+    return value_at(facts, address)
+
+
+def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
+    node = capture.nodes[name]
+    used = dict.fromkeys([*facts_used(rule.when), *_addresses(rule.message, formats)])
+    shown = partial(_shown, facts, formats)
+    return Finding(
+        rule=rule.code,
+        name=rule.name,
+        node=name,
+        owner=node.owner,
+        op=node.op,
+        source=node.source,
+        called_from=node.called_from,
+        severity=rule.severity,
+        confidence=rule.confidence,
+        formats=formats,
+        message=filled(rule.message, shown, formats),
+        why=why,
+        advice=rule.advice,
+        evidence={fact: value_at(facts, fact) for fact in used},
+        references=rule.references,
+        declared=rule.severity,
+        measurable=rule.measurable,
+    )
+
+
+UNUSED_IGNORE = "CFG001"
+FLAGGED = ("unsafe", "sensitive")
+
+
+def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]) -> tuple[Finding, ...]:
+    """Findings with `agrees` filled in; where rule and measurement differ, the measurement wins.
+
+    A warning or error that the measurement does not bear out becomes info. A finding of the measurement alone stays
+    only where no warning or error, on the same node or its module, covers its formats.
+    """
+    compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
+    causes = [finding for finding in compared if _is_cause(finding)]
+    nodes = {(finding.node, fmt) for finding in causes for fmt in finding.formats}
+    owners = {(finding.owner, fmt) for finding in causes for fmt in finding.formats if finding.owner}
+    return tuple(
+        finding
+        for finding in compared
+        if finding.rule not in MEASURED
+        or any((finding.node, fmt) not in nodes and (finding.owner, fmt) not in owners for fmt in finding.formats)
+    )
+
+
+def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]) -> tuple[Finding, ...]:
+    """The findings without those on an operation that meets no low value, in any format they speak of, under any strategy.
+
+    exposed: {node: {format: strategies that have it meet one}}. What is no matter of precision stays.
+    """
+
+    def concerns(finding: Finding) -> bool:
+        by_format = exposed.get(finding.node, {})
+        return not finding.measurable or any(by_format.get(fmt, True) for fmt in finding.formats)
+
+    return tuple(finding for finding in findings if concerns(finding))
+
+
+def with_batches(
+    findings: Sequence[Finding],
+    capture: Capture,
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    of_first: Collection[tuple[str, str]] = (),
+) -> tuple[Finding, ...]:
+    """The findings, those that a later batch alone shows with its number; what several paths show is there once.
+
+    of_first: (rule, node) of what the first batch shows by itself.
+    """
+    kept: dict[object, Finding] = {}
+    for finding in findings:
+        shown = (finding.rule, finding.node) in of_first
+        number = 1 if shown else _batch_of(finding, capture, verdicts)
+        named = number == 1 or f"batch {number}" in finding.message
+        message = finding.message if named else f"{finding.message.rstrip('.')}, in batch {number}"
+        where = capture.twins.get(finding.node, finding.node) or id(finding)
+        kept.setdefault((finding.rule, where, finding.formats), replace(finding, message=message))
+    return tuple(kept.values())
+
+
+def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]) -> int:
+    """Number of the batch that the operation's verdicts come from, or of the first that runs it."""
+    if finding.node not in capture.nodes:
+        return 1
+    by_format = verdicts[finding.node]
+    wrong = [by_format[fmt] for fmt in finding.formats if fmt in by_format and by_format[fmt].verdict in FLAGGED]
+    return min((verdict.batch for verdict in wrong), default=capture.nodes[finding.node].batch)
+
+
+def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+    """The findings that a selection lets through, and behind them one for each of its ignores that matches none."""
+    chosen = [finding for finding in findings if _selected(finding.rule, selection)]
+    unused = [ignore for ignore in selection.ignores if not any(_ignores(ignore, finding) for finding in chosen)]
+    rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
+    stale = [_unused(rule, ignore) for ignore in unused] if rule and _selected(UNUSED_IGNORE, selection) else []
+    return tuple(
+        finding for finding in [*chosen, *stale] if not any(_ignores(ignore, finding) for ignore in selection.ignores)
+    )
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.rule not in MEASURED and finding.severity != "info" and finding.measurable
+
+
+def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
+    measured = [verdicts[name].verdict for name in finding.formats if name in verdicts]
+    measured = [verdict for verdict in measured if verdict != "untested"]
+    if not measured or not finding.measurable:
+        return finding
+    agrees = any(verdict in FLAGGED for verdict in measured)
+    if "unsafe" in measured:
+        finding = replace(finding, confidence="high")
+    if agrees or finding.severity == "info":
+        return replace(finding, agrees=agrees)
+    return replace(finding, agrees=False, severity="info")
+
+
+def _selected(code: str, selection: Selection) -> bool:
+    return not selection.select or any(code.startswith(prefix) for prefix in selection.select)
+
+
+def _ignores(ignore: Ignore, finding: Finding) -> bool:
+    return finding.rule.startswith(ignore.code) and fnmatchcase(finding.owner, ignore.module)
+
+
+def _unused(rule: Rule, ignore: Ignore) -> Finding:
+    where = "" if ignore.module == "*" else f" in {ignore.module!r}"
+    return Finding(
+        rule=rule.code,
+        name=rule.name,
+        node="",
+        owner="",
+        op="auditor.ignore",
+        source=ignore.source,
+        severity=rule.severity,
+        confidence=rule.confidence,
+        formats=rule.formats,
+        message=f"{rule.message}: {ignore.code}{where}",
+        why=rule.why,
+        advice=rule.advice,
+        evidence={"module": ignore.module, "code": ignore.code, "reason": ignore.reason},
+        references=rule.references,
+        declared=rule.severity,
+        measurable=rule.measurable,
+    )

@@ -1,0 +1,190 @@
+"""Facts of every node of a capture, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from ..numerics.formats import FORMATS, label, narrower
+from ..numerics.nodes import dtype, op_of, readers, source
+from ..numerics.operations import operation
+from ..records import Capture, Magnitudes, Verdict
+from .dimensions import (
+    gemm_alignment,
+    gemm_size,
+    misaligned,
+    padding_cost,
+    reduction_length,
+    row_alignment,
+    sequence_length,
+)
+from .facts import NodeFacts
+from .literals import as_one, beyond, formats_where, lost
+from .lowered import Lowered, Upcasts, autocast_on
+from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
+from .position import Positions, positions
+from .values import (
+    Weights,
+    centres,
+    constants,
+    derived_arguments,
+    eps,
+    headroom_bits,
+    input_max_abs,
+    largest,
+    numel,
+    shifts_by_max,
+    smallest,
+    spacing,
+    squares,
+)
+
+
+def gather(
+    capture: Capture,
+    model: nn.Module,
+    ranges: Mapping[str, Magnitudes],
+    verdicts: Mapping[str, Mapping[str, Verdict]] | None = None,
+) -> dict[str, NodeFacts]:
+    """Facts of every operation, keyed by node name, in graph order.
+
+    ranges: magnitudes measured in FP32, keyed by node or input placeholder; verdicts: {node: {format: Verdict}}. Facts
+    that need either stay None without it.
+    """
+    collector = _Collector(capture, model, ranges, verdicts or {})
+    return {node.name: collector.facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
+
+
+class _Collector:
+    """What is computed once per capture and read for every node."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        model: nn.Module,
+        ranges: Mapping[str, Magnitudes],
+        verdicts: Mapping[str, Mapping[str, Verdict]],
+    ) -> None:
+        self._capture = capture
+        self._ranges = ranges
+        self._verdicts = verdicts
+        self._weights = Weights(capture, model)
+        self._positions: Positions = positions(capture)
+        self._upcasts = Upcasts(capture)
+        self._derived = derived_arguments(capture)
+        self._additions = additions(capture, ranges)
+        self._lowered = Lowered(capture, self._upcasts)
+        self._phases = phases(capture)
+
+    def facts(self, node: fx.Node) -> NodeFacts:
+        """Facts of one operation."""
+        return NodeFacts(
+            **self._place(node), **_shape(node), **self._literals(node), **_habits(node), **self._magnitudes(node)
+        )
+
+    def _place(self, node: fx.Node) -> dict[str, Any]:
+        """What it is, where it stands, and what autocast makes of it."""
+        record, name = self._capture.nodes[node.name], node.name
+        row = operation(record.op)
+        return {
+            "op": record.op,
+            "operation": row.name,
+            "owner": record.owner,
+            "owner_type": record.owner_type,
+            "dtype": record.dtype,
+            "input_dtype": _input_dtype(node),
+            "is_first_layer": name in self._positions.first,
+            "is_last_layer": name in self._positions.last,
+            "is_output": name in self._positions.outputs,
+            "from_weights": name in self._positions.from_weights,
+            "consumers": tuple(sorted({op_of(reader) for reader in readers(node)})),
+            "producers": tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
+            "upcast": name in self._upcasts.nodes,
+            "casts_up": self._upcasts.casts_up(node),
+            "casts_up_input": self._upcasts.casts_up_input(node),
+            "low_where": self._lowered.where(node),
+            "autocast_off": not autocast_on(self._capture, name),
+            "autocast": "none" if record.in_place else row.autocast,
+            "additions": self._additions[node].length,
+            "absorbed": self._additions[node].absorbed,
+            "in_a_phase": node in self._phases,
+            "weight_uses": self._weights.uses(node),
+        }
+
+    def _literals(self, node: fx.Node) -> dict[str, Any]:
+        """The numbers that the author wrote into it."""
+        floating = self._capture.nodes[node.name].floating
+        derived = self._derived.get(node.name, frozenset())
+        literals = constants(node, derived) if floating else ()
+        return {
+            "constants": literals,
+            "constant_max_abs": largest([abs(c) for c in literals]),
+            "constant_largest": max(literals, key=abs, default=None),
+            "constant_min_abs": smallest([abs(c) for c in literals if c]),
+            "constant_gap_to_one": smallest([abs(1 - c) for c in literals if c != 1]),
+            "constants_beyond": formats_where(beyond, literals),
+            "constants_lost": formats_where(lost, literals),
+            "constants_as_one": formats_where(as_one, literals),
+            "follows_dtype": bool(derived),
+            "eps": eps(node, literals),
+        }
+
+    def _magnitudes(self, node: fx.Node) -> dict[str, Any]:
+        """What was measured of the values it reads and gives, and what was judged by it."""
+        weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
+        output = self._ranges.get(node.name)
+        output_max_abs = output.max_abs if output else None
+        into = input_max_abs(node, self._ranges, self._positions.from_weights)
+        verdicts = self._verdicts.get(node.name, {})
+        return {
+            "weight_max_abs": largest([item.max_abs for item in weights]),
+            "weight_min_abs": smallest([item.min_abs for item in weights]),
+            "buffer_max_abs": largest([item.max_abs for item in buffers]),
+            "buffer_min_abs": smallest([item.min_abs for item in buffers]),
+            "input_max_abs": into,
+            "output_max_abs": output_max_abs,
+            "output_min_abs": output.min_abs if output else None,
+            "divisor_min_abs": divisor_min_abs(node, self._ranges),
+            "cancelled_bits": cancelled_bits(node, into, output_max_abs),
+            "spacing": {name: spacing(output_max_abs, FORMATS[name]) for name in narrower()},
+            "headroom_bits": {name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
+            "verdict": {name: found.verdict for name, found in verdicts.items()},
+            "label": {name: label(name) for name in narrower()},
+            "reason": {name: found.reason for name, found in verdicts.items()},
+        }
+
+
+def _shape(node: fx.Node) -> dict[str, Any]:
+    """How much work it is, by shapes alone."""
+    m, n, k = gemm_size(node) or (None, None, None)
+    return {
+        "numel": numel(node),
+        "reduction_length": reduction_length(node),
+        "sequence_length": sequence_length(node),
+        "gemm_m": m,
+        "gemm_n": n,
+        "gemm_k": k,
+        "gemm_alignment": gemm_alignment(node),
+        "misaligned": misaligned(node),
+        "gemm_m_alignment": row_alignment(node),
+        "gemm_padding": padding_cost(node),
+    }
+
+
+def _habits(node: fx.Node) -> dict[str, Any]:
+    """What it is known to do by how it is written."""
+    return {
+        "reduce_op": reduce_op(node),
+        "whole_numbers": whole_numbers(node),
+        "reads_whole_numbers": reads_whole_numbers(node),
+        "squares": squares(node),
+        "centres": centres(node),
+        "shifts_by_max": shifts_by_max(node),
+    }
+
+
+def _input_dtype(node: fx.Node) -> str | None:
+    found = dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+    return str(found).removeprefix("torch.") if found else None

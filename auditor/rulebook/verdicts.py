@@ -1,0 +1,260 @@
+"""Verdict of every node in every format, from its errors, its contribution, whether it ever runs low, and its backward passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..artefact.strategies import names
+from ..capture.places import places_of
+from ..criteria.criterion import FLOOR, strict
+from ..execution.authors import kept_low
+from ..execution.resolve import Resolution, resolve
+from ..execution.strategies import plain, running
+from ..measure.calibrate import Calibration
+from ..measure.rerun import SENSITIVE_SHARE
+from ..numerics.formats import FORMATS, label
+from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Noise, Verdict
+from ..records.training import BackwardNode
+
+GRADES = ("safe", "sensitive", "untested", "unsafe")
+"""Verdicts, the worst last."""
+
+QUIET = Noise()
+"""FP32 that is always the same."""
+
+
+def verdict_of(
+    node: Node,
+    error: NodeError | None,
+    contribution: Contribution | None,
+    span: Magnitudes | None,
+    exposed: tuple[str, ...],
+    fmt: str,
+    max_error: float,
+    noise: Noise = QUIET,
+) -> Verdict:
+    """unsafe: alone it breaks the budget, turns finite outputs non-finite, flips discrete results, or cannot run.
+
+    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold. What is within
+    the noise of FP32 itself is no error.
+    """
+    if error is None or contribution is None:
+        return Verdict("untested", "it was not reached while measuring")
+    if node.dtype in ("float64", "complex128"):
+        return Verdict("untested", f"it computes in {node.dtype}, which no format here replaces")
+    if error.cause == "nested":
+        return Verdict("untested", "it works on nested tensors, whose entries are not compared")
+    if not exposed and not node.floating:
+        return Verdict("safe", "it is no floating-point operation")
+    if not exposed:
+        return Verdict("safe", "the author keeps it in FP32 under both strategies")
+    if error.unsupported:
+        return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+    if contribution.decided_by == "not-run":
+        return Verdict("untested", _untested_reason(error))
+    if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
+        return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
+    if not contribution.isolated <= max_error:
+        return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
+    if not contribution.isolated <= SENSITIVE_SHARE * max_error:
+        return Verdict("sensitive", _taken(contribution, max_error), _limit(error))
+    return Verdict("safe", _safe_reason(error, contribution))
+
+
+def within(noise: Noise) -> str:
+    """That something is no more than what FP32 does by itself."""
+    return f"no more than {FLOOR:g} times what runs in FP32 differ by ({noise.error:.2g})"
+
+
+def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
+    """How far it moves the outputs, in words that say whether that was run or is a prediction.
+
+    beyond: a number that it exceeds; enough digits are written to see that.
+    """
+    if not math.isfinite(contribution.isolated):
+        return "the outputs turn non-finite"
+    if contribution.criterion:
+        return _taken(contribution, 1.0)
+    written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
+    moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
+    if contribution.decided_by == "group":
+        return f"low together with {_others(contribution)} it moves the outputs by {moved}"
+    if contribution.decided_by == "first-order":
+        return f"alone it is predicted to move the outputs by {moved}"
+    return f"alone it moves the outputs by {moved}"
+
+
+def _taken(contribution: Contribution, max_error: float) -> str:
+    """What it takes of the budget, or of the criterion that it takes most of."""
+    predicted = contribution.decided_by == "first-order"
+    alone = f"low together with {_others(contribution)} it" if contribution.decided_by == "group" else "alone it"
+    takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
+    criterion = contribution.criterion
+    if not criterion:
+        return f"{takes} {contribution.isolated / max_error:.0%} of the error budget"
+    if not strict(criterion):
+        return f"{takes} {_part(contribution.isolated)} what '{criterion}' allows"
+    does = ("is predicted to break", "breaks") if contribution.isolated > 1 else ("is predicted to hold", "holds")
+    return f"{alone} {does[not predicted]} '{criterion}'"
+
+
+def _part(share: float) -> str:
+    """A share in words, with two digits and on its own side of all."""
+    if share > 100:
+        return f"{share:,.0f} times"
+    text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
+    if share > 1 and float(text) <= 100:
+        return "just over 100% of"
+    return f"{float(text):g}% of"
+
+
+def _others(contribution: Contribution) -> str:
+    return "1 other" if contribution.together == 2 else f"{contribution.together - 1:,} others"
+
+
+def _untested_reason(error: NodeError) -> str:
+    what = "it turns non-finite" if error.overflow or error.nan else "only a run can tell what it does to the outputs"
+    return f"{what}, and the runs that an audit affords did not get to it"
+
+
+def _unsafe_reason(
+    error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
+) -> str:
+    effect = effect_of(contribution, max_error)
+    if math.isfinite(contribution.isolated) and not contribution.criterion:
+        effect = f"{effect}, over the budget of {max_error:.2g}"
+    if error.cause == "underflow":
+        return f"underflow: {_vanishes(error, fmt)}; {effect}"
+    if error.overflow and span is not None:
+        largest = FORMATS[fmt].largest
+        magnitude = (
+            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+        )
+        return f"overflow: {magnitude}; {effect}"
+    if error.disagreement:
+        return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
+    return f"{error.cause}: {effect}" if error.cause else effect
+
+
+def _vanishes(error: NodeError, fmt: str) -> str:
+    """What is too small for the format, in one clause."""
+    if error.overflow or error.nan:
+        return f"an input that is not zero in FP32 is zero in {label(fmt)}"
+    if error.underflow:
+        return f"{error.underflow:.0%} of its non-zero entries are zero in {label(fmt)}"
+    return f"{label(fmt)} keeps fewer bits of numbers below {FORMATS[fmt].smallest_normal:.2g}"
+
+
+def _safe_reason(error: NodeError, contribution: Contribution) -> str:
+    if error.overflow or error.nan:
+        return f"it turns non-finite, but the outputs absorb that (run); {effect_of(contribution)}"
+    if error.underflow > 0.5:
+        return f"{error.underflow:.0%} of it underflows; {effect_of(contribution)}"
+    return effect_of(contribution)
+
+
+def _limit(error: NodeError) -> str | None:
+    if error.cause in ("overflow", "nan", "underflow"):
+        return "range"
+    return "precision" if error.cause in ("rounding", "cancellation", "discrete") else None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it low}}."""
+
+    verdicts: Mapping[str, Mapping[str, Verdict]]
+    exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+def judge(
+    capture: Capture,
+    found: Calibration,
+    formats: Sequence[str],
+    max_error: float,
+    noise: Noise = QUIET,
+) -> Judgement:
+    """The verdict of every node in every format."""
+    verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
+    exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
+    for fmt in formats:
+        plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in names()}
+        own = kept_low(capture, names(), fmt)
+        for name, node in capture.nodes.items():
+            strategies = _exposed(name, plainly)
+            exposed[name][fmt] = strategies
+            if own.get(name, fmt) != fmt:
+                verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
+                continue
+            verdict = _verdict_from(found, name, node, strategies, fmt, max_error, noise)
+            if found.first is not None:
+                known = capture.twins.get(name, name)
+                first = _verdict_from(found.first, known, node, strategies, fmt, max_error, noise)
+                alike = known in found.first.errors and first.verdict == verdict.verdict
+                verdict = verdict if alike else _with_batch(verdict, found.contributions.get(name, {}).get(fmt))
+            verdicts[name][fmt] = verdict
+    return Judgement(verdicts, exposed)
+
+
+def _verdict_from(
+    found: Calibration,
+    name: str,
+    node: Node,
+    exposed: tuple[str, ...],
+    fmt: str,
+    max_error: float,
+    noise: Noise,
+) -> Verdict:
+    error, contribution = found.errors.get(name, {}).get(fmt), found.contributions.get(name, {}).get(fmt)
+    return verdict_of(node, error, contribution, found.ranges.get(name), exposed, fmt, max_error, noise)
+
+
+def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
+    """The verdict with the batch that it comes from, where that is a later one and anything is wrong."""
+    number = 1 if contribution is None else contribution.batch
+    if number == 1 or verdict.verdict == "safe":
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason} (batch {number})", batch=number)
+
+
+def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
+    return resolve(capture, running(capture, strategy, plain(fmt), fmt))
+
+
+def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
+    """Strategies under which the node, or something its kernel reads, is low."""
+    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(name))
+
+
+def reasoned(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
+    """The operations, each with the reasons why it must not run backwards in a format."""
+    found = []
+    for node in nodes:
+        reasons = {fmt: reason_of(node.errors[fmt], parameter, fmt) for fmt, parameter in node.reaches.items()}
+        found.append(replace(node, reasons=reasons))
+    return tuple(found)
+
+
+def reason_of(error: NodeError, reaches: str, fmt: str) -> str:
+    """Why an operation must not run backwards in a format that makes the gradient of a parameter non-finite."""
+    broken = error.overflow + error.nan
+    many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
+    return f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
+
+
+def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
+    """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
+    step, is."""
+    places = places_of(captured)
+    verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    ours = {name: key for key, name in places_of(step).items()}
+    for node in nodes:
+        name = places.get(ours[node.name])
+        if name is None:
+            continue
+        for fmt, reason in node.reasons.items():
+            if judged.exposed[name].get(fmt) and verdicts[name][fmt].verdict != "unsafe":
+                verdicts[name][fmt] = Verdict("unsafe", reason, "range")
+    return Judgement(verdicts, judged.exposed)

@@ -1,5 +1,0 @@
-"""Capture: one real run of a Subject becomes a torch.fx graph of ATen operations, each with its owner and source line."""
-
-from .capture import capture, recorded
-
-__all__ = ["capture", "recorded"]

@@ -1,0 +1,177 @@
+"""A patched model is still the user's model: everything that worked on it goes on working."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.artefact.applying import apply_plan, is_wrapped
+from tests.patching import PLANS, Net, patched, plan, scope
+from tests.subjects import normal, seeded
+
+both = pytest.mark.parametrize("name", PLANS)
+
+
+@both
+def test_class_signature_and_state_dict_stay(name: str) -> None:
+    before, after = seeded(Net), patched(name)
+    assert type(after) is Net
+    assert inspect.signature(after.forward) == inspect.signature(before.forward)
+    assert list(after.state_dict()) == list(before.state_dict())
+    assert [path for path, _ in after.named_modules()] == [path for path, _ in before.named_modules()]
+    after.load_state_dict(before.state_dict())
+    assert after(normal(2, 4), scale=2.0).shape == (2, 3)
+
+
+@both
+def test_checkpoints_load_both_ways(name: str) -> None:
+    """A checkpoint of the original fills the patched model, and back: values round only where weights are low."""
+    original, trained = seeded(Net).state_dict(), patched(name)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(1)
+    dtypes = {key: value.dtype for key, value in trained.state_dict().items()}
+    assert trained.load_state_dict(original) == torch.nn.modules.module._IncompatibleKeys([], [])
+    for key, value in trained.state_dict().items():
+        assert value.dtype is dtypes[key]
+        assert torch.equal(value, original[key].to(value.dtype))
+    again = seeded(Net, seed=1)
+    again.load_state_dict(trained.state_dict())
+    assert torch.equal(patched_from(again, name)(normal(2, 4)), patched(name)(normal(2, 4)))
+
+
+def patched_from(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    return apply_plan(model, PLANS[name])
+
+
+@both
+def test_backward_hooks_still_fire(name: str) -> None:
+    model, heard = seeded(Net), []
+    model.norm.register_full_backward_hook(lambda *_: heard.append("before"))
+    apply_plan(model, PLANS[name])
+    model.head[2].register_full_backward_hook(lambda *_: heard.append("after"))
+    model(normal(2, 4)).float().sum().backward()
+    assert heard == ["after", "before"]
+
+
+def test_autocast_leaves_the_weights_alone() -> None:
+    before, after = seeded(Net), patched("autocast")
+    assert all(
+        torch.equal(a, b) and a.dtype is b.dtype
+        for a, b in zip(before.state_dict().values(), after.state_dict().values(), strict=True)
+    )
+
+
+@both
+def test_hooks_still_fire(name: str) -> None:
+    model, heard = seeded(Net), []
+    model.norm.register_forward_hook(lambda *_: heard.append("norm"))
+    model.register_forward_pre_hook(lambda *_: heard.append("root"))
+    apply_plan(model, PLANS[name])
+    model.first.register_forward_hook(lambda *_: heard.append("first"))
+    model(normal(2, 4))
+    assert heard == ["root", "first", "norm"]
+
+
+@both
+def test_a_forward_set_on_the_instance_is_wrapped_and_comes_back(name: str) -> None:
+    model = seeded(Net)
+    own = model.first.forward
+    calls: list[int] = []
+
+    def replaced(x: Tensor) -> Tensor:
+        calls.append(1)
+        return own(x)
+
+    model.first.forward = replaced
+    scopes = {"": scope("bf16"), "first": scope("fp32")}
+    apply_plan(model, plan(name, scopes))(normal(2, 4))
+    assert calls == [1]
+    apply_plan(model, plan(name, {"": scope("bf16")}))
+    assert model.first.forward is replaced
+
+
+@both
+def test_deepcopy_and_pickle_run_their_own_weights(name: str) -> None:
+    model, x = patched(name), normal(2, 4)
+    expected = model(x)
+    twin = copy.deepcopy(model)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(x), expected)
+    assert torch.equal(again(x), expected)
+    with torch.no_grad():
+        for copied in (twin, again):
+            copied.first.weight.zero_()
+            copied.norm.weight.zero_()
+            assert not torch.equal(copied(x), expected)
+    assert torch.equal(model(x), expected)
+
+
+@both
+def test_torch_save_and_load(name: str) -> None:
+    model, x = patched(name), normal(2, 4)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), model(x))
+
+
+@both
+def test_applying_twice_is_applying_once(name: str) -> None:
+    once, twice = patched(name), apply_plan(patched(name), PLANS[name])
+    x = normal(2, 4)
+    assert torch.equal(once(x), twice(x))
+    assert [is_wrapped(m) for m in once.modules()] == [is_wrapped(m) for m in twice.modules()]
+    assert twice.norm.forward.args[1] is None  # the wrapper does not wrap the wrapper
+
+
+def test_another_plan_replaces_the_first() -> None:
+    model = apply_plan(patched("autocast"), plan("autocast", {"": scope("fp32")}))
+    assert [path for path, module in model.named_modules() if is_wrapped(module)] == [""]
+    with torch.no_grad():
+        assert torch.equal(model(normal(2, 4)), seeded(Net)(normal(2, 4)))
+
+
+@both
+def test_train_and_eval_and_requires_grad_stay(name: str) -> None:
+    model = seeded(Net).train()
+    model.norm.eval()
+    model.first.weight.requires_grad_(False)
+    apply_plan(model, PLANS[name])
+    assert (model.training, model.norm.training, model.head.training) == (True, False, True)
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["first.weight"]
+
+
+@both
+def test_shapes_on_the_meta_device(name: str) -> None:
+    model = patched(name).to("meta")
+    assert model(torch.empty(2, 4, device="meta")).shape == (2, 3)
+
+
+@both
+def test_functional_call_runs_the_weights_it_is_given(name: str) -> None:
+    model, x = patched(name), normal(2, 4)
+    doubled = {key: value * 2 for key, value in model.state_dict().items() if value.is_floating_point()}
+    other = copy.deepcopy(model)
+    other.load_state_dict(doubled, strict=False)
+    with torch.no_grad():
+        assert torch.equal(torch.func.functional_call(model, doubled, (x,)), other(x))
+
+
+def test_recurrent_weights_are_put_in_one_piece_once_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN would copy them together at every call; on a CPU this does nothing."""
+    found: list[set[torch.dtype]] = []
+    monkeypatch.setattr(
+        torch.nn.LSTM, "flatten_parameters", lambda self: found.append({x.dtype for x in self.parameters()})
+    )
+    model = torch.nn.Sequential(torch.nn.LSTM(4, 4))
+    found.clear()
+    for strategy, after in (("autocast", []), ("cast", [{torch.float16}])):
+        apply_plan(model, plan(strategy, {"": scope("fp16")}))
+        assert found == after

@@ -1,0 +1,244 @@
+"""Low scopes that keep functions in FP32: what these compute in, and that the patched model stays what it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.runtime import Keeping, Kept
+from auditor.numerics.functions import function_name
+from tests.flat_models import LARGE, FlatBlock, Stack
+from tests.patching import plan
+from tests.subjects import normal, seeded
+
+Scopes = dict[str, dict[str, Any]]
+KEPT: Scopes = {"": {"precision": "bf16", "keep": ["pow", "mean", "rsqrt", "exp"]}}
+DEEP: Scopes = {
+    "": {"precision": "bf16", "keep": ["mean"]},
+    "blocks.1": {"precision": "bf16", "keep": ["pow", "exp"]},
+    "head": {"precision": "fp32"},
+}
+both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
+
+
+@pytest.fixture(autouse=True)
+def uncompiled() -> None:
+    """Models of one test are not among those that torch counts recompilations of in the next."""
+    torch._dynamo.reset()
+
+
+def patched(strategy: str, kind: type[nn.Module] = FlatBlock, scopes: Scopes = KEPT) -> nn.Module:
+    return apply_plan(seeded(kind), plan(strategy, scopes))
+
+
+class Watch(TorchFunctionMode):
+    """Notes in which dtypes functions are given their first tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set[torch.dtype]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.seen.setdefault(function_name(func), set()).add(result.dtype)
+        return result
+
+
+@both
+def test_kept_functions_give_fp32_and_products_low_values(strategy: str) -> None:
+    model = patched(strategy)
+    watch = Watch()
+    inner = model.__dict__["forward"].args[1]
+    assert inner is None
+    with watch, torch.no_grad():
+        model(*LARGE)
+    for name in KEPT[""]["keep"]:
+        assert watch.seen[name] == {torch.float32}, name
+    assert watch.seen["linear"] == watch.seen["matmul"] == {torch.bfloat16}
+
+
+@both
+def test_a_kept_product_is_not_lowered_by_autocast(strategy: str) -> None:
+    model = patched(strategy, scopes={"": {"precision": "bf16", "keep": ["linear"]}})
+    watch = Watch()
+    with watch, torch.no_grad():
+        model(*LARGE)
+    assert watch.seen["linear"] == {torch.float32}
+    assert watch.seen["matmul"] == {torch.bfloat16}
+
+
+class Spellings(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("spelled", [lambda x: x**2, lambda x: x.pow(2), lambda x: torch.pow(x, 2)])
+def test_a_function_is_kept_however_it_is_called(spelled: Any) -> None:
+    scopes: Scopes = {"": {"precision": "fp16", "keep": ["pow"]}}
+    found = apply_plan(Spellings(spelled), plan("cast", scopes, "fp16"))(torch.full((2,), 400.0))
+    assert torch.equal(found, torch.full((2,), 160000.0))
+
+
+def test_calls_that_write_to_what_they_are_given_are_left_alone() -> None:
+    def written(x: Tensor) -> Tensor:
+        y = x.half()
+        F.relu(y, inplace=True)
+        y.relu_()
+        torch.relu(y)
+        return torch.mul(y, y, out=torch.empty_like(y))
+
+    scopes: Scopes = {"": {"precision": "fp16", "keep": ["relu", "mul"]}}
+    x = normal(8)
+    found = apply_plan(Spellings(written), plan("autocast", scopes, "fp16"))(x)
+    assert found.dtype is torch.float16
+    assert torch.equal(found, x.half().relu() * x.half().relu())
+
+
+class Layers(nn.Module):
+    """Three products, beside a function that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(8, 8)) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.tanh(F.linear(x, weight)) @ weight
+        return x
+
+
+PRODUCTS: Scopes = {"": {"precision": "bf16", "keep": ["linear"]}}
+
+
+class Each(TorchFunctionMode):
+    """Notes of each product whether it is low."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if function_name(func) in ("linear", "matmul"):
+            self.low.append(result.dtype is torch.bfloat16)
+        return result
+
+
+class Recomputed(Layers):
+    """Its own function is computed again in the backward pass, where no scope is around it; or a module, which has its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
+    """Inside of the scope, and around all of it."""
+    x, watch = normal(4, 8).requires_grad_(), Each()
+    plain, inside, around = (patched("autocast", kind, PRODUCTS) for kind in (Layers, Recomputed, Layers))
+    expected = plain(x)
+    expected.float().sum().backward()
+    with watch:
+        found = inside(x), checkpoint(around, x, use_reentrant=False)
+        for result in found:
+            result.float().sum().backward()
+    assert all(torch.equal(result, expected) for result in found)
+    for model in (inside, around):
+        for parameter, reference in zip(model.parameters(), plain.parameters(), strict=True):
+            assert parameter.grad is not None and reference.grad is not None
+            assert torch.equal(parameter.grad, reference.grad)
+    assert watch.low[:12] == [False, True] * 6
+
+
+class Steps(nn.Module):
+    """Computes while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(3):
+            x = F.linear(x, self.weight) @ self.weight
+            yield x
+
+
+def test_functions_are_kept_while_results_are_read() -> None:
+    watch = Each()
+    with watch, torch.no_grad():
+        assert len(list(patched("cast", Steps, PRODUCTS)(normal(4, 8)))) == 3
+    assert watch.low == [False, True] * 3
+
+
+@both
+def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
+    how = patched(strategy, Stack, {"": {"precision": "bf16"}}).__dict__["forward"].args[2]
+    assert (how["keep"], how["region"]) == (None, None)
+
+
+@both
+@pytest.mark.parametrize(("kind", "scopes"), [(FlatBlock, KEPT), (Stack, DEEP)], ids=["flat", "deep"])
+def test_the_model_stays_what_it_was(strategy: str, kind: type[nn.Module], scopes: Scopes) -> None:
+    model = patched(strategy, kind, scopes)
+    assert type(model) is kind
+    assert list(model.state_dict()) == list(seeded(kind).state_dict())
+    with torch.no_grad():
+        expected = model(*LARGE)
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(*LARGE), expected)
+        assert torch.equal(torch.export.export(model, LARGE).module()(*LARGE), expected)
+        assert torch.equal(copy.deepcopy(model)(*LARGE), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(model))(*LARGE), expected)
+
+
+def test_it_trains() -> None:
+    """Eager and compiled give the gradients of the same step, and near those of FP32."""
+    steps = []
+    for compiled in (False, True):
+        model = patched("autocast", Stack, DEEP)
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        run(*LARGE).square().mean().backward()
+        steps.append([p.grad for p in model.parameters()])
+    reference = seeded(Stack)
+    reference(*LARGE).square().mean().backward()
+    for eager, traced, exact in zip(*steps, (p.grad for p in reference.parameters()), strict=True):
+        assert eager is not None and traced is not None and exact is not None
+        assert torch.allclose(eager, traced, rtol=1e-2, atol=1e-5)
+        assert float((eager - exact).norm()) <= 0.1 * float(exact.norm())
+
+
+def test_another_plan_replaces_it() -> None:
+    model = patched("autocast")
+    apply_plan(model, plan("autocast", {"": {"precision": "fp32"}}))
+    with torch.no_grad():
+        assert torch.equal(model(*LARGE), seeded(FlatBlock)(*LARGE))
+
+
+def test_a_function_that_torch_has_not_is_refused() -> None:
+    model = seeded(FlatBlock)
+    with pytest.raises(ValueError, match="'no_such' in FP32, which is no function of this torch"):
+        apply_plan(model, plan("cast", {"": {"precision": "bf16", "keep": ["no_such"]}}))
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_they_pickle_by_name() -> None:
+    kept = pickle.loads(pickle.dumps(Kept(("pow", "mean"))))
+    assert kept.names == ("pow", "mean")
+    assert torch.pow in kept.functions
+
+
+def test_a_mode_of_the_users_own_goes_on_working() -> None:
+    with torch.device("meta"), Keeping(Kept(("exp",)), "cpu"):
+        assert torch.zeros(2).exp().device.type == "meta"

@@ -1,0 +1,59 @@
+"""What a tape is run on: state by name, inputs in order, constants, and what the forward calls each of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.binding import Binder, keywords_of, named_inputs, tensor_at
+
+A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({"a-b": nn.Linear(1, 1)})
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("none", None)
+
+    def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+def test_state_by_its_name() -> None:
+    model = Model()
+    assert tensor_at(model, "blocks.a-b.weight") is model.blocks["a-b"].weight
+    assert tensor_at(model, "mean") is model.mean
+    for absent in ("none", "blocks.a-b.scale"):
+        with pytest.raises(KeyError, match=absent):
+            tensor_at(model, absent)
+
+
+def test_placeholders_get_the_models_own_tensors_the_batchs_and_constants() -> None:
+    model = Model()
+    binder = Binder(("w", "x", "c", "y"), {"w": "blocks.a-b.weight"}, {"c": C}, ())
+    found = binder(model, ((A, (B,)), {}))
+    assert [id(x) for x in found] == [id(model.blocks["a-b"].weight), id(A), id(C), id(B)]
+
+
+def test_keywords_go_in_the_order_that_was_recorded() -> None:
+    binder = Binder(("x", "y"), {}, {}, keywords_of(((), {"p": A, "q": B})))
+    found = binder(Model(), ((), {"q": B, "p": A}))
+    assert [id(x) for x in found] == [id(A), id(B)]
+
+
+def test_one_tensor_in_two_places_is_one_input() -> None:
+    binder = Binder(("x", "y"), {}, {}, ())
+    found = binder(Model(), ((A, (A, B)), {}))
+    assert [id(x) for x in found] == [id(A), id(B)]
+
+
+def test_names_of_the_forwards_arguments() -> None:
+    assert named_inputs(Model(), ((A, (B, C)), {"mask": A})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
+    assert named_inputs(Model(), ((A,), {"pair": (B, C)})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
+
+
+def test_names_where_the_call_does_not_fit() -> None:
+    assert named_inputs(Model(), ((A, B, C), {})) == {id(A): "input_0", id(B): "input_1", id(C): "input_2"}

@@ -1,0 +1,124 @@
+"""Which module calls enclose an operation, whatever way control leaves a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.calls import Calls, aliases_of, first_paths
+from tests.replaying import Model, linear, replayed
+from tests.subjects import nodes_by_op, normal, only
+
+X = normal(2, 4)
+
+
+class Tree(nn.Module):
+    """Calls itself."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layer, self.depth = linear(4, 4), depth
+
+    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
+        depth = self.depth if depth is None else depth
+        return self(self.layer(x), depth - 1) if depth else x.tanh()
+
+
+def test_recursion() -> None:
+    found = replayed(Model(lambda self, x: self.tree(x), tree=Tree()), X)
+    calls = only(found, "tanh").calls
+    assert [call.path for call in calls] == ["", "tree", "tree", "tree"]
+    assert len({call.key for call in calls}) == 4
+
+
+def test_two_calls_of_one_module_are_told_apart() -> None:
+    found = replayed(Model(lambda self, x: self.a(self.a(x)), a=linear(4, 4)), X)
+    first, second = (node.calls[-1] for node in nodes_by_op(found, "linear"))
+    assert (first.path, first.depth) == (second.path, second.depth) == ("a", 1)
+    assert first.key != second.key
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Raising()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise LookupError
+
+
+def test_exceptions_close_every_call_that_they_leave() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            try:
+                self.failing(x)
+            except LookupError:
+                x = self.layer(x)
+        return x.exp()
+
+    found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
+    assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
+    assert [call.path for call in only(found, "exp").calls] == [""]
+
+
+def test_hooks_that_raise_close_their_call_too() -> None:
+    def refuse(module: nn.Module, args: Any) -> None:
+        raise LookupError
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        try:
+            self.refusing(x)
+        except LookupError:
+            return x.exp()
+        return x
+
+    model = Model(forward, refusing=linear(4, 4))
+    model.refusing.register_forward_pre_hook(refuse)
+    assert only(replayed(model, X), "exp").owner == ""
+
+
+def test_past_call_and_without_a_name() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.outer[0].forward(x)
+        return nn.Sequential(nn.Softmax(-1), nn.Tanh())(x)
+
+    found = replayed(Model(forward, outer=nn.Sequential(linear(4, 4))), X)
+    assert [node.owner for node in found.nodes.values()] == ["", "", ""]
+
+
+def test_shared_modules_have_one_path_and_aliases() -> None:
+    shared = linear(4, 4)
+    model = nn.Sequential(shared, nn.Sequential(shared), shared)
+    assert first_paths(model)[id(shared)] == "0"
+    assert aliases_of(model) == {"0": ("1.0", "2")}
+
+
+def test_nothing_stays_on_the_modules() -> None:
+    model = nn.Sequential(linear(4, 4))
+    calls = Calls(model)
+    with calls.watched():
+        model(X)
+        assert calls.depth() == 1
+    model(X)
+    assert not model._forward_hooks
+    assert not model[0]._forward_pre_hooks
+    assert calls._count == 1
+
+
+def test_threads_of_a_forward_are_not_its_calls() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: torch.ones(2).exp()).result()
+        return self.layer(x)
+
+    found = replayed(Model(forward, layer=linear(4, 4)), X)
+    assert [node.owner for node in found.nodes.values()] == ["layer"]

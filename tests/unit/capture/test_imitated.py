@@ -1,0 +1,274 @@
+"""`imitated` as a context manager: nested, in threads, around exceptions and compiled models, and what it says no to."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.capture.record import record
+from auditor.errors import MeasureError
+from auditor.numerics.kernels import UnsupportedInFormat
+from tests.subjects import normal, seeded
+
+HALF = torch.float16
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).softmax(-1))
+
+
+def low(model: nn.Module, x: Tensor, device: str = "cuda") -> Tensor:
+    with torch.autocast(device, dtype=HALF):
+        result: Tensor = model(x)
+    return result
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    model, inputs = seeded(Net).train(), normal(4, 8)
+    with auditor.imitated("cuda"):
+        with torch.autocast("cuda", dtype=HALF):
+            loss = nn.functional.mse_loss(model(inputs), inputs)
+        loss.backward()
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
+
+
+def test_outside_nothing_has_changed() -> None:
+    model, x = seeded(Net), normal(4, 8)
+    before = model(x)
+    with auditor.imitated():
+        assert low(model, x).dtype is HALF
+    assert torch.equal(model(x), before)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert low(model, x).dtype is torch.float32  # torch switches it off, as ever
+    assert "Disabling" in str(said[0].message)
+
+
+@pytest.mark.parametrize("device", ["tpu", "mps", "cuda:1", "", "cpu"])
+def test_an_unknown_device_gets_one_line_with_the_known_ones(device: str) -> None:
+    line = r"^there is no imitation of '.*': known are 'cuda'\.$"
+    with pytest.raises(MeasureError, match=line) as caught, auditor.imitated(device):
+        pass
+    assert caught.value.slug == "unknown-device"
+
+
+def test_a_device_object_will_do() -> None:
+    with auditor.imitated(torch.device("cuda")):  # type: ignore[arg-type]
+        assert low(seeded(Net), normal(4, 8)).dtype is HALF
+
+
+def test_as_a_decorator() -> None:
+    @auditor.imitated("cuda")
+    def evaluate() -> Tensor:
+        return low(seeded(Net), normal(4, 8))
+
+    assert [evaluate().dtype for _ in range(2)] == [HALF, HALF]
+
+
+def test_nested_the_inner_one_changes_nothing() -> None:
+    model, x = seeded(Net), normal(4, 8)
+    with auditor.imitated():
+        one = low(model, x)
+        with auditor.imitated():
+            two = low(model, x)
+        three = low(model, x)
+    assert torch.equal(one, two)
+    assert torch.equal(two, three)
+
+
+def test_a_second_thread_is_told_to_wait() -> None:
+    said: list[MeasureError] = []
+
+    def other() -> None:
+        with pytest.raises(MeasureError) as caught, auditor.imitated():
+            pass
+        said.append(caught.value)
+
+    with auditor.imitated():
+        run_in_thread(other)
+    assert said[0].slug == "imitation-busy"
+    assert "\n" not in str(said[0])
+    with auditor.imitated():  # and afterwards there is room again
+        pass
+
+
+def test_threads_of_the_body_are_not_imitated() -> None:
+    model, x, found = seeded(Net), normal(4, 8), list[object]()
+
+    def other() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(low(model, x).dtype)
+            with torch.autocast("cuda", dtype=HALF):
+                found.append(torch.is_autocast_enabled("cuda"))
+
+    with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+        run_in_thread(other)
+        assert model(x).dtype is HALF
+    assert found == [torch.float32, False]
+
+
+def run_in_thread(target: object) -> None:
+    thread = threading.Thread(target=target)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+class ImitatesItself(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with auditor.imitated():
+            return super().forward(x)
+
+
+def test_inside_a_run_that_is_recorded_it_says_no() -> None:
+    with pytest.raises(MeasureError, match="being recorded or imitated") as caught:
+        record(seeded(ImitatesItself), ((normal(4, 8),), {}))
+    assert caught.value.slug == "imitation-busy"
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Refused, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_exception_leaves_nothing_on(error: type[BaseException]) -> None:
+    def fails() -> None:
+        with auditor.imitated(), torch.autocast("cuda", dtype=HALF), torch.no_grad():
+            low(seeded(Net), normal(4, 8))
+            raise error
+
+    with pytest.raises(error):
+        fails()
+    with auditor.imitated():
+        assert low(seeded(Net), normal(4, 8)).dtype is HALF
+
+
+def test_an_operation_that_raises_leaves_nothing_on() -> None:
+    with pytest.raises(UnsupportedInFormat), auditor.imitated():
+        torch.linalg.inv(torch.eye(3, dtype=HALF))
+    with auditor.imitated(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_a_generator_abandoned_half_way() -> None:
+    def imitates() -> Iterator[int]:
+        with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+            yield 1
+
+    generator = imitates()
+    next(generator)
+    assert torch.is_autocast_enabled("cuda")
+    del generator
+    gc.collect()
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def regions() -> Iterator[torch.dtype]:
+    with torch.autocast("cuda", dtype=HALF), torch.autocast("cuda", dtype=torch.bfloat16):
+        yield torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+
+
+def test_a_region_that_outlives_the_body() -> None:
+    with auditor.imitated():
+        generator = regions()
+        assert next(generator) is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+        generator.close()  # in the body of another one it must not close that one's region either
+        assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is HALF
+
+
+def test_a_region_opened_before_holds_inside_and_after() -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with auditor.imitated():
+            assert x.mm(x).dtype is torch.bfloat16
+            assert x.bfloat16().softmax(-1).dtype is torch.float32  # CUDA's lists
+        assert x.mm(x).dtype is torch.bfloat16
+        assert x.bfloat16().softmax(-1).dtype is torch.bfloat16  # the CPU's
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_models_run_eagerly_inside_and_compiled_afterwards(backend: str) -> None:
+    calls = list[int]()
+    inner = torch._dynamo.lookup_backend(backend)
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        run = inner(graph, inputs)
+        return lambda *args: (calls.append(1), run(*args))[1]
+
+    torch._dynamo.reset()
+    model, x = seeded(Net), normal(4, 8)
+    compiled = torch.compile(model, backend=counted)
+    with torch.no_grad():
+        before = compiled(x)
+        assert len(calls) == 1
+        with auditor.imitated():
+            inside, plain = low(compiled, x), low(model, x)
+        assert len(calls) == 1
+        assert torch.equal(inside, plain)
+        assert torch.equal(compiled(x), before)
+    assert len(calls) == 2
+
+
+def test_compiled_inside_runs_eagerly() -> None:
+    x = normal(4, 8)
+    with auditor.imitated(), torch.no_grad():
+        model = torch.compile(seeded(Net), backend="eager")
+        assert low(model, x).dtype is HALF
+    assert model(x).dtype is torch.float32
+
+
+def test_entering_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch, auditor
+assert "auditor.capture" not in sys.modules
+with auditor.imitated(), torch.autocast("cuda"):
+    torch.nn.Linear(2, 2)(torch.ones(1, 2))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_tracer_inside_is_named() -> None:
+    def traces() -> None:
+        with auditor.imitated():
+            torch.export.export(seeded(Net), (normal(4, 8),))
+
+    with pytest.raises(MeasureError, match="trace the model before or after") as caught:
+        traces()
+    assert caught.value.slug == "imitation-ended"
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(without: type) -> None:
+    model, x = seeded(Net), normal(4, 8)
+    with auditor.imitated():
+        expected = low(model, x)
+        with without():
+            assert torch.equal(low(model, x), expected)
+
+
+def test_where_there_is_cuda_tensors_on_the_cpu_are_imitated_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = seeded(Net), normal(4, 8)
+    with auditor.imitated():
+        expected = low(model, x)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    with auditor.imitated():
+        assert torch.equal(low(model, x), expected)

@@ -1,0 +1,181 @@
+"""Whatever a run raises, everything that was put in place for it is gone afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from auditor.capture.handler import Busy
+from auditor.capture.intercept import intercepted
+from auditor.capture.record import Plain, record
+from auditor.errors import CaptureError
+from auditor.isolation import isolated
+from tests.replaying import Model, linear, operations, replayed
+from tests.subjects import capture_of, normal
+
+X = normal(3, 4)
+
+
+def process_state() -> dict[str, Any]:
+    """What a run changes while it runs."""
+    autocast = torch.amp.autocast_mode.autocast
+    seen: list[Any] = []
+    with torch.no_grad():
+        torch.ones(2).exp()
+    return {
+        "methods of tensors": {name: vars(torch.Tensor).get(name) for name in ("tolist", "numpy", "__array__")},
+        "methods of autocast": [vars(autocast)[name] for name in ("__init__", "__enter__", "__exit__")],
+        "answers about autocast": (torch.is_autocast_enabled, torch.get_autocast_dtype),
+        "autocast": [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
+        "cache": torch.is_autocast_cache_enabled(),
+        "hooks": (dict(modules._global_forward_hooks), dict(modules._global_forward_pre_hooks)),
+        "mode": _get_current_dispatch_mode(),
+        "slot": torch._C._dispatch_tls_local_include_set().raw_repr(),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "numbers": torch.get_rng_state().tolist(),
+        "seen": seen,
+    }
+
+
+@pytest.fixture
+def unchanged_process() -> Iterator[None]:
+    before = process_state()
+    yield
+    assert process_state() == before
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.float16):
+            self.layer(x)
+            region = torch.autocast("cpu", dtype=torch.bfloat16)
+            region.__enter__()  # and never left
+            raise error
+
+    return forward
+
+
+class Stopped(BaseException):
+    """As a KeyboardInterrupt, which pytest would take for its own."""
+
+
+@pytest.mark.usefixtures("unchanged_process")
+@pytest.mark.parametrize(
+    "error", [ValueError("no such luck"), Stopped(), RuntimeError("does not require grad")], ids=repr
+)
+def test_models_that_raise(error: BaseException) -> None:
+    model = Model(raising(error), layer=linear(4, 4))
+    expected = CaptureError if isinstance(error, Exception) else Stopped
+    with pytest.raises(expected):
+        capture_of(model, X)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert operations(replayed(linear(4, 4), X))  # and another run goes well
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_operations_that_raise() -> None:
+    with pytest.raises(CaptureError, match="mat1 and mat2"):
+        capture_of(linear(5, 5), X)
+    with pytest.raises(CaptureError):
+        capture_of(Model(lambda self, x: torch.vmap(lambda row: row @ torch.ones(9))(x)), X)
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_handlers_that_raise() -> None:
+    class Refusing(Plain):
+        def whole(self, op: Any, args: Any, kwargs: Any, region: Any) -> Any:
+            raise OSError("refused")
+
+        part = whole
+
+    with pytest.raises(OSError, match="refused"):
+        record(linear(4, 4), ((X,), {}), handler=Refusing())
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_one_run_at_a_time() -> None:
+    with intercepted(Plain()):
+        with pytest.raises(Busy), intercepted(Plain()):
+            pass
+        assert torch.ones(2).exp().shape == (2,)
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_other_threads_are_not_intercepted() -> None:
+    seen: list[str] = []
+
+    class Noting(Plain):
+        def whole(self, op: Any, args: Any, kwargs: Any, region: Any) -> Any:
+            seen.append(str(op))
+            return op(*args, **kwargs)
+
+        part = whole
+
+    with intercepted(Noting()):
+        thread = threading.Thread(target=lambda: torch.ones(2).cosh())
+        thread.start()
+        thread.join()
+        torch.ones(2).sinh()
+    assert "aten.sinh.default" in seen
+    assert "aten.cosh.default" not in seen
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_gradients_are_taken_as_the_caller_has_them() -> None:
+    """Without gradients first; with them only where the model asks for some of its own."""
+    seen: list[bool] = []
+
+    def watching(self: Any, x: Tensor) -> Tensor:
+        seen.append(torch.is_grad_enabled())
+        return self.layer(x)
+
+    capture_of(Model(watching, layer=linear(4, 4)), X)
+    assert set(seen) == {False}
+
+    def forces(self: Any, x: Tensor) -> Tensor:
+        seen.append(torch.is_grad_enabled())
+        x.requires_grad_()
+        return torch.autograd.grad(self.layer(x).square().sum(), x)[0]
+
+    seen.clear()
+    capture_of(Model(forces, layer=linear(4, 4)), X)
+    assert seen[:2] == [False, True]
+
+
+def test_modules_are_seen_whole() -> None:
+    model = nn.Sequential(linear(4, 4), nn.Softmax(-1), nn.LayerNorm(4))
+    assert operations(replayed(model, X)) == ["linear", "softmax", "layer_norm"]
+
+
+class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of the model's own: a ReLU gives twice as much."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func is torch.ops.aten.relu.default else result
+
+
+def written_with(self: Any, x: Tensor) -> Tensor:
+    self.first.data.view(-1)[1:].mul_(2)
+    torch.add(self.second.data, 1.0, out=self.second.data)
+    torch.vmap(lambda row: row.add_(1.0))(self.third.data)
+    with Doubling():  # type: ignore[no-untyped-call]
+        return torch.relu(x) * self.first[0, 0] + self.second.sum() + self.third.sum()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(gradients: bool) -> None:
+    model = Model(written_with, **{name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second", "third")})
+    with isolated(model), torch.set_grad_enabled(gradients):
+        expected = model(X)
+    with isolated(model), torch.set_grad_enabled(gradients), intercepted(Plain()):
+        assert torch.equal(model(X), expected)
+    assert all(torch.equal(x, torch.ones(2, 2)) for x in model.parameters())

@@ -1,0 +1,185 @@
+"""Literals that Python derived from a dtype, in the dtype of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture import literals
+from auditor.records import Capture
+from tests.capturing import Function
+from tests.subjects import capture_of, nodes_by_op, only
+
+X = torch.tensor([[1.0, -1.0]])
+
+
+def arguments(found: Capture, fmt: str) -> dict[str, Any]:
+    """{node: {argument: literal}} of those that change with the format."""
+    return {name: node.literals[fmt].arguments for name, node in found.nodes.items() if fmt in node.literals}
+
+
+def masked(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)
+
+
+def test_the_smallest_number_of_the_dtype() -> None:
+    found = capture_of(Function(masked), X)
+    name = only(found, "masked_fill").name
+    assert arguments(found, "fp16") == {name: {2: -65504.0}}
+    assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
+
+
+def test_in_place_too() -> None:
+    def in_place(x: Tensor) -> Tensor:
+        scores = x * 2
+        scores.masked_fill_(x > 0, torch.finfo(x.dtype).min)
+        scores += torch.finfo(x.dtype).eps
+        return scores.relu_()
+
+    found = capture_of(Function(in_place), X)
+    assert found.method == "run"
+    eps, filled = only(found, "add").name, only(found, "masked_fill").name
+    assert arguments(found, "fp16") == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
+
+
+class Positions(nn.Module):
+    """Tensors that the forward makes of numbers: one in the dtype of the input, one in FP32 whatever that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fixed = torch.tensor([0.1, 0.2])
+        made = torch.tensor([0.3, torch.finfo(x.dtype).eps], dtype=x.dtype)
+        result: Tensor = self.second(self.first(x) + fixed.to(x.dtype)) + made
+        return result
+
+
+def test_constants_made_in_the_dtype_of_the_input() -> None:
+    found = capture_of(Positions(), X)
+    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        made = [place for place in found.placeholders if place.made_in.get(name) is dtype]
+        assert [place.kind for place in made] == ["constant"]
+
+
+def test_epsilon_and_tiny() -> None:
+    found = capture_of(
+        Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X
+    )
+    assert arguments(found, "fp16") == {
+        only(found, "add").name: {1: 2.0**-10},
+        only(found, "clamp").name: {1: 2.0**-14},
+    }
+
+
+def test_one_less_epsilon() -> None:
+    found = capture_of(Function(lambda x: x.clamp(max=1 - torch.finfo(x.dtype).eps)), X)
+    name = only(found, "clamp").name
+    assert arguments(found, "fp16") == {name: {2: 1 - 2.0**-10}}
+    assert arguments(found, "bf16") == {name: {2: 1 - 2.0**-7}}
+
+
+def test_a_cast_back_to_the_dtype_of_the_input() -> None:
+    found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), X)
+    up, down = nodes_by_op(found, "to")
+    assert arguments(found, "fp16") == {down.name: {1: torch.float16}}
+    assert arguments(found, "bf16") == {down.name: {1: torch.bfloat16}}
+    assert not up.literals
+
+
+def test_literals_that_are_written_out_do_not_change() -> None:
+    found = capture_of(Function(lambda x: x.masked_fill(x > 0, torch.finfo(torch.float32).min) + 1e-6), X)
+    assert found.compared
+    assert not any(arguments(found, fmt) for fmt in ("fp16", "bf16"))
+
+
+def test_nothing_suspicious_no_second_run(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(literals, "_recorded", refused)
+    assert not capture_of(Function(lambda x: x.exp() + 1e-5), X).compared
+
+
+EPS = {torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fp16", "bf16"),
+    [
+        (lambda x: x.abs() + EPS[x.dtype], 1e-4, 1e-3),
+        (lambda x: x.abs() + (1e-4 if x.dtype == torch.float16 else 1e-8), 1e-4, None),
+        (lambda x: x.abs() + (1e-8 if x.itemsize > 2 else 1e-4), 1e-4, 1e-4),
+        (lambda x: x - 1e9 if x.dtype != torch.float16 else x - 1e4, 1e4, None),
+        (lambda x: x.abs() + (1e-3 if x.dtype != torch.float16 else 1e-2), 1e-2, None),
+        (lambda x: x.clamp(max=88.0 if x.dtype != torch.float16 else 11.0).exp(), 11.0, None),
+        (lambda x: x.masked_fill(x > 0, -(10**9) if x.itemsize > 2 else -(10**4)), -(10**4), -(10**4)),
+        (lambda x: x.masked_fill(x > 0, -(10**9) if x.itemsize > 2 else -65000.0), -65000.0, -65000.0),
+    ],
+    ids=["table", "comparison", "size", "large", "less small", "limit of exp", "integer", "integer or not"],
+)
+def test_numbers_that_python_chooses_by_the_dtype(
+    chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None
+) -> None:
+    found = capture_of(Function(chosen), X)
+    assert found.compared
+    for name, number in (("fp16", fp16), ("bf16", bf16)):
+        assert [list(each.values()) for each in arguments(found, name).values()] == ([[number]] if number else [])
+
+
+def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(literals, "_recorded", refused)
+    asked = Function(lambda x: torch.pow(x * 0.044715, 3) / 8.0 if x.dtype.is_floating_point else x)
+    assert not capture_of(asked, X).compared
+
+
+class Branching(nn.Module):
+    """Python that looks at a value: only a run can follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return masked(x) if float(x.sum()) < 5 else x
+
+
+def test_where_python_looks_at_values_too() -> None:
+    found = capture_of(Branching(), X)
+    assert found.method == "path"
+    assert arguments(found, "fp16") == {only(found, "masked_fill").name: {2: -65504.0}}
+
+
+def test_the_model_stays_in_fp32() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Function(masked))
+    weight = model[0].weight.detach().clone()
+    capture_of(model, X)
+    assert model[0].weight.dtype is torch.float32
+    assert torch.equal(model[0].weight, weight)
+
+
+class Force(nn.Module):
+    """Takes a gradient on its way."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            energy = self.second(nn.functional.softplus(self.first(at))).sum()
+            return torch.autograd.grad(energy, at)[0] + torch.finfo(x.dtype).eps
+
+
+def test_what_autograd_casts_is_found_whichever_kernel_is_quickest() -> None:
+    small, large = (
+        [(n.name, n.literals.get("fp16"), n.autocast_literals.get("fp16")) for n in found.nodes.values()]
+        for found in (capture_of(Force(width), torch.ones(width, width)) for width in (8, 128))
+    )
+    assert any(autocast is not None and autocast.result is torch.float32 for _, _, autocast in large)
+    assert small == large

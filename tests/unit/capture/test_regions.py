@@ -1,0 +1,156 @@
+"""Autocast regions: one stack for all device types, whoever asks is told of it, and afterwards all is as before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.capture.regions import Region, ambient, entered_at, one_stack, region_now, written_as_meant
+
+OFF = Region(False, "float16")
+
+
+def flags() -> list[object]:
+    state = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    return [*state, torch.is_autocast_cache_enabled(), torch.autocast.__init__, torch.autocast.__enter__]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = flags()
+    yield
+    assert flags() == before
+
+
+def test_regions_of_all_devices_are_one_stack() -> None:
+    with one_stack():
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert region_now() == Region(True, "float16")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert region_now() == Region(True, "bfloat16")
+                with torch.autocast("cuda", enabled=False):
+                    assert not region_now().enabled
+                assert region_now() == Region(True, "bfloat16")
+            assert region_now() == Region(True, "float16")
+        assert not region_now().enabled
+
+
+def test_whoever_asks_is_told() -> None:
+    with one_stack(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled()
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cuda") is torch.bfloat16
+
+
+def test_torch_casts_as_in_cudas_region() -> None:
+    with one_stack(), torch.autocast("cuda", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+
+
+def test_the_region_around_is_the_first_one() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), one_stack():
+        assert region_now() == Region(True, "bfloat16")
+    with ambient(torch.float32), one_stack():
+        assert region_now() == Region(True, "float32")
+
+
+def test_decorators_and_regions_entered_twice() -> None:
+    with one_stack():
+        region = torch.autocast("cuda", dtype=torch.bfloat16)
+
+        @region
+        def inside(depth: int) -> Region:
+            return inside(depth - 1) if depth else region_now()
+
+        @torch.autocast("cpu", enabled=False)
+        def outside() -> Region:
+            return region_now()
+
+        assert inside(2) == Region(True, "bfloat16")
+        with region:
+            assert not outside().enabled
+        assert not region_now().enabled
+
+
+def test_decorators_made_at_import_keep_what_they_say() -> None:
+    with written_as_meant():
+
+        @torch.autocast("cuda", dtype=torch.bfloat16)
+        def inside() -> Region:
+            return region_now()
+
+    with one_stack():
+        assert inside() == Region(True, "bfloat16")
+
+
+def test_exceptions_close_a_region() -> None:
+    with one_stack():
+        with pytest.raises(LookupError), torch.autocast("cuda"):
+            raise LookupError
+        assert not region_now().enabled
+
+
+def test_regions_left_open_end_with_the_stack() -> None:
+    with one_stack():
+        torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+        assert region_now().enabled
+
+
+def test_generators_that_outlive_the_stack() -> None:
+    @contextmanager
+    def held() -> Iterator[None]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            yield
+
+    with one_stack():
+        region = held()
+        region.__enter__()
+    region.__exit__(None, None, None)
+
+
+def test_other_threads_have_torchs_own() -> None:
+    seen: list[object] = []
+
+    def other() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            seen.extend([torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")])
+
+    with one_stack():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert seen == [True, False]
+
+
+def test_depth_is_that_of_the_innermost_region() -> None:
+    depth = 3
+    with one_stack(lambda: depth):
+        assert entered_at() == 0
+        with torch.autocast("cuda"):
+            assert entered_at() == 3
+            depth = 5
+            with torch.autocast("cuda", enabled=False):
+                assert entered_at() == 5
+            assert entered_at() == 3
+
+
+def test_functions_with_a_backward_of_their_own_cast_for_cuda() -> None:
+    class Low(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            assert not torch.is_autocast_enabled("cuda")
+            return x + 0
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient
+
+    with one_stack(), torch.autocast("cuda", dtype=torch.float16):
+        assert Low.apply(torch.ones(2)).dtype is torch.float16

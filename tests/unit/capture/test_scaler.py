@@ -1,0 +1,56 @@
+"""`GradScaler("cuda")` without CUDA: it scales in the body and in its thread, and is itself again afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.amp import GradScaler
+
+from auditor.capture.imitated import scaled_as_on_cuda
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA there is nothing to stand in for"),
+    pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled", "ignore:.*CUDA is not available"),
+]
+
+
+def test_a_scaler_made_in_the_body_scales() -> None:
+    with scaled_as_on_cuda():
+        scaler = GradScaler("cuda", init_scale=8.0)
+        by_default = GradScaler(init_scale=8.0)
+    for made in (scaler, by_default):
+        assert made.is_enabled()
+        assert made.scale(torch.ones(1)).item() == 8.0
+
+
+def test_its_step_unscales_and_skips_what_overflowed() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with scaled_as_on_cuda():
+        scaler = GradScaler("cuda", init_scale=4.0, backoff_factor=0.5)
+    assert scaler.scale(torch.tensor(3.0)).item() == 12.0
+    for gradient, expected, scale in ((2.0, -1.0, 4.0), (float("inf"), -1.0, 2.0)):
+        # 1 - 2 = -1; the second step is skipped, and the scale halved
+        weight.grad = torch.tensor([gradient * scaler.get_scale()])
+        scaler.step(optimizer)
+        scaler.update()
+        assert (weight.item(), scaler.get_scale()) == (expected, scale)
+
+
+def test_outside_and_in_other_threads_it_is_torchs_own() -> None:
+    original = GradScaler.__init__
+    enabled = {}
+
+    def elsewhere() -> None:
+        enabled["thread"] = GradScaler("cuda").is_enabled()
+
+    with scaled_as_on_cuda():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        enabled["off"] = GradScaler("cuda", enabled=False).is_enabled()
+    enabled["after"] = GradScaler("cuda").is_enabled()
+    assert enabled == {"thread": False, "off": False, "after": False}
+    assert GradScaler.__init__ is original

@@ -1,0 +1,302 @@
+"""The line that wrote an operation, never torch's, and the call that led to it beside."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import linecache
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from auditor.capture.source import code_at, raised_at, written_at
+from auditor.records import Node
+from tests.replaying import Model, linear, replayed
+from tests.subjects import normal, only
+
+X = normal(2, 4)
+HERE = Path(__file__).name
+
+
+def helper(x: Tensor) -> Tensor:
+    return x.exp()
+
+
+def line_of(function: Any) -> int:
+    return inspect.getsourcelines(function)[1]
+
+
+def written_of(node: Node) -> tuple[str | None, str | None]:
+    return node.source, node.called_from
+
+
+def written(found: Any, op: str) -> tuple[str | None, str | None]:
+    return written_of(only(found, op))
+
+
+def lines(self: Any, x: Tensor) -> Tensor:
+    y = helper(x)
+    y = nn.functional.gelu(self.layer(y))
+    return torch.vmap(lambda row: row.softmax(-1))(
+        y.sigmoid(),
+    )
+
+
+def test_lines_of_helpers_modules_of_torch_and_transforms() -> None:
+    first, second = inspect.getsourcelines(lines)[1], inspect.getsourcelines(helper)[1]
+    found = replayed(Model(lines, layer=linear(4, 4)), X)
+    assert only(found, "exp").source == f"{HERE}:{second + 1}"
+    assert only(found, "exp").code == "return x.exp()"
+    assert only(found, "linear").source == f"{HERE}:{first + 2}"
+    assert only(found, "gelu").source == f"{HERE}:{first + 2}"
+    assert only(found, "sigmoid").source == f"{HERE}:{first + 4}"  # of an expression over several lines, its own
+    assert {Path(node.source_path or "").name for node in found.nodes.values()} == {HERE}
+
+
+def library(monkeypatch: Any) -> ModuleType:
+    """A module of an installed package: a function, a module with a helper of its own, and one that calls back."""
+    packages = Path(next(p for p in sys.path if p.endswith("site-packages")))
+    made = ModuleType("some_library")
+    source = (
+        "from torch import nn\n"
+        "def block(x):\n"
+        "    return x.cosh()\n"
+        "class Block(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return block(x).sin()\n"
+        "class Calls(nn.Module):\n"
+        "    def forward(self, x, back):\n"
+        "        return back(x)\n"
+    )
+    exec(compile(source, str(packages / "some_library.py"), "exec"), made.__dict__)
+    return made
+
+
+def test_a_librarys_line_with_the_users_beside_it(monkeypatch: Any) -> None:
+    made = library(monkeypatch)
+    found = replayed(made.Block(), X)
+    assert written(found, "sin") == ("some_library.py:6", None)
+    assert written(found, "cosh") == ("some_library.py:3", "some_library.py:6 in Block.forward")
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.calls = made.Block(), made.Calls()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.block(x)
+            y = y + made.block(y.tanh())
+            return self.calls(y, helper)
+
+    found, first = replayed(Own(), X), inspect.getsourcelines(Own.forward)[1]
+    assert written(found, "sin") == ("some_library.py:6", f"{HERE}:{first + 1} in Own.forward")
+    assert [written_of(node) for node in found.nodes.values() if "cosh" in node.op] == [
+        ("some_library.py:3", f"{HERE}:{first + 1} in Own.forward"),
+        ("some_library.py:3", f"{HERE}:{first + 2} in Own.forward"),
+    ]
+    assert written(found, "tanh") == (f"{HERE}:{first + 2}", None)
+    assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", "some_library.py:9 in Calls.forward")
+
+
+def test_code_that_is_in_no_file() -> None:
+    made = ModuleType("typed_in")
+    exec(compile("def forward(self, x):\n    return x.sinh()\n", "<stdin>", "exec"), made.__dict__)
+    Typed = type("Typed", (nn.Module,), {"forward": made.forward})
+    assert only(replayed(Typed(), X), "sinh").source is None
+
+
+def test_a_file_that_is_gone() -> None:
+    assert code_at((f"{__file__}.gone", 3)) is None
+    assert (
+        code_at((__file__, 1))
+        == '"""The line that wrote an operation, never torch\'s, and the call that led to it beside."""'
+    )
+
+
+def test_the_search_ends_at_the_outermost_frame() -> None:
+    def outermost() -> Any:
+        return inner()
+
+    def inner() -> Any:
+        return written_at(outermost.__code__)
+
+    place = outermost()
+    assert place is not None
+    assert place.place[1] == inspect.getsourcelines(inner)[1] + 1
+    assert place.caller == (__file__, inspect.getsourcelines(outermost)[1] + 1)
+
+
+def doubled(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args) * 2
+
+    return wrapper
+
+
+@doubled
+def decorated(x: Tensor) -> Tensor:
+    return x.tan()
+
+
+class Kinds(nn.Module):
+    """Ways to come to an operation, one a line of `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power = functools.partial(torch.pow, exponent=2)
+        self.rooted = functools.partial(self.root, shift=3.0)
+
+    def root(self, x: Tensor, shift: float) -> Tensor:
+        return (x.abs() + shift).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = decorated(x)
+        x = torch.stack([row.sin() for row in x])
+        x = sum(row.cos() for row in x) + x
+        flat = lambda y: y.flatten()  # noqa: E731
+        x = flat(x)
+        x = self.power(x) + self.rooted(x)
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return helper(x).sigmoid()
+
+
+def test_ways_to_come_to_an_operation() -> None:
+    found, forward = replayed(Kinds(), X), line_of(Kinds.forward)
+    root, inner = line_of(Kinds.root), line_of(Kinds.inner)
+
+    def called(line: int) -> str:
+        return f"{HERE}:{forward + line} in Kinds.forward"
+
+    def lines_of(op: str) -> set[tuple[str | None, str | None]]:
+        return {written_of(node) for node in found.nodes.values() if node.op.startswith(f"aten.{op}.")}
+
+    below = line_of(decorated)
+    assert lines_of("tan") == {(f"{HERE}:{below + 2}", called(1))}
+    assert lines_of("mul") == {(f"{HERE}:{line_of(doubled) + 3}", called(1))}
+    assert lines_of("sin") == {(f"{HERE}:{forward + 2}", None)}
+    assert lines_of("cos") == {(f"{HERE}:{forward + 3}", None)}
+    assert lines_of("flatten") == {(f"{HERE}:{forward + 4}", called(5))}
+    assert lines_of("pow") == {(f"{HERE}:{forward + 6}", None)}
+    assert lines_of("sqrt") == {(f"{HERE}:{root + 1}", called(6))}
+    assert lines_of("exp") == {(f"{HERE}:{line_of(helper) + 1}", called(7))}
+    assert lines_of("sigmoid") == {(f"{HERE}:{inner + 1}", called(7))}
+
+
+class Shifted(Tensor):
+    """Overloads one operator with operations of its own, and hands all others on."""
+
+    def __add__(self, other: Any) -> Any:
+        return torch.add(self.tanh(), other)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_operators_of_a_tensor_subclass() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            y = x.as_subclass(Shifted)
+            y = y.exp()
+            return (y + 1.0).as_subclass(Tensor)
+
+    found, forward = replayed(Net(), X), line_of(Net.forward)
+    assert written(found, "exp") == (f"{HERE}:{forward + 2}", None)
+    assert written(found, "tanh") == (f"{HERE}:{line_of(Shifted.__add__) + 1}", f"{HERE}:{forward + 3} in Net.forward")
+
+
+def test_functions_of_another_file_and_of_torchscript(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "rope_helpers.py").write_text(
+        "import torch\n\n\ndef inverse(x):\n    return 1.0 / (x.abs() + 1e-16)\n\n\n"
+        "def rotate(x):\n    return inverse(x).cos()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helpers = importlib.import_module("rope_helpers")
+    scripted = torch.jit.script(torch.nn.functional.softsign)
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = helpers.rotate(x)
+            return scripted(y.sinh())
+
+    found, forward = replayed(Net(), X), line_of(Net.forward)
+    beside = f"{HERE}:{forward + 1} in Net.forward"
+    assert written(found, "cos") == ("rope_helpers.py:9", beside)
+    assert {n.called_from for n in found.nodes.values() if n.source == "rope_helpers.py:5"} == {beside}
+    assert only(found, "cos").caller_path == __file__
+    assert written(found, "sinh") == (f"{HERE}:{forward + 2}", None)
+    outputs = found.outputs[0]
+    assert written_of(found.nodes[outputs]) == (f"{HERE}:{forward + 2}", None)  # TorchScript has no frames of its own
+
+
+def test_a_cell_of_a_notebook() -> None:
+    made, source = ModuleType("typed_in"), "def forward(self, x):\n    return x.sinh()\n"
+    name = "<ipython-input-7-4f2a>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), made.__dict__)
+    Cell = type("Cell", (nn.Module,), {"forward": made.forward})
+    node = only(replayed(Cell(), X), "sinh")
+    assert (node.source, node.code) == (f"{name}:2", "return x.sinh()")
+
+
+def test_a_function_in_the_place_of_forward() -> None:
+    """Libraries put functions of other names there; a helper is still beside what called it."""
+
+    def other(x: Tensor) -> Tensor:
+        return helper(x).log1p()
+
+    model = nn.Identity()
+    model.forward = other  # type: ignore[method-assign]
+    found = replayed(model, X)
+    assert written(found, "log1p") == (f"{HERE}:{line_of(other) + 1}", None)
+    assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", f"{HERE}:{line_of(other) + 1} in other")
+
+
+class Hyperbolic(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sinh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_the_forward_of_an_autograd_function_is_a_helper() -> None:
+    class Net(nn.Module):
+        @property
+        def shift(self) -> Tensor:
+            return torch.ones(4).cosh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Hyperbolic.apply(x) + self.shift  # type: ignore[no-untyped-call]
+
+    found, beside = replayed(Net(), X), f"{HERE}:{line_of(Net.forward) + 1} in Net.forward"
+    assert written(found, "sinh") == (f"{HERE}:{line_of(Hyperbolic.forward) + 2}", beside)
+    assert written(found, "cosh") == (f"{HERE}:{line_of(Net.shift.fget) + 2}", beside)
+    assert written(found, "add") == (beside.partition(" in ")[0], None)
+
+
+def test_where_a_call_of_a_module_raised() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.ones(4, 4).half()
+
+    def blamed(action: Any) -> str:
+        with pytest.raises(RuntimeError) as refused:
+            action()
+        return raised_at(refused.value)
+
+    assert blamed(lambda: Mixed()(X)) == f"{HERE}:{line_of(Mixed.forward) + 1}"
+    assert blamed(lambda: nn.Linear(3, 3)(X)) == ""  # all lines of it are torch's
+    assert blamed(lambda: helper(X.reshape(3))) == ""  # no module was called

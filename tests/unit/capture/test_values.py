@@ -1,0 +1,166 @@
+"""Which node holds which tensor: identity, views, writes, addresses that are used again, and tensors let go."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from auditor.capture.values import Values
+from auditor.capture.views import View, found, geometry_of
+
+aten = torch.ops.aten
+
+
+class Reel:
+    """A graph that is written by hand, and how many constants it was asked for."""
+
+    def __init__(self) -> None:
+        self.graph, self.constants = fx.Graph(), []
+        self.values = Values(self.emit, self.constant)
+
+    def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(kind, target, args, kwargs)
+        node.meta["val"] = torch.empty_like(value, device="meta")
+        return node
+
+    def constant(self, x: Tensor) -> fx.Node:
+        self.constants.append(x.clone())
+        node = self.graph.placeholder(f"constant_{len(self.constants)}")
+        node.meta["val"] = torch.empty_like(x, device="meta")
+        return node
+
+    def bound(self, x: Tensor) -> fx.Node:
+        """A node of its own for a tensor."""
+        node = self.emit("made", (), {}, x)
+        self.values.bind(x, node)
+        return node
+
+    def targets(self) -> list[str]:
+        return [str(node.target) for node in self.graph.nodes]
+
+
+def test_a_tensor_is_known_by_identity() -> None:
+    reel, x = Reel(), torch.ones(3)
+    node = reel.bound(x)
+    assert reel.values.node_of(x) is node
+    assert reel.values.knows(x)
+    assert not reel.values.knows(x.clone())
+
+
+def test_unknown_tensors_are_constants_once_and_as_they_are_then() -> None:
+    reel, x = Reel(), torch.ones(3)
+    node = reel.values.node_of(x)
+    x.add_(1)
+    assert reel.values.node_of(x) is node
+    assert [c.tolist() for c in reel.constants] == [[1, 1, 1]]
+
+
+def test_a_write_to_a_view_is_seen_by_its_base_and_by_other_views() -> None:
+    reel, x = Reel(), torch.zeros(2, 3)
+    base = reel.bound(x)
+    row, column = x[0], x[:, 0]
+    reel.values.bind_view(row, reel.emit("row", (base,), {}, row), x, View(aten.select.int, (0, 0)))
+    reel.values.bind_view(column, reel.emit("column", (base,), {}, column), x, View(aten.select.int, (1, 0)))
+    written = reel.emit("written", (), {}, row)
+    reel.values.write(row, written)
+    assert reel.values.node_of(row) is written
+    whole = reel.values.node_of(x)
+    assert (whole.target, whole.args) == (aten.select_scatter.default, (base, written, 0, 0))
+    again = reel.values.node_of(column)
+    assert (again.target, again.args) == (aten.select.int, (whole, 1, 0))
+    assert reel.values.node_of(column) is again  # read once
+
+
+def test_an_address_that_is_used_again_is_another_tensor() -> None:
+    reel = Reel()
+    for _ in range(50):
+        x = torch.ones(1000)
+        reel.bound(x)
+        view = x[1:]
+        reel.values.bind_view(view, reel.emit("view", (), {}, view), x, View(aten.slice.Tensor, (0, 1, 1000)))
+        reel.values.write(view, reel.emit("written", (), {}, view))
+        del x, view
+    assert reel.targets().count("aten.slice_scatter.default") == 50
+    assert not reel.constants
+
+
+def test_what_is_known_of_dead_tensors_is_let_go() -> None:
+    reel = Reel()
+    for _ in range(5000):
+        reel.bound(torch.ones(2))
+    gc.collect()
+    assert not reel.values._known
+    assert len(reel.values._memories) <= 2000
+
+
+def test_another_python_object_on_known_memory_is_no_constant() -> None:
+    reel, x = Reel(), torch.zeros(4, 6)
+    node = reel.bound(x)
+    assert reel.values.node_of(x.data) is node
+    transposed = reel.values.node_of(x.t())
+    assert (transposed.target, transposed.args) == (aten.permute.default, (node, [1, 0]))
+    part = reel.values.node_of(x[1:3])
+    assert (part.target, part.args) == (aten.slice.Tensor, (node, 0, 1, 3))
+    assert reel.values.node_of(x[::2, ::3]).op == "call_function"
+    assert len(reel.constants) == 1  # the places of the last one
+
+
+def test_memory_that_autograd_kept_is_known_after_its_tensor_is_gone() -> None:
+    reel, x = Reel(), torch.ones(3)
+    reel.bound(x)
+    kept = x.untyped_storage()
+    del x
+    gc.collect()
+    again = torch.empty(0).set_(kept, 0, (3,))
+    assert reel.values.node_of(again).target == "made"
+    assert not reel.constants
+
+
+def test_data_that_is_set_is_read_from_where_it_lies_now() -> None:
+    reel, x, y = Reel(), torch.ones(3), torch.zeros(3)
+    before, other = reel.bound(x), reel.bound(y)
+    x.data = y
+    assert reel.values.node_of(x) is other
+    reel.values.write(x, reel.emit("written", (), {}, x))
+    assert reel.values.node_of(y).target == "written"
+    assert before.target == "made"
+
+
+def test_chains_of_reshapes_stay_short() -> None:
+    reel, x = Reel(), torch.zeros(4, 6)
+    node = reel.bound(x)
+    views = [x]
+    for shape in ((24,), (2, 12), (24,), (6, 4)) * 50:
+        view = views[-1].view(shape)
+        node = reel.emit("view", (node,), {}, view)
+        reel.values.bind_view(view, node, views[-1], View(aten.view.default, (list(shape),)))
+        views.append(view)
+    reel.values.write(views[-1], reel.emit("written", (), {}, views[-1]))
+    assert reel.targets().count("aten.reshape.default") == 1
+    assert reel.values.node_of(views[77]).args[1] == list(views[77].shape)
+
+
+def test_long_chains_of_views_need_no_recursion() -> None:
+    reel, x = Reel(), torch.zeros(2, 3)
+    node = reel.bound(x)
+    views = [x]
+    for _ in range(3000):
+        view = views[-1].t()
+        node = reel.emit("t", (node,), {}, view)
+        reel.values.bind_view(view, node, views[-1], View(aten.t.default))
+        views.append(view)
+    reel.values.write(x, reel.emit("written", (), {}, x))
+    assert reel.values.node_of(views[-1]).target is aten.t.default
+
+
+def test_views_are_found_by_where_they_lie() -> None:
+    x = torch.arange(24.0).reshape(4, 6)
+    for view in (x, x.t(), x[1:3], x[:, 2:], x[1], x[::2, ::3], x.view(-1)[5:9], x.unfold(1, 2, 2), x.diagonal()):
+        how = found(geometry_of(view), geometry_of(x))
+        assert how is not None
+    assert found(geometry_of(x), geometry_of(x[1:])) is None
+    assert found(geometry_of(x.view(torch.int32)), geometry_of(x)) is None

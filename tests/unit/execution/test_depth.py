@@ -1,0 +1,248 @@
+"""Errors along a run under a plan, against two whole runs kept in memory and compared afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import auditor
+from auditor.capture.capture import capture
+from auditor.execution import depth
+from auditor.execution.chosen import scoped
+from auditor.execution.depth import UnderPlan, under_plan
+from auditor.execution.execute import Executor, Under
+from auditor.execution.running import FULL
+from auditor.execution.strategies import running
+from auditor.loading import from_object, in_eval
+from auditor.measure.calibrate import calibrate
+from auditor.numerics.metrics import relative_l2
+from auditor.records import Plan, ScopeChoice
+from auditor.report.charts import depth_chart
+from tests.subjects import normal, seeded
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        scores = self.last(self.norm(torch.relu(self.first(x))))
+        return scores, scores.argmax(-1)
+
+
+def plan(strategy: str, fmt: str, **scopes: str) -> Plan:
+    table = {path: ScopeChoice(precision) for path, precision in scopes.items()}
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, {"": ScopeChoice(fmt), **table}, 0.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    torch.manual_seed(0)
+    return from_object(Net().eval(), torch.randn(5, 8))
+
+
+@pytest.fixture(scope="module")
+def captured(subject):
+    return capture(subject, ("fp16", "bf16"))
+
+
+def kept(captured, subject, how):
+    """Every value of one run."""
+    values = {}
+    run = Executor(captured.graph_module, Under(captured, how), lambda n, value: values.update({n.name: value}))
+    with torch.no_grad():
+        run.run(*captured.bind(subject.model, subject.batches[0]))
+    return values
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        plan("autocast", "bf16"),
+        plan("autocast", "fp16", norm="fp32"),
+        plan("autocast", "fp16", last="fp32"),  # reads a low value
+        plan("cast", "fp16"),
+        plan("cast", "fp16", norm="fp32"),
+        plan("cast", "bf16", first="fp32", last="fp32"),
+    ],
+    ids=lambda chosen: "-".join((chosen.name, *list(chosen.scopes)[1:])),
+)
+def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
+    found = under_plan(captured, subject.model, subject.batches[0], chosen).errors
+    how = running(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
+    low = kept(captured, subject, how)
+    reference = kept(captured, subject, FULL)
+    floating = [name for name, node in captured.nodes.items() if node.floating]
+    assert list(found) == floating
+    assert found == pytest.approx({name: relative_l2(reference[name], low[name]) for name in floating}, rel=1e-5)
+    assert max(found.values()) > 1e-5
+
+
+class Regional(nn.Module):
+    """A layer that its author runs in BF16, and one that it leaves as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            y = self.inside(x)
+        return self.outside(y.float())
+
+
+def test_a_plan_does_not_take_the_author_s_region_away():
+    """The region is BF16 with a plan and without: nothing is lost there by the plan."""
+    subject = from_object(seeded(Regional), normal(4, 8))
+    captured = capture(subject, ("bf16",))
+    found = under_plan(captured, subject.model, subject.batches[0], plan("autocast", "bf16")).errors
+    assert found["linear"] == 0 < found["linear_1"]
+
+
+class Table(nn.Module):
+    """Adds positions that its forward makes in FP32."""
+
+    def forward(self, x):
+        return x + torch.arange(8.0) / 8
+
+
+class Written(nn.Module):
+    """Computes in FP32 what its author wrote so."""
+
+    def forward(self, x):
+        return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+class Masked(nn.Module):
+    """Marks by what its dtype reaches to, and picks parts of a tuple."""
+
+    def __init__(self, low):
+        super().__init__()
+        self.low = low
+
+    def forward(self, x):
+        first, second = x.chunk(2, -1)
+        scores = (first @ second.mT).masked_fill(torch.eye(5, dtype=torch.bool), self.low or torch.finfo(x.dtype).min)
+        return torch.softmax(scores, -1), scores.topk(2).indices
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "whole"),
+    [
+        (Net, (5, 8), True),
+        (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.Flatten()).eval(), (2, 3, 9), True),
+        (lambda: nn.GRU(8, 6), (4, 2, 8), True),
+        (lambda: nn.Sequential(nn.Linear(8, 8), Masked(None)), (5, 8), True),
+        (lambda: nn.Sequential(nn.Linear(8, 8), Masked(-torch.inf)), (5, 8), False),
+        (lambda: nn.Sequential(nn.Linear(8, 8), Table()), (5, 8), False),
+        (lambda: nn.Sequential(nn.Linear(8, 8), Written()), (5, 8), False),
+    ],
+)
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_what_was_measured_stands_for_a_plan_with_everything_low(module, inputs, whole, fmt, monkeypatch):
+    model = seeded(module)
+    subject = from_object(model, normal(*inputs))
+    with in_eval(model):
+        captured = capture(subject, ("fp16", "bf16"))
+        low = calibrate(captured, subject, ("fp16", "bf16"), 0, lambda name: None).low
+        batch, chosen = subject.batches[0], plan("cast", fmt)
+        expected = under_plan(captured, model, batch, chosen)
+        if whole:
+            monkeypatch.setattr(depth, "Executor", None)
+        found = under_plan(captured, model, batch, chosen, low)
+    assert found.dtypes == expected.dtypes
+    assert found.errors == pytest.approx(expected.errors, rel=1e-4)
+    assert list(found.errors) == list(expected.errors)
+    assert (found is low.get(fmt)) is whole
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        plan("autocast", "fp16"),
+        plan("cast", "fp16", norm="fp32"),
+        plan("cast", "fp16", last="fp32"),
+        Plan(**{**vars(plan("cast", "fp16")), "scopes": {"": ScopeChoice("fp16", keep=("softmax",))}}),
+    ],
+)
+def test_it_stands_for_no_other_plan(subject, captured, chosen):
+    low = {"fp16": UnderPlan({"relu": 1.0})}
+    assert under_plan(captured, subject.model, subject.batches[0], chosen, low) != low["fp16"]
+
+
+def test_of_several_batches_it_stands_for_none():
+    model = seeded(Net)
+    subject = from_object(model, [(normal(5, 8),), (normal(5, 8, seed=1),)])
+    with in_eval(model):
+        assert len(subject.batches) == 2
+        assert not calibrate(capture(subject, ("fp16",)), subject, ("fp16",), 0, lambda name: None).low
+
+
+def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):
+    everything = plan("autocast", "bf16", first="fp32", norm="fp32", last="fp32")
+    everything = Plan(**{**vars(everything), "scopes": {"": ScopeChoice("fp32")}})
+    assert set(under_plan(captured, subject.model, subject.batches[0], everything).errors.values()) == {0.0}
+
+
+def test_a_plan_that_cannot_run_has_no_errors():
+    class Factor(nn.Module):
+        def forward(self, x):
+            return torch.linalg.cholesky(x)
+
+    subject = from_object(Factor(), torch.eye(3))
+    captured = capture(subject, ("fp16",))
+    assert under_plan(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == UnderPlan()
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
+    """What is beyond FP16 inside of the island is finite there: 300 squared is 90000."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    subject = from_object(nn.Sequential(nn.Linear(8, 8), Norm(), nn.Linear(8, 4)).eval(), torch.full((5, 8), 300.0))
+    with torch.no_grad():
+        subject.model[0].weight.copy_(torch.eye(8))
+    captured = capture(subject, ("fp16",))
+    found = under_plan(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"})).errors
+    assert list(found) == list(captured.nodes)
+    assert max(found.values()) < 2e-3
+
+
+class Energy(nn.Module):
+    """Squares what is about 2000."""
+
+    def forward(self, x):
+        return x / (x * x).mean(-1, keepdim=True).sqrt()
+
+
+class Island(nn.Module):
+    """Values that FP16 holds enter a module that squares them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.energy, self.last = nn.Linear(16, 32), Energy(), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.last(self.energy(2000 * self.first(x)))
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_the_report_draws_the_error_of_a_plan_with_an_island(strategy):
+    model = seeded(Island).eval()
+    found = auditor.audit(model, normal(32, 16), formats=("fp16",), strategies=(strategy,), device="cpu")
+    assert found.recommended == f"{strategy}_fp16"
+    scopes = found.plans[found.recommended].scopes
+    assert (scopes[""].precision, scopes["energy"].precision) == ("fp16", "fp32")
+    assert list(found.plan_errors) == [row.node.name for row in found.nodes if row.node.floating]
+    assert 0 < max(found.plan_errors.values()) < 2e-3
+    chart = depth_chart(found)
+    assert chart is not None
+    assert [series.label for series in chart.series] == ["FP16", "recommended plan"]
+    assert chart.series[1].line

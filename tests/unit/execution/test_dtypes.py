@@ -1,0 +1,252 @@
+"""The dtypes that an audit reports, against those that other modes see in a run of the patched model."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import auditor
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.precision_table import plan_table
+from auditor.execution.depth import under_plan
+from auditor.execution.dtypes import dtypes_of
+from auditor.execution.nesting import boundaries
+from auditor.numerics.nodes import tensors_of
+from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
+from tests.small_models import MODELS, Transformer
+from tests.subjects import capture_of, seeded
+from tests.two_ways import drawn, everything
+
+Seen = list[tuple[str, tuple[str, ...], str]]
+"""(operation, dtypes of what it reads, dtype of its result), in execution order."""
+
+MOVES = set(
+    "to _to_copy float chunk getitem transpose permute t expand slice select unsqueeze view reshape detach".split()
+)
+"""Casts, which the patched model has more of, and what torch's modes know under other names, or do not see."""
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, ...], str]:
+    read = tuple(sorted({name_of(x.dtype) for x in tensors_of((args, kwargs))}))
+    return op, read, name_of(tensors_of(result)[0].dtype)
+
+
+CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
+KERNELS = {"addmm": "linear", "mm": "linear", "bmm": "matmul", "_softmax": "softmax", "native_layer_norm": "layer_norm"}
+"""What an operation of the tape is called where the modes see it."""
+
+
+class Calls(TorchFunctionMode):
+    """What the model's author calls, seen above autograd, autocast and the imitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Seen = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.__name__.strip("_")
+        name = name[1:] if name[:1] == "r" and name[1:] in ("mul", "add", "sub", "div", "truediv") else name
+        if name not in ("get", "set") and tensors_of(result):
+            self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
+        return result
+
+
+class Kernels(TorchDispatchMode):
+    """What runs below autograd, as any user of torch can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Seen = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        self.seen.append(row(KERNELS.get(name, name), args, kwargs or {}, result))
+        return result
+
+
+def plan_of(capture: Capture, strategy: str, fmt: str, labels: dict[str, str]) -> Plan:
+    """The plan that gives every owner its precision, with the scopes that have to be listed."""
+    wrapped = boundaries(capture, strategy, lambda owner: labels.get(owner, "fp32"))
+    scopes = {
+        path: ScopeChoice(boundary.precision, output="keep" if boundary.keeps else "cast")
+        for path, boundary in wrapped.items()
+    }
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, scopes, 0.0, 1.0, 1.0)
+
+
+@contextmanager
+def on_a_gpu() -> Iterator[None]:
+    with auditor.imitated("cuda"), torch.no_grad():
+        yield
+
+
+def run_under(mode: Any, model: nn.Module, batch: Batch, plan: Plan, around: Callable[[], Any]) -> Seen | None:
+    """What a mode sees of the patched model; None where that refuses to run."""
+    patched = apply_plan(copy.deepcopy(model), plan_table(plan))
+    try:
+        with around(), mode:
+            patched(*batch[0], **batch[1])
+    except RuntimeError:
+        return None
+    return computing(mode.seen)
+
+
+def computing(seen: Seen) -> Seen:
+    return [entry for entry in seen if entry[0] not in MOVES]
+
+
+def reported(capture: Capture, model: nn.Module, batch: Batch, plan: Plan) -> Seen | None:
+    dtypes = under_plan(capture, model, batch, plan).dtypes
+    if not dtypes:
+        return None
+    assert set(dtypes) == set(capture.nodes)
+    rows = ((node.op.removeprefix("aten.").split(".")[0], dtypes[name]) for name, node in capture.nodes.items())
+    return computing([(op.strip("_"), tuple(sorted(found.inputs)), found.output) for op, found in rows])
+
+
+def plans_of(name: str, strategy: str, model: nn.Module, capture: Capture) -> list[Plan]:
+    rnd = random.Random(f"{name} {strategy}")
+    labels = [("bf16", everything(capture, "bf16")), *((f, drawn(capture, strategy, f, rnd)) for f in ("fp16", "bf16"))]
+    return [plan_of(capture, strategy, fmt, chosen) for fmt, chosen in labels]
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operation_is_what_a_mode_sees_in_the_imitated_run_of_the_patched_model(name: str, strategy: str) -> None:
+    model, batch = seeded(MODELS[name][0]), (MODELS[name][1], {})
+    capture = capture_of(model, *batch[0])
+    ran = 0
+    for plan in plans_of(name, strategy, model, capture):
+        seen = run_under(Calls(), model, batch, plan, on_a_gpu)
+        assert reported(capture, model, batch, plan) == seen, plan.scopes
+        ran += seen is not None
+    assert ran
+
+
+class Plain(nn.Module):
+    """Operations that the CPU runs in BF16 as a GPU does, under one kernel each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.norm, self.last = (
+            nn.Embedding(11, 8),
+            nn.Linear(8, 8),
+            nn.LayerNorm(8),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.relu(self.first(self.embed(tokens)))
+        x = self.norm(x + 1) * torch.sigmoid(x)
+        return torch.softmax(self.last(x), -1).sum(-1)
+
+
+@pytest.mark.parametrize("kept", [(), ("norm",), ("first", "last"), ("embed", "norm")], ids="-".join)
+def test_a_cast_plan_is_what_a_dispatch_mode_sees_without_any_imitation(kept: tuple[str, ...]) -> None:
+    """Nothing of the auditor runs here but the patch."""
+    model, tokens = seeded(Plain), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    capture = capture_of(model, tokens)
+    plan = plan_of(capture, "cast", "bf16", everything(capture, "bf16") | dict.fromkeys(kept, "fp32"))
+    mode = Kernels()
+    seen = run_under(mode, model, ((tokens,), {}), plan, torch.no_grad)
+    found = under_plan(capture, model, ((tokens,), {}), plan).dtypes
+    assert reported(capture, model, ((tokens,), {}), plan) == seen
+    assert seen is not None
+    assert len(seen) == len(capture.nodes) == 10
+    computed = {node.owner: found[name].computed for name, node in capture.nodes.items() if node.owner}
+    assert computed == {path: "float32" if path in kept else "bfloat16" for path in ("embed", "first", "norm", "last")}
+
+
+class Unlisted(nn.Module):
+    """Operations on none of autocast's lists, before a product and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) * 2
+        x = self.linear(x)
+        y = x * 2
+        return torch.softmax(y, -1) * y
+
+
+def test_what_autocast_lists_nowhere_computes_in_what_it_is_handed() -> None:
+    model, tokens = seeded(Unlisted), torch.tensor([[1, 2, 3]])
+    capture = capture_of(model, tokens)
+    plan = plan_of(capture, "autocast", "fp16", everything(capture, "fp16"))
+    found = list(under_plan(capture, model, ((tokens,), {}), plan).dtypes.values())
+    single, half = "float32", "float16"
+    assert found == [
+        Dtypes((single, "int64"), single, single),
+        Dtypes((single,), single, single),
+        Dtypes((single,), half, half),
+        Dtypes((half,), half, half),
+        Dtypes((half,), single, single),
+        Dtypes((single, half), single, single),
+    ]
+
+
+class InPlace(nn.Module):
+    """What is written in place keeps its dtype, whatever is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.add_(x).relu_()
+        return y * 2
+
+
+def test_what_is_written_in_place_keeps_its_dtype() -> None:
+    model, x = seeded(InPlace), torch.linspace(-1, 1, 16).reshape(2, 8)
+    capture = capture_of(model, x)
+    plan = plan_of(capture, "autocast", "bf16", everything(capture, "bf16"))
+    assert reported(capture, model, ((x,), {}), plan) == run_under(Calls(), model, ((x,), {}), plan, on_a_gpu)
+    (added,) = [d for n, d in under_plan(capture, model, ((x,), {}), plan).dtypes.items() if n.startswith("add")]
+    assert added == Dtypes(("bfloat16", "float32"), "float32", "bfloat16")
+
+
+def test_a_dtype_argument_decides_what_is_computed_in() -> None:
+    half = torch.ones(2, dtype=torch.float16)
+    handed = ((half, -1, torch.float32), {})
+    assert dtypes_of(handed, handed, half.float()) == Dtypes(("float16",), "float32", "float32")
+    made = (((2,),), {"dtype": torch.float16})
+    assert dtypes_of(made, made, half) == Dtypes((), "float16", "float16")
+
+
+def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() -> None:
+    half, single = torch.ones(2, dtype=torch.float16), torch.tensor(2.0)
+    handed = ((half, single), {})
+    assert dtypes_of(handed, handed, half * single) == Dtypes(("float16", "float32"), "float16", "float16")
+    assert dtypes_of(handed, handed, half > single) == Dtypes(("float16", "float32"), "float16", "bool")
+    assert dtypes_of(((3,), {}), ((3,), {}), 3) is None
+
+
+def test_an_audit_holds_them_for_the_recommended_plan() -> None:
+    model, tokens = seeded(Transformer), MODELS["transformer"][1][0]
+    found = auditor.audit(model, tokens, formats=("bf16",), strategies=("cast",), max_error=0.2, device="cpu")
+    assert found.recommended == "cast_bf16"
+    plan = found.plans["cast_bf16"]
+    seen = run_under(Calls(), model, ((tokens,), {}), plan, on_a_gpu)
+    rows = ((r.node.op.removeprefix("aten.").split(".")[0], r.planned) for r in found.nodes)
+    assert computing([(op.strip("_"), tuple(sorted(d.inputs)), d.output) for op, d in rows if d is not None]) == seen
+    written = found.to_measurements()["nodes"]
+    assert all(set(node["under_plan"]) == {"inputs", "computed", "output"} for node in written)

@@ -1,0 +1,278 @@
+"""Dtypes worked out without a run against two that run: CUDA's own autocast on fake tensors, and the policy interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from auditor.capture.imitated import imitated
+from auditor.execution.execute import Executor, Under
+from auditor.execution.resolve import Resolver, resolve
+from auditor.execution.running import Running, Setting
+from auditor.execution.strategies import plain, running
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.records import Capture
+from tests.capturing import Function
+from tests.fake_cuda import NAMES, recorded_dtypes
+from tests.problems import tied_owners
+from tests.small_models import MODELS
+from tests.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@cache
+def model_of(name: str) -> nn.Module:
+    return seeded(MODELS[name][0])
+
+
+@cache
+def captured(name: str) -> Capture:
+    return capture_of(model_of(name), *MODELS[name][1])
+
+
+def without_regions(capture: Capture) -> Capture:
+    """The author's own regions are the interpreter's business; fake tensors know the ambient autocast alone."""
+    return replace(capture, nodes={name: replace(node, region=None) for name, node in capture.nodes.items()})
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
+    capture = without_regions(captured(name))
+    flat = capture.bind(model_of(name), (MODELS[name][1], {}))
+    truth = recorded_dtypes(capture, flat, DTYPES[fmt])
+    found = resolve(capture, running(capture, "autocast", plain(fmt), fmt)).dtypes
+    wrong = {
+        f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]
+    }
+    assert wrong == {}
+
+
+SINGLE: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
+    "square": (lambda x, w: (x @ w).square() + 1, (normal(4, 4), normal(4, 4))),
+    "power": (lambda x, w: (x @ w) ** 2 + 2 ** (x @ w), (normal(4, 4), normal(4, 4))),
+    "softmax": (lambda x, w: (x @ w).softmax(-1) @ w, (normal(4, 4), normal(4, 4))),
+    "add bias": (lambda x, w: (x @ w) + w[0], (normal(4, 4), normal(4, 4))),
+    "scalar tensor": (lambda x, w: (x @ w) * torch.tensor(2.0), (normal(4, 4), normal(4, 4))),
+    "integer": (lambda x, w: (x @ w) * torch.arange(4), (normal(4, 4), normal(4, 4))),
+    "where": (lambda x, w: torch.where(x > 0, x @ w, x), (normal(4, 4), normal(4, 4))),
+    "where scalar": (lambda x, w: torch.where(x > 0, x @ w, 0.0), (normal(4, 4), normal(4, 4))),
+    "cat": (lambda x, w: torch.cat([x @ w, x]), (normal(4, 4), normal(4, 4))),
+    "stack": (lambda x, w: torch.stack([x @ w, x @ w]), (normal(4, 4), normal(4, 4))),
+    "batch norm": (
+        lambda x, w: F.batch_norm(F.conv1d(x, w), torch.zeros(3), torch.ones(3), torch.ones(3), torch.zeros(3)),
+        (normal(2, 3, 5), normal(3, 3, 1)),
+    ),
+    "layer norm": (lambda x, w: F.layer_norm(x @ w, (4,)), (normal(4, 4), normal(4, 4))),
+    "embedding": (lambda x, w: F.embedding(x, w) @ w, (torch.tensor([1, 2]), normal(4, 4))),
+    "attention": (lambda x, w: F.scaled_dot_product_attention(x, x, w), (normal(1, 2, 4, 8), normal(1, 2, 4, 8))),
+    "cross entropy": (lambda x, w: F.cross_entropy(x @ w, torch.tensor([0, 1, 2, 3])), (normal(4, 4), normal(4, 4))),
+    "topk": (lambda x, w: (x @ w).topk(2, -1), (normal(4, 4), normal(4, 4))),
+    "max of two": (lambda x, w: torch.maximum(x @ w, x), (normal(4, 4), normal(4, 4))),
+    "lerp of like": (lambda x, w: torch.lerp(x @ w, w @ x, 0.5), (normal(4, 4), normal(4, 4))),
+    "einsum": (lambda x, w: torch.einsum("ij,kj->ik", x, w), (normal(4, 4), normal(4, 4))),
+    "index put": (lambda x, w: (x @ w).index_put((torch.tensor([0]),), (x @ w)[:1]), (normal(4, 4), normal(4, 4))),
+    "scatter add": (
+        lambda x, w: x.scatter_add(0, torch.zeros(4, 4, dtype=torch.int64), x @ w),
+        (normal(4, 4), normal(4, 4)),
+    ),
+    "cumsum": (lambda x, w: (x @ w).cumsum(0), (normal(4, 4), normal(4, 4))),
+    "double": (lambda x, w: (x @ w).double() @ w.double(), (normal(4, 4), normal(4, 4))),
+    "half by hand": (lambda x, w: x.half() * 2, (normal(4, 4), normal(4, 4))),
+    "half and float": (lambda x, w: x.half() + x.bfloat16(), (normal(4, 4), normal(4, 4))),
+    "full like": (lambda x, w: torch.full_like(x @ w, 2.0) + x @ w, (normal(4, 4), normal(4, 4))),
+    "max pool": (lambda x, w: F.max_pool1d(F.conv1d(x, w), 2), (normal(2, 3, 6), normal(3, 3, 1))),
+    "pad": (lambda x, w: F.pad(x @ w, (1, 1)), (normal(4, 4), normal(4, 4))),
+    "split": (lambda x, w: (x @ w).split(2, -1)[0] + x[:, :2], (normal(4, 4), normal(4, 4))),
+    "norm": (lambda x, w: F.normalize(x @ w, dim=-1), (normal(4, 4), normal(4, 4))),
+    "cosine": (lambda x, w: F.cosine_similarity(x @ w, x), (normal(4, 4), normal(4, 4))),
+    "std": (lambda x, w: (x @ w).std(-1) + (x @ w).var(-1), (normal(4, 4), normal(4, 4))),
+    "one hot": (lambda x, w: F.one_hot((x @ w).argmax(-1), 4) * (x @ w), (normal(4, 4), normal(4, 4))),
+    "clamp": (lambda x, w: (x @ w).clamp(min=-1.0).clamp(max=x), (normal(4, 4), normal(4, 4))),
+    "inner": (lambda x, w: torch.inner(x, w) * 2, (normal(4, 4), normal(4, 4))),
+    "bilinear": (lambda x, w: F.bilinear(x @ w, x @ w, w[None]), (normal(4, 4), normal(4, 4))),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_operations_under_autocast(name: str) -> None:
+    function, inputs = SINGLE[name]
+    capture = capture_of(Function(function), *inputs)
+    truth = recorded_dtypes(capture, capture.bind(nn.Module(), (inputs, {})), torch.float16)
+    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    assert {node: found[node] for node in truth} == truth
+
+
+def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return x.type_as(x @ w) * 2
+
+    inputs = normal(4, 4), normal(4, 4)
+    with imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+        assert function(*inputs).dtype is torch.float16
+    capture = capture_of(Function(function), *inputs)
+    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
+
+
+def owners_of(capture: Capture) -> set[str]:
+    return {node.owner for node in capture.nodes.values()}
+
+
+class Observed:
+    """Dtypes of a run, and the refusal that ended it."""
+
+    def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Running) -> None:
+        self.dtypes: dict[str, str] = {}
+        self.refusal: str | None = None
+        interpreter = Executor(capture.graph_module, Under(capture, how), self._note)
+        try:
+            with torch.no_grad():
+                interpreter.run(*capture.bind(model, (batch, {})))
+        except UnsupportedInFormat as error:
+            self.refusal = str(error)
+
+    def _note(self, node: fx.Node, result: Any) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if node.op in ("call_function", "placeholder"):
+            self.dtypes[node.name] = NAMES.get(tensors[0].dtype, "") if tensors else ""
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", MODELS)
+@given(data=st.data())
+def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObject) -> None:
+    capture, fmt = captured(name), data.draw(st.sampled_from(FORMATS), label="format")
+    choice = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in sorted(owners_of(capture))}
+    for group in tied_owners(capture) if strategy == "cast" else ():
+        choice |= dict.fromkeys(group, choice[group[0]])
+    how = running(capture, strategy, lambda owner: choice.get(owner, "fp32"), fmt)
+    observed = Observed(capture, model_of(name), MODELS[name][1], how)
+    found = resolve(capture, how)
+    if observed.refusal is None:
+        assert found.conflicts == frozenset()
+    else:
+        assert found.conflicts, observed.refusal
+    wrong = {
+        node: (found.dtypes[node], dtype) for node, dtype in observed.dtypes.items() if found.dtypes[node] != dtype
+    }
+    assert wrong == {}
+
+
+def setting(precision: str, autocast: bool) -> Running:
+    return Running(lambda name: Setting(precision, autocast))
+
+
+def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
+    capture = capture_of(Function(lambda x, w: (x @ w).exp() @ w), normal(4, 4), normal(4, 4))
+    first, second = (node.name for node in nodes_by_op(capture, "matmul"))
+    x, w = (placeholder.name for placeholder in capture.placeholders)
+    found = resolve(capture, setting("fp16", True))
+    # exp is raised to FP32 by autocast, and lowered again on its way into the second product
+    assert found.dtypes[only(capture, "exp").name] == "fp32"
+    assert found.lowered == {x: {first}, w: {first, second}, only(capture, "exp").name: {second}}
+    assert found.low(first)
+    assert not found.low(w)
+
+
+def test_values_that_a_scope_lowers_are_listed_with_their_readers() -> None:
+    capture = captured("mlp")
+    labels = {"layers.0": "fp32"}
+    how = running(capture, "cast", lambda owner: labels.get(owner, "fp16"), "fp16")
+    first, gelu = nodes_by_op(capture, "linear")[0].name, only(capture, "gelu").name
+    assert resolve(capture, how).lowered[first] == {gelu}
+
+
+def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
+    capture = capture_of(Function(lambda x, w: x @ w.half().float()), normal(4, 4), normal(4, 4))
+    x, w = (placeholder.name for placeholder in capture.placeholders)
+    found = resolve(capture, replace(setting("fp16", False), placeholder_precision={x: "fp16", w: "fp16"}))
+    assert found.conflicts == {only(capture, "matmul").name}
+    assert resolve(capture, setting("fp16", True)).conflicts == frozenset()
+
+
+def test_the_authors_region_wins_over_the_scope() -> None:
+    def protected(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = x @ x
+        return y @ x
+
+    capture = capture_of(Function(protected), normal(4, 4))
+    inside, outside = (node.name for node in nodes_by_op(capture, "matmul"))
+    found = resolve(capture, setting("fp16", True))
+    assert (found.dtypes[inside], found.dtypes[outside]) == ("fp32", "fp16")
+
+
+def masked(x: Tensor, w: Tensor) -> Tensor:
+    scores = x @ w
+    return scores.masked_fill(scores > 0, torch.finfo(scores.dtype).min).softmax(-1)
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_a_limit_of_the_dtype_is_the_one_of_the_dtype_that_the_run_has(strategy: str) -> None:
+    # Under autocast the product is FP16, so the author's Python reads -65504 there: nothing fails.
+    inputs = normal(4, 4), normal(4, 4)
+    capture = capture_of(Function(masked), *inputs)
+    how = running(capture, strategy, plain("fp16"), "fp16")
+    observed = Observed(capture, nn.Module(), inputs, how)
+    assert observed.refusal is None
+    assert observed.dtypes[only(capture, "masked_fill").name] == "fp16"
+
+
+def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
+    # The norm is FP32 under autocast, so its Python reads FP32's limit; the value never fits FP16, nor has to.
+    def normed(x: Tensor) -> Tensor:
+        y = F.layer_norm(x, (4,))
+        return y.masked_fill(y > 0, torch.finfo(y.dtype).min).softmax(-1)
+
+    capture = capture_of(Function(normed), normal(4, 4))
+    filled: list[float] = []
+
+    def note(node: fx.Node, result: Any) -> None:
+        if node.name == only(capture, "masked_fill").name:
+            filled.append(float(result.min()))
+
+    how = running(capture, "autocast", plain("fp16"), "fp16")
+    with torch.no_grad():
+        Executor(capture.graph_module, Under(capture, how), note).run(normal(4, 4))
+    assert filled == [torch.finfo(torch.float32).min]
+
+
+def test_nothing_low_without_a_low_scope() -> None:
+    capture = captured("transformer")
+    found = resolve(capture, setting("fp32", False))
+    assert set(found.dtypes.values()) <= {"fp32", ""}
+    assert (found.lowered, found.conflicts) == ({}, frozenset())
+
+
+def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to() -> None:
+    # of the dtypes it is given autocast takes none back: softmax without one is raised to FP32, so that nothing is lowered
+    capture = capture_of(Function(lambda x: x.softmax(-1, dtype=torch.float16)), normal(4, 4))
+    found, name = resolve(capture, setting("bf16", True)), only(capture, "softmax").name
+    assert (found.dtypes[name], found.lowered) == ("fp16", {capture.placeholders[0].name: {name}})
+    plainly = capture_of(Function(lambda x: x.softmax(-1)), normal(4, 4))
+    assert resolve(plainly, setting("bf16", True)).lowered == {}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, strategy: str) -> None:
+    capture, draw = captured(name), random.Random(name)
+    owners, choice, again = sorted(owners_of(capture)), dict[str, str](), Resolver(capture)
+    for fmt in ("fp16", "fp16", "fp16", "fp16", "bf16", "bf16"):
+        choice |= {owner: draw.choice([fmt, "fp32"]) for owner in draw.sample(owners, min(2, len(owners)))}
+        low = {owner: fmt for owner, precision in choice.items() if precision != "fp32"}
+        how = running(capture, strategy, lambda owner, low=low: low.get(owner, "fp32"), fmt)
+        assert again(how) == resolve(capture, how)

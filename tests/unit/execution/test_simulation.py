@@ -1,0 +1,173 @@
+"""The graph that is simulated under a plan and the model that is patched to follow it give the same bits."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.precision_table import plan_table
+from auditor.artefact.strategies import SHIPPED as STRATEGIES
+from auditor.execution.chosen import labelled
+from auditor.execution.execute import Executor, Under
+from auditor.execution.strategies import running
+from auditor.isolation.outputs import tensor_outputs
+from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.plan.choices import scopes_of
+from auditor.plan.costs import costs_of
+from auditor.plan.problem import Problem
+from auditor.plan.solve import Candidate, evaluate
+from auditor.records import Capture, Plan, Verdict
+from auditor.verify import run_patched
+from tests.problems import NOTHING, Held, owners_of, tied_owners
+from tests.small_models import MODELS
+from tests.subjects import FORMATS, capture_of, normal, seeded
+
+
+@cache
+def small(name: str) -> tuple[nn.Module, Capture]:
+    model = seeded(KINDS[name][0])
+    return model, capture_of(model, *KINDS[name][1])
+
+
+def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> None:
+    """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits."""
+    model, capture = small(name)
+    inputs = KINDS[name][1]
+    every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
+    chosen = evaluate(problem, labels)
+    plan = Plan("drawn", strategy, fmt, scopes_of(problem, chosen), 0.0, 0.0, 1.0)
+    patched = apply_plan(copy.deepcopy(model), plan_table(plan))
+    try:
+        simulated = simulation_of(problem, chosen, model, inputs)
+    except UnsupportedInFormat:
+        with pytest.raises(Exception, match=r"dtype|together"):
+            run_patched(patched, [(inputs, {})], "cpu")
+        return
+    (actual,) = run_patched(patched, [(inputs, {})], "cpu")
+    for a, b in zip(actual, simulated, strict=True):  # a low scope in an FP32 one hands its result back in FP32
+        assert torch.equal(a.double(), b.double()), {path: choice.precision for path, choice in plan.scopes.items()}
+
+
+def simulation_of(
+    problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> list[torch.Tensor]:
+    how = running(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
+    interpreter = Executor(problem.capture.graph_module, Under(problem.capture, how))
+    with torch.no_grad():
+        return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
+
+
+def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> dict[str, str]:
+    """Everything low but what lies in `fp32`; or everything FP32 but what lies in `only`."""
+    owners = owners_of(small(name)[1])
+    if only:
+        return {owner: low if owner.startswith(only) and owner else "fp32" for owner in owners}
+    return {owner: "fp32" if owner.startswith(fp32) and fp32 else low for owner in owners}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_low_is_simulated_as_patched(name: str, strategy: str) -> None:
+    assert_simulated_as_patched(name, strategy, "fp16", labels_of(name, "fp16"))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_island_deep_inside_is_simulated_as_patched(strategy: str) -> None:
+    labels = labels_of("transformer", "bf16", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"))
+    assert_simulated_as_patched("transformer", strategy, "bf16", labels)
+
+
+def test_an_island_whose_result_the_authors_region_reads() -> None:
+    # Under cast the FP32 router hands its result back in BF16, and the softmax in the region takes it from there.
+    assert_simulated_as_patched("mixture", "cast", "bf16", labels_of("mixture", "bf16", ("router",)))
+
+
+def test_an_fp32_island_in_a_low_block_reads_what_the_block_was_handed() -> None:
+    # The embedding's FP32 result is lowered where it leaves that island; the norm raises what is left of it.
+    labels = labels_of("transformer", "bf16", ("embed", "head", "blocks.0.norm"))
+    assert_simulated_as_patched("transformer", "cast", "bf16", labels)
+
+
+def test_low_scopes_side_by_side_in_an_fp32_root_meet_in_fp32() -> None:
+    assert_simulated_as_patched("mlp", "autocast", "bf16", labels_of("mlp", "bf16", only=("layers.0", "layers.1")))
+
+
+def test_a_low_scope_inside_the_authors_region_sets_autocast_anew() -> None:
+    assert_simulated_as_patched("mixture", "autocast", "bf16", labels_of("mixture", "bf16", only=("router",)))
+
+
+class Inner(nn.Module):
+    """Switches autocast off for one call of its layer, not for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = self.linear(x.float())
+        return self.norm(y) + self.linear(x)
+
+
+class Regions(nn.Module):
+    """Regions around calls and inside them, a part called twice, and a layer that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = Inner(), nn.GELU()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
+        self.other = nn.Sequential(self.body[0], nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            y = self.inner(x)
+        z = self.body(self.body(self.act(y)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            w = self.inner(z) + self.other(self.act(x))
+        return w, z * w
+
+
+KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (Held, (normal(4, 4),))}
+
+
+def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> None:
+    """Left FP32 with the root, it keeps the weight in FP32: the layers that share it must then be FP32 too."""
+    assert owners_of(small("held")[1]) == ["", "body.0", "body.1", "last", "shared"]
+    labels = labels_of("held", "bf16", ("shared", "body.0", "last"))
+    assert_simulated_as_patched("held", "cast", "bf16", labels)
+    low = {"": "fp32", "body.0": "bf16", "body.1": "fp32", "last": "bf16", "shared": "bf16"}
+    assert_simulated_as_patched("held", "cast", "bf16", low)
+
+
+def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:
+    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
+    labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
+    for group in tied_owners(capture) if strategy == "cast" else ():
+        labels |= dict.fromkeys(group, labels[group[0]])
+    assert_simulated_as_patched(name, strategy, fmt, labels)
+
+
+@settings(max_examples=2, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_a_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
+    drawn_choice(name, strategy, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_any_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
+    drawn_choice(name, strategy, data)

@@ -1,0 +1,187 @@
+"""The table of formats against what torch itself says of the same types."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.errors import AuditorError
+from auditor.numerics.formats import (
+    FORMATS,
+    Format,
+    auditable,
+    dtype_of,
+    format_of,
+    is_low,
+    label,
+    narrower,
+    register,
+    registered,
+)
+
+STORED = [name for name, fmt in FORMATS.items() if fmt.dtype is not None]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_rows_agree_with_torch(name: str) -> None:
+    fmt = FORMATS[name]
+    info = torch.finfo(fmt.dtype)
+    assert fmt.largest == info.max
+    assert fmt.smallest_normal == info.smallest_normal
+    assert fmt.epsilon == info.eps
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_smallest_subnormal_is_the_first_value_above_zero(name: str) -> None:
+    fmt = FORMATS[name]
+    smallest = torch.tensor(fmt.smallest_subnormal, dtype=torch.float64)
+    assert float(smallest.to(fmt.dtype).double()) == fmt.smallest_subnormal
+    assert float((smallest / 2).to(fmt.dtype).double()) == 0.0  # the tie between 0 and 1 goes to the even one, 0
+
+
+def test_what_lies_beyond_the_largest() -> None:
+    assert {name: fmt.overflows_to for name, fmt in FORMATS.items()} == {
+        "fp64": "inf",
+        "fp32": "inf",
+        "tf32": "inf",
+        "bf16": "inf",
+        "fp16": "inf",
+        "fp8_e4m3": "largest",
+        "fp8_e5m2": "inf",
+    }
+
+
+def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16() -> None:
+    tf32 = FORMATS["tf32"]
+    assert tf32.epsilon == FORMATS["fp16"].epsilon == 2.0**-10
+    assert tf32.smallest_normal == FORMATS["fp32"].smallest_normal == 2.0**-126
+    assert tf32.largest == (2 - 2.0**-10) * 2.0**127  # all ten fraction bits set, largest exponent
+
+
+def test_headroom_in_doublings() -> None:
+    fp16 = FORMATS["fp16"]
+    assert fp16.headroom_bits(16376.0) == pytest.approx(2.0)  # 65504 / 16376 = 4
+    assert fp16.headroom_bits(2 * 65504.0) == pytest.approx(-1.0)
+    assert fp16.headroom_bits(0.0) == math.inf
+    assert fp16.headroom_bits(math.inf) == -math.inf
+
+
+def test_formats_and_dtypes_are_found_from_each_other() -> None:
+    computed = {name: dtype_of(name) for name, row in FORMATS.items() if row.native}
+    assert computed == {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+    }
+    assert [format_of(dtype).name for dtype in computed.values()] == [*computed]
+    assert [name for name, dtype in computed.items() if is_low(dtype)] == ["bf16", "fp16"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_what_torch_does_not_compute_real_numbers_in_has_no_format(dtype: torch.dtype) -> None:
+    assert (format_of(dtype), is_low(dtype)) == (None, False)
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp8_e4m3"])
+def test_a_format_without_arithmetic_has_no_dtype_to_run_in(name: str) -> None:
+    with pytest.raises(AuditorError, match="no arithmetic in") as raised:
+        dtype_of(name)
+    assert raised.value.slug == "no-arithmetic"
+
+
+def test_what_can_be_audited_takes_less_room_than_fp32() -> None:
+    assert auditable() == ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
+    assert narrower() == ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
+
+
+def test_labels_are_how_people_write_the_names() -> None:
+    assert [label(name) for name in ("bf16", "fp8_e4m3", "e6m9")] == ["BF16", "FP8 E4M3", "E6M9"]
+
+
+def test_ieee_works_out_the_rows_of_the_table() -> None:
+    for name, exponent_bits, mantissa in (("fp16", 5, 10), ("bf16", 8, 7), ("fp8_e5m2", 5, 2)):
+        made, row = Format.ieee(name, exponent_bits, mantissa), FORMATS[name]
+        numbers = ("mantissa", "min_exponent", "largest", "bytes", "label")
+        assert [getattr(made, key) for key in numbers] == [getattr(row, key) for key in numbers]
+
+
+def test_a_registered_format_is_in_the_table_for_as_long_as_the_body_runs() -> None:
+    with registered(Format.ieee("e6m9", 6, 9)) as row:
+        # bias 31: exponents -30 to 31, nine fraction bits
+        assert (row.smallest_normal, row.largest, row.bytes) == (2.0**-30, (2 - 2.0**-9) * 2.0**31, 2)
+        assert FORMATS["e6m9"] is row
+        assert "e6m9" in auditable()
+        assert "e6m9" in narrower()
+    assert "e6m9" not in FORMATS
+
+
+WRONG = {
+    "a name without a digit": (Format.ieee("half", 5, 10), "small letters with a digit"),
+    "a name that is taken": (Format.ieee("fp16", 5, 10), "there is one of that name"),
+    "more fraction bits than FP32": (Format("e8m23", 23, -126, 3.0e38, 3), "1 to 22 fraction bits, not 23"),
+    "more exponents than FP32": (Format.ieee("e9m3", 9, 3), "smallest exponent is from -126 to 0, not -254"),
+    "a largest value between two of its own": (Format("e5m2x", 2, -14, 57345.0, 1), "its largest value is one"),
+    "a largest value that is none": (Format("e5m2x", 2, -14, math.nan, 1), "its largest value is one"),
+    "four bytes": (Format("e5m2x", 2, -14, 57344.0, 4), "1 to 3 bytes, not 4"),
+    "no such overflow": (Format("e5m2x", 2, -14, 57344.0, 1, overflows_to="nan"), "'inf' or 'largest', not 'nan'"),
+    "arithmetic without a type": (Format("e5m2x", 2, -14, 57344.0, 1, native=True), "name one as storage"),
+    "no such type": (Format("e5m2x", 2, -14, 57344.0, 1, storage="float9"), "torch has no type 'float9'"),
+    "no type but something else": (Format("e5m2x", 2, -14, 57344.0, 1, storage="nn"), "torch has no type 'nn'"),
+    "a type that is taken": (Format("e5m10", 10, -14, 65504.0, 2, "float16", native=True), "fp16 is computed in"),
+    "half a fraction bit": (Format("e5m2x", 2.5, -14, 57344.0, 1), "mantissa is a whole number, not 2.5"),  # type: ignore[arg-type]
+    "half a byte": (Format("e5m2x", 2, -14, 57344.0, 1.5), "bytes is a whole number, not 1.5"),  # type: ignore[arg-type]
+    "a type of whole numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "int8"), "int8 is a type with other numbers"),
+    "a type of other numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "float16"), "float16 is a type with other numbers"),
+    "a type that is only stored": (
+        Format("e5m2x", 2, -14, 57344.0, 1, "float8_e5m2", native=True),
+        "torch does not compute in float8_e5m2",
+    ),
+    "autocast without arithmetic": (Format("e5m2x", 2, -14, 57344.0, 1, autocast=True), "autocast takes formats"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_row_that_is_no_format_is_refused(what: str) -> None:
+    row, message = WRONG[what]
+    with pytest.raises(AuditorError, match=re.escape(message)) as raised:
+        register(row)
+    assert raised.value.slug == "bad-format"
+    assert row.name not in FORMATS or FORMATS[row.name] is not row
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Format("fp8_e5m2fnuz", 2, -15, 57344.0, 1, "float8_e5m2fnuz"),
+        Format("fp8_e4m3fnuz", 3, -7, 240.0, 1, "float8_e4m3fnuz"),
+    ],
+)
+def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None:
+    with registered(row):
+        assert row.name in auditable()
+
+
+@pytest.mark.parametrize(
+    ("exponent_bits", "mantissa", "message"),
+    [
+        (0, 3, "has 1 to 11 exponent bits, not 0"),
+        (99, 3, "has 1 to 11 exponent bits, not 99"),
+        (5, 3.5, "has 1 to 52 fraction bits, not 3.5"),
+        ("5", 3, "has 1 to 11 exponent bits, not '5'"),
+    ],
+)
+def test_bits_of_no_format_are_refused_before_anything_is_worked_out(
+    exponent_bits: Any, mantissa: Any, message: str
+) -> None:
+    with pytest.raises(AuditorError, match=message) as raised:
+        Format.ieee("e1m1", exponent_bits, mantissa)
+    assert raised.value.slug == "bad-format"
+
+
+def test_a_byte_that_is_begun_is_taken() -> None:
+    assert [Format.ieee(f"e6m{m}", 6, m).bytes for m in (1, 2, 5, 9, 10)] == [1, 2, 2, 2, 3]  # 8, 9, 12, 16, 17 bits

@@ -1,0 +1,245 @@
+"""A format that nobody has, 1-6-9, is registered here alone, and a small model is audited in it from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.cli.program import main
+from auditor.errors import AuditorError, PlanError
+from auditor.numerics.formats import Format, registered
+from auditor.records import NodeReport
+from auditor.records.audit import Audit
+from auditor.report import model_explorer, notebook
+from auditor.report.reporters import names, reporter
+
+E6M9 = Format.ieee("e6m9", exponent_bits=6, mantissa=9)
+LARGEST = (2 - 2.0**-9) * 2.0**31  # bias 31, nine fraction bits
+X = torch.tensor([[1 + j / 512 for j in range(4)]])  # on the grid: spacing 2^-9 in [1, 2)
+
+
+class Squared(nn.Module):
+    """x * x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+class Far(nn.Module):
+    """1 / x by a detour over x^2 * scale^2."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        return (y * y).rsqrt() * self.scale
+
+
+class Small(nn.Module):
+    """A product, and two detours: one leaves FP16's range alone (2^20), the other that of 1-6-9 too (2^34)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far, self.beyond = Squared(), Far(2.0**10), Far(2.0**17)
+        self.last = nn.Linear(4, 4, bias=False)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.near(x)) + self.far(x) + self.beyond(x)
+
+
+def audited(*formats: str) -> Audit:
+    with registered(E6M9):
+        return auditor.audit(Small().eval(), X, formats=formats, max_error=0.02)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Audit:
+    return audited("e6m9")
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Audit:
+    return audited("fp16", "e6m9")
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with registered(E6M9):
+        yield
+
+
+def node(audit: Audit, owner: str, op: str, index: int = 0) -> NodeReport:
+    return [r for r in audit.nodes if r.node.owner == owner and r.node.op == op][index]
+
+
+def test_the_error_of_a_product_is_that_of_rounding_it_by_hand(alone: Audit) -> None:
+    error = node(alone, "near", "aten.mul.Tensor").errors["e6m9"]
+    # (1 + j/512)^2 = 1 + 2j/512 + j^2/2^18, of which the last term is less than half a spacing: it is what is lost.
+    lost = math.sqrt(sum(j**4 for j in range(4))) / 2**18
+    assert error.local_error == pytest.approx(lost / math.sqrt(sum((1 + j / 512) ** 4 for j in range(4))), rel=1e-5)
+    assert error.local_error <= 2.0**-10
+    assert error.max_ulp == pytest.approx(9 / 512)  # 9/2^18 of a spacing of 2^-9
+    assert (error.overflow, error.underflow, error.cause) == (0, 0.0, "rounding")
+
+
+def test_what_is_beyond_its_largest_value_overflows(alone: Audit) -> None:
+    inside, outside = (node(alone, owner, "aten.mul.Tensor", 1) for owner in ("far", "beyond"))
+    assert inside.range is not None and outside.range is not None
+    assert inside.range.max_abs < 65504 * 32 < LARGEST < outside.range.max_abs
+    assert (inside.errors["e6m9"].overflow, outside.errors["e6m9"].overflow) == (0, 4)
+    assert outside.errors["e6m9"].cause == "overflow"
+
+
+def test_verdicts_are_those_of_its_range(mixed: Audit) -> None:
+    verdicts = {
+        owner: {name: found.verdict for name, found in node(mixed, owner, "aten.mul.Tensor", 1).verdicts.items()}
+        for owner in ("far", "beyond")
+    }
+    assert verdicts == {"far": {"fp16": "unsafe", "e6m9": "safe"}, "beyond": {"fp16": "unsafe", "e6m9": "unsafe"}}
+    reason = node(mixed, "beyond", "aten.mul.Tensor", 1).verdicts["e6m9"].reason
+    assert reason.startswith("overflow: 1.738e+10 is beyond 4.291e+09")
+
+
+def test_its_plan_keeps_what_overflows_in_fp32(mixed: Audit) -> None:
+    def precisions(name: str) -> dict[str, str]:
+        scopes = mixed.plans[name].scopes
+        return {owner: scopes[owner].precision if owner in scopes else scopes[""].precision for owner in OWNERS}
+
+    OWNERS = ("near", "far", "beyond")
+    assert precisions("cast_e6m9") == {"near": "e6m9", "far": "e6m9", "beyond": "fp32"}
+    assert precisions("cast_fp16") == {"near": "fp16", "far": "fp32", "beyond": "fp32"}
+
+
+def test_its_plan_is_predicted_and_simulated_and_not_run(alone: Audit) -> None:
+    plan = alone.plans["cast_e6m9"]
+    assert 0 < plan.predicted_error < 0.002
+    assert (plan.measured_error, plan.verified, alone.recommended) == (None, False, None)
+    assert plan.verification is not None and plan.verification.failure is not None
+    said, _, error = plan.verification.failure.rpartition(" ")
+    assert said == (
+        "torch has no arithmetic in E6M9, so the plan cannot be run; replaying the recorded graph with every value "
+        "rounded gives an error of"
+    )
+    assert float(error) == pytest.approx(plan.predicted_error, rel=1.0)
+    assert alone.recommendation == "Run it in FP32: torch has no arithmetic in E6M9, so no plan can be run or verified."
+    assert plan.note == "the A100 has no E6M9 arithmetic: its speed-up is that of moving fewer bytes"
+
+
+def test_everything_low_is_replayed_for_comparison(alone: Audit) -> None:
+    baseline = alone.baselines["cast_e6m9"]
+    # rsqrt(inf) = 0: of x^2 + 2 / x, which is 3 at x = 1, a third is missing.
+    assert baseline.measured_error == pytest.approx(1 / 3, abs=0.01)
+    assert (baseline.finite, baseline.failure) == (True, None)
+
+
+def test_the_other_format_is_recommended_as_if_it_were_alone(mixed: Audit) -> None:
+    only = auditor.audit(Small().eval(), X, formats=("fp16",), max_error=0.02)
+    assert (mixed.recommended, mixed.recommendation) == (only.recommended, only.recommendation)
+    for name, plan in only.plans.items():
+        assert mixed.plans[name] == plan
+    for ours, theirs in zip(mixed.nodes, only.nodes, strict=True):
+        assert ours.errors["fp16"] == theirs.errors["fp16"]
+        assert ours.contributions["fp16"] == theirs.contributions["fp16"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_reporter_takes_it(alone: Audit, mixed: Audit, name: str) -> None:
+    for audit in (alone, mixed):
+        text = reporter(name).render(audit)
+        assert text.endswith("\n")
+        assert name in ("sarif", "github") or "E6M9" in text or "e6m9" in text
+
+
+def test_the_page_says_that_its_plans_are_not_run(alone: Audit, mixed: Audit) -> None:
+    assert "Keep it in FP32: torch has no arithmetic in E6M9." in reporter("html").render(alone)
+    assert "torch has no arithmetic in E6M9: operations were rounded to it, and its plans not run." in reporter(
+        "html"
+    ).render(mixed)
+    assert ">not run<" in reporter("html").render(mixed)
+    assert "E6M9" in notebook.render(alone)
+    assert any("e6m9" in file for file in model_explorer.files(mixed))
+
+
+def test_plan_json_is_keyed_by_it(mixed: Audit, tmp_path: Path) -> None:
+    mixed.save(tmp_path)
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert set(document["plans"]) == {"autocast_fp16", "autocast_e6m9", "cast_fp16", "cast_e6m9"}
+    assert document["plans"]["cast_e6m9"]["scopes"]["beyond"]["precision"] == "fp32"
+    measured = json.loads((tmp_path / "measurements.json").read_text(encoding="utf-8"))
+    assert {"fp16", "e6m9"} <= measured["nodes"][0].keys()
+    assert auditor.load_plan(tmp_path / "plan.json") == document
+
+
+def test_its_plans_are_not_written_as_a_model(alone: Audit, mixed: Audit, tmp_path: Path) -> None:
+    for audit, plans in ((alone, set()), (mixed, {"autocast_fp16", "cast_fp16"})):
+        audit.save(tmp_path)
+        text = (tmp_path / "patched_model.py").read_text(encoding="utf-8")
+        assert "# cast_e6m9: torch has no arithmetic in E6M9, so this plan cannot be run.\n" in text
+        written: dict[str, Any] = {"__name__": "patched_model", "__file__": str(tmp_path / "patched_model.py")}
+        exec(compile(text, "patched_model.py", "exec"), written)
+        assert set(written["PLANS"]) == plans
+        with pytest.raises(ValueError, match="no plan 'cast_e6m9': "):
+            written["apply"](Small(), "cast_e6m9")
+
+
+def test_its_plans_are_not_applied(mixed: Audit, tmp_path: Path) -> None:
+    mixed.save(tmp_path)
+    for plan in (mixed, mixed.to_json(), tmp_path / "plan.json"):
+        with pytest.raises(PlanError, match="torch has no arithmetic in E6M9, so the plan cannot be run") as raised:
+            auditor.apply(Small(), plan, name="cast_e6m9")
+        assert raised.value.slug == "no-arithmetic"
+    with pytest.raises(PlanError, match="there is no code that runs 'cast_e6m9'"):
+        auditor.snippet(mixed, "fsdp2", "cast_e6m9")
+
+
+def test_who_does_not_know_it_can_read_the_other_plans(mixed: Audit, tmp_path: Path) -> None:
+    mixed.save(tmp_path)
+    renamed = (tmp_path / "plan.json").read_text(encoding="utf-8").replace("e6m9", "e7m8")
+    (tmp_path / "plan.json").write_text(renamed, encoding="utf-8")
+    assert auditor.apply(Small(), tmp_path / "plan.json", name="cast_fp16")
+    with pytest.raises(PlanError, match="torch has no arithmetic in E7M8, so the plan cannot be run"):
+        auditor.apply(Small(), tmp_path / "plan.json", name="cast_e7m8")
+
+
+def test_two_audits_in_it_compare(mixed: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixed.save(tmp_path)
+    assert main(["diff", str(tmp_path), str(tmp_path)]) == 0
+    assert "cast_e6m9" in capsys.readouterr().out
+
+
+def test_a_training_step_cannot_run_in_it() -> None:
+    with pytest.raises(AuditorError, match="formats that a training step runs in are fp16 and bf16, not e6m9"):
+        auditor.audit(Small(), X, formats=("e6m9",), mode="training", loss_fn=lambda y: y.sum())
+
+
+@pytest.mark.parametrize("formats", [("tf32",), ("fp32",), ("e5m9",)])
+def test_what_is_not_auditable_is_refused_with_what_is(formats: tuple[str, ...]) -> None:
+    expected = f"formats are fp16, bf16, fp8_e4m3, fp8_e5m2 and e6m9, not {formats[0]}"
+    with pytest.raises(AuditorError, match=expected) as raised:
+        auditor.audit(Small(), X, formats=formats)
+    assert raised.value.slug == "bad-option"
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
+def test_fp8_is_audited_by_rounding_too(fmt: str) -> None:
+    audit = auditor.audit(Small().eval(), X, formats=(fmt,), strategies=("cast",), max_error=0.3)
+    row = auditor.formats.FORMATS[fmt]
+    # Of 1 to 1.006 nothing but 1 is left: j/512 is less than half of 1/8 and of 1/4, and so is the product's 2j/512.
+    error = node(audit, "near", "aten.mul.Tensor").errors[fmt].local_error
+    squares = [(1 + j / 512) ** 2 for j in range(4)]
+    assert error == pytest.approx(math.hypot(*(s - 1 for s in squares)) / math.hypot(*squares), rel=1e-5)
+    assert node(audit, "far", "aten.mul.Tensor", 1).verdicts[fmt].verdict == "unsafe"  # 2^20 is beyond 448 and 57344
+    assert audit.plans[f"cast_{fmt}"].scopes["far"].precision == "fp32"
+    assert row.label in audit.recommendation

@@ -1,0 +1,171 @@
+"""Error metrics, each answer worked out beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from auditor.errors import MeasureError
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.metrics import (
+    Damage,
+    damage,
+    disagreement,
+    max_ulp,
+    output_error,
+    relative_l2,
+    sqnr_db,
+    worst_output_error,
+)
+
+FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
+INF, NAN = math.inf, math.nan
+
+
+def t(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "expected"),
+    [
+        (t(3, 4), t(3, 4), 0.0),
+        (t(3, 4), t(3, 4.5), 0.1),  # 0.5 / 5
+        (t(3, 4), t(0, 0), 1.0),
+        (t(0, 0), t(0, 0), 0.0),
+        (t(0, 0), t(0, 1e-30), INF),
+        (torch.empty(0), torch.empty(0), 0.0),
+        (t(1, 2), t(NAN, 2), INF),
+        (t(1, 2), t(INF, 2), INF),
+        (t(1, 2), t(1, -INF), INF),
+        (t(-INF, 3, 4), t(-INF, 3, 4.5), 0.1),  # a mask: the infinity is equal, the rest is 0.5 / 5
+        (t(-INF, 3, 4), t(INF, 3, 4), INF),
+        (t(-INF, 3, 4), t(-65504, 3, 4), INF),
+        (t(-INF, 3, 4), t(NAN, 3, 4), INF),
+        (t(NAN, 3, 4), t(7, 3, 4.5), 0.1),  # no reference, no error
+        (t(-INF, 3), t(-INF, NAN), INF),
+        (t(-INF, -INF), t(-INF, -INF), 0.0),
+    ],
+)
+def test_relative_l2(reference: Tensor, candidate: Tensor, expected: float) -> None:
+    assert relative_l2(reference, candidate) == pytest.approx(expected, rel=1e-12)
+
+
+def test_relative_l2_is_computed_in_float64() -> None:
+    # 1e25^2 = 1e50 overflows FP32; the error is 1e24 / 1e25 up to the rounding of the inputs
+    assert relative_l2(t(1e25), t(1.1e25)) == pytest.approx(0.1, rel=1e-5)
+    assert relative_l2(t(1e-25), t(1.1e-25)) == pytest.approx(0.1, rel=1e-5)
+    # 1000.5 is a value of fp16 (spacing 0.5), and 0.5 / 1000 = 5e-4
+    assert relative_l2(t(1000).half(), t(1000.5).half()) == pytest.approx(5e-4)
+
+
+def test_relative_l2_of_complex_numbers() -> None:
+    assert relative_l2(torch.tensor([3 + 4j]), torch.tensor([3 + 4.5j])) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_large_tensors_are_compared_in_runs(step: int) -> None:
+    x = normal_of(3 * (1 << 17) + 5).view(-1, 1).expand(-1, step).contiguous()[:, ::step]
+    y = x.half()
+    expected = float((x.double() - y.double()).square().sum().sqrt() / x.double().square().sum().sqrt())
+    assert relative_l2(x, y) == pytest.approx(expected, rel=1e-12)
+    broken = y.clone()
+    broken[-1] = math.inf
+    assert relative_l2(x, broken) == math.inf
+    both = x.clone()
+    both[-1] = math.inf
+    assert relative_l2(both, broken) == pytest.approx(relative_l2(x[:-1], y[:-1]), rel=1e-12)
+
+
+def normal_of(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+def test_several_outputs_are_one_vector() -> None:
+    # ||(0, 0.5, 0)|| / ||(3, 4, 12)|| = 0.5 / 13
+    assert output_error([t(3, 4), t(12)], [t(3, 4.5), t(12)]) == pytest.approx(0.5 / 13)
+    assert worst_output_error([t(3, 4), t(12)], [t(3, 4.5), t(12)]) == pytest.approx(0.1)
+    assert output_error([], []) == worst_output_error([], []) == 0.0
+
+
+def test_a_small_output_cannot_hide_in_a_large_one_from_the_worst() -> None:
+    reference, candidate = [t(1000), t(0)], [t(1000), t(1)]
+    assert output_error(reference, candidate) == pytest.approx(1e-3)
+    assert worst_output_error(reference, candidate) == INF
+
+
+def test_discrete_outputs_count_by_the_share_that_differs() -> None:
+    indices = torch.tensor([1, 2, 3, 4])
+    flipped = torch.tensor([1, 2, 3, 5])
+    assert output_error([t(3, 4), indices], [t(3, 4), flipped]) == 0.25
+    assert output_error([t(3, 4), indices], [t(3, 9), flipped]) == 1.0  # 5 / 5 outweighs 0.25
+    assert output_error([torch.tensor([True, False])], [torch.tensor([True, True])]) == 0.5
+    assert disagreement(indices, flipped) == 0.25
+    assert disagreement(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"), [([t(1, 2)], [t(1)]), ([t(1)], []), ([t(1, 2)], [t(1, 2).reshape(1, 2)])]
+)
+def test_shapes_must_agree(reference: list[Tensor], candidate: list[Tensor]) -> None:
+    for metric in (output_error, worst_output_error):
+        with pytest.raises(MeasureError) as caught:
+            metric(reference, candidate)
+        assert caught.value.slug == "shape-mismatch"
+
+
+def test_damage_counts_each_kind_apart() -> None:
+    reference = t(1e6, -1e6, 2.0, 1e-9, 1e-5, 0.0, INF, NAN)
+    candidate = t(INF, -INF, NAN, 0.0, 1e-5, 0.0, INF, NAN)
+    # finite non-zero references: 1e6, -1e6, 2, 1e-9, 1e-5; 1e-5 is below 2^-14 = 6.1e-5
+    assert damage(reference, candidate, FP16) == Damage(overflow=2, nan=1, underflow=1 / 5, subnormal=1 / 5)
+    assert damage(reference, candidate, BF16) == Damage(overflow=2, nan=1, underflow=1 / 5, subnormal=0.0)
+
+
+def test_the_smallest_normal_number_is_normal() -> None:
+    assert damage(t(2.0**-14), t(2.0**-14), FP16).subnormal == 0.0
+    assert damage(t(2.0**-14), t(2.0**-14 - 2.0**-24), FP16).subnormal == 1.0
+
+
+def test_damage_of_nothing() -> None:
+    nothing = Damage(0, 0, 0.0, 0.0)
+    assert damage(torch.empty(0), torch.empty(0), FP16) == nothing
+    assert damage(torch.zeros(3), torch.zeros(3), FP16) == nothing
+    assert damage(t(INF, NAN), t(INF, NAN), FP16) == nothing
+
+
+def test_ulps_by_hand() -> None:
+    # spacing of fp16 at 1 is 2^-10, at 2048 it is 2, at 2^-20 (subnormal) it is 2^-24
+    assert max_ulp(t(1.0), t(1 + 2**-10), FP16) == 1.0
+    assert max_ulp(t(1.0, 2048), t(1 + 2**-11, 2048), FP16) == 0.5
+    assert max_ulp(t(2048.0), t(2049), FP16) == 0.5
+    assert max_ulp(t(2**-20), t(2**-20 + 2**-24), FP16) == 1.0
+    assert max_ulp(t(1.0), t(1 + 2**-10), BF16) == 0.125  # spacing 2^-7
+    assert max_ulp(t(0.0), t(2**-24), FP16) == 1.0
+
+
+def test_ulps_of_what_is_not_finite() -> None:
+    assert max_ulp(t(1.0, 1e6), t(1.0, INF), FP16) == INF
+    assert max_ulp(t(1.0), t(NAN), FP16) == INF
+    assert max_ulp(t(-INF, 1.0), t(-INF, 1.0), FP16) == 0.0
+    assert max_ulp(t(INF, NAN), t(1.0, 1.0), FP16) == 0.0
+    assert max_ulp(torch.empty(0), torch.empty(0), FP16) == 0.0
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(-60000, 60000, width=32))
+def test_one_rounding_is_at_most_half_an_ulp(x: float) -> None:
+    assert max_ulp(t(x), t(x).half().float(), FP16) <= 0.5
+
+
+def test_decibels() -> None:
+    assert sqnr_db(0.1) == pytest.approx(20.0)
+    assert sqnr_db(10.0) == pytest.approx(-20.0)
+    assert sqnr_db(0.0) == INF
+    assert sqnr_db(INF) == -INF
+    assert sqnr_db(NAN) == -INF

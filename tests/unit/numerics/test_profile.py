@@ -1,0 +1,153 @@
+"""Profiles: magnitudes counted by hand, and the quick comparisons against the plain definitions of metrics.py."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.metrics import damage, max_ulp, relative_l2
+from auditor.numerics.profile import Deviation, Profile
+from auditor.records import Magnitudes
+from tests.subjects import normal
+
+LOW = ["fp16", "bf16"]
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def magnitudes(x: torch.Tensor) -> Magnitudes:
+    """What a profile says of a tensor's magnitudes."""
+    return Profile(x).range
+
+
+def test_a_tensor_worked_out_by_hand() -> None:
+    span = magnitudes(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
+    # |x|: 3 = 1.5 * 2^1, 0.75 = 1.5 * 2^-1, 0.5 = 2^-1, 2 = 2^1; two of six are zero; squares: 9, 9/16, 1/4, 4
+    norm = pytest.approx(math.sqrt(13.8125))
+    assert span == Magnitudes(max_abs=3.0, min_abs=0.5, zeros=2, exponents={-1: 2, 1: 2}, norm=norm)
+    assert (span.nonzero, span.zero_share) == (4, pytest.approx(2 / 6))
+
+
+def test_powers_of_two_open_their_own_bin() -> None:
+    assert magnitudes(torch.tensor([1.0, 1.9999999, 2.0])).exponents == {0: 2, 1: 1}
+
+
+def test_non_finite_entries_are_left_out() -> None:
+    span = magnitudes(torch.tensor([math.inf, -math.inf, math.nan, 4.0, 0.0]))
+    assert span == Magnitudes(max_abs=4.0, min_abs=4.0, zeros=1, exponents={2: 1}, nonfinite=3, norm=4.0)
+
+
+def test_tensors_without_a_magnitude() -> None:
+    assert magnitudes(torch.empty(0)) == Magnitudes(0.0, 0.0, 0, {})
+    assert magnitudes(torch.zeros(3)) == Magnitudes(0.0, 0.0, 3, {})
+    assert magnitudes(torch.tensor([math.nan, math.inf])) == Magnitudes(0.0, 0.0, 0, {}, nonfinite=2)
+
+
+def test_extremes_of_fp32() -> None:
+    span = magnitudes(torch.tensor([2.0**-149, -3.4028234663852886e38, 0.0]))
+    assert (span.min_abs, span.max_abs, span.zeros) == (2.0**-149, 3.4028234663852886e38, 1)
+    assert span.exponents == {-127: 1, 127: 1}  # all subnormals of FP32 share the bin below its normal numbers
+
+
+def test_a_tensor_inside_autograd_in_half_and_with_strides() -> None:
+    assert magnitudes(torch.tensor([2.0], requires_grad=True) * 3).max_abs == 6.0
+    assert magnitudes(torch.tensor([65504.0], dtype=torch.float16)).exponents == {15: 1}
+    assert magnitudes(torch.arange(6.0).reshape(2, 3).t()[1:]).zeros == 0  # without the row that holds 0
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(numbers, max_size=20))
+def test_any_range_against_a_count(values: list[float]) -> None:
+    span = magnitudes(torch.tensor(values, dtype=torch.float32))
+    sizes = [abs(value) for value in values if math.isfinite(value)]
+    nonzero = [size for size in sizes if size > 0]
+    assert span.max_abs == max(nonzero, default=0.0)
+    assert span.min_abs == min(nonzero, default=0.0)
+    assert span.zeros == sizes.count(0.0)
+    assert sum(span.exponents.values()) == len(nonzero)
+    assert all(2.0**power <= max(nonzero) for power in span.exponents if power > -127)
+
+
+def test_size_by_hand() -> None:
+    profile = Profile(torch.tensor([[3.0, 4.0, 0.0, 0.0]]))
+    assert (profile.range.norm, profile.rms, profile.range.nonzero) == (5.0, 2.5, 2)  # 5 / sqrt(4)
+    assert Profile(torch.empty(0)).rms == 0.0
+
+
+@pytest.mark.parametrize("name", LOW)
+@settings(deadline=None, derandomize=True)
+@given(st.lists(numbers, max_size=12))
+def test_rounding_against_the_definitions(name: str, values: list[float]) -> None:
+    x, fmt = torch.tensor(values, dtype=torch.float32), FORMATS[name]
+    found = Profile(x).rounding(fmt)
+    assert found.damage == damage(x, x.to(fmt.dtype), fmt)
+
+
+@pytest.mark.parametrize("name", LOW)
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.tuples(finite, numbers), max_size=12))
+def test_any_two_tensors_against_the_definitions(name: str, pairs: list[tuple[float, float]]) -> None:
+    r = torch.tensor([a for a, _ in pairs], dtype=torch.float32)
+    c = torch.tensor([b for _, b in pairs], dtype=torch.float32).to(FORMATS[name].dtype)
+    assert Profile(r).deviation(c, FORMATS[name]) == Deviation(
+        relative_l2(r, c), damage(r, c, FORMATS[name]), max_ulp(r, c, FORMATS[name])
+    )
+
+
+def test_infinities_that_belong_there_cost_nothing() -> None:
+    mask = torch.tensor([-math.inf, 3.0, 4.0])
+    found = Profile(mask).deviation(mask.half(), FORMATS["fp16"])
+    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (0.0, 0, 0, 0.0)
+
+
+def test_overflow_and_nan_are_counted() -> None:
+    found = Profile(torch.tensor([1e6, 2.0, 1.0])).deviation(torch.tensor([math.inf, math.nan, 1.5]), FORMATS["fp16"])
+    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (math.inf, 1, 1, math.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", LOW)
+def test_what_shrank_is_counted_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    # An operation may return float32 although its inputs were low.
+    sizes = torch.logspace(-9, 4, 4000) * torch.tensor([1.0, -1.0]).repeat(2000)
+    candidate = torch.where(sizes.abs() < 1e-7, torch.zeros(()), sizes * 0.4).to(dtype)
+    found = Profile(sizes).deviation(candidate, FORMATS[name])
+    assert found.damage == damage(sizes, candidate, FORMATS[name])
+    assert found.damage.underflow > 0
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_the_largest_step_of_a_rounding_is_found_in_any_chunk(name: str) -> None:
+    # Whole numbers are exact but for a tie in the third chunk, and a smaller step after it.
+    fmt, x = FORMATS[name], torch.ones(5 * 2**17)
+    x[2 * 2**17 + 7], x[4 * 2**17 + 9] = 1 + fmt.epsilon / 2, 1 + fmt.epsilon / 4
+    found = Profile(x).rounding(fmt)
+    assert found.max_ulp == 0.5
+    assert found.error == pytest.approx(relative_l2(x, x.to(fmt.dtype)), rel=1e-4)
+
+
+def test_chunks_add_up_in_quadrature() -> None:
+    # 30 in one chunk and 40 in the next: the norm is 50. They are off by 3 and by 4: together by 5, a tenth of it.
+    reference = torch.zeros(2 * 2**17)
+    reference[5], reference[-5] = 30.0, 40.0
+    candidate = (reference * 1.1).round()
+    profile = Profile(reference)
+    assert profile.range.norm == 50.0
+    assert profile.error(candidate) == pytest.approx(0.1)
+    assert profile.deviation(candidate, FORMATS["fp16"]).error == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("numbers", [2**17 - 1, 2**17, 2**17 + 1, 2**18 + 3, 2**19 + 2**17 + 5])
+def test_exponents_of_many_numbers_are_counted_one_by_one(numbers: int) -> None:
+    x = torch.ldexp(normal(numbers), torch.arange(numbers) % 250 - 125)
+    x[::7] = 0.0
+    found = magnitudes(x)
+    powers = torch.frexp(x[x != 0]).exponent - 1
+    powers, counts = powers.clamp(min=-127).unique(return_counts=True)
+    assert found.exponents == dict(zip(powers.tolist(), counts.tolist(), strict=True))
+    assert found.zeros == int((x == 0).sum())

@@ -1,0 +1,224 @@
+"""FP16's numbers under another name, and without torch's arithmetic: what rounding makes of it is held against FP16 itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.capture.capture import capture
+from auditor.execution import strategies
+from auditor.execution.execute import Executor, Under
+from auditor.execution.resolve import resolve
+from auditor.measure.measure import Measurement, measure
+from auditor.numerics.carried import carried_in, format_in, in_format, like, plain
+from auditor.numerics.casting import lowered, raised
+from auditor.numerics.formats import FORMATS, Format, registered
+from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.records import Capture, Subject
+from tests.small_models import MODELS
+from tests.subjects import normal, seeded, subject_of
+
+aten = torch.ops.aten
+TWIN = Format.ieee("e5m10", exponent_bits=5, mantissa=10)
+STRATEGIES = ("autocast", "cast")
+REFUSED = ("mixture", "cast")  # its router reads `x.float()` beside weights that a cast has lowered
+RUN = [(name, strategy) for name in MODELS for strategy in STRATEGIES if (name, strategy) != REFUSED]
+
+
+@pytest.fixture(autouse=True)
+def twin() -> Iterator[Format]:
+    with registered(TWIN) as row:
+        yield row
+
+
+@cache
+def subject(name: str) -> Subject:
+    model, inputs = MODELS[name]
+    return subject_of(seeded(model), *inputs)
+
+
+@cache
+def captured(name: str) -> Capture:
+    return capture(subject(name), ("fp16", "e5m10"))
+
+
+def run(name: str, strategy: str, fmt: str) -> dict[str, Any]:
+    """What every operation gives when all is low."""
+    found: dict[str, Any] = {}
+    how = strategies.running(captured(name), strategy, strategies.plain(fmt), fmt)
+    recorded = captured(name)
+    policy = Under(recorded, how)
+    interpreter = Executor(recorded.graph_module, policy, lambda n, value: found.__setitem__(n.name, value))
+    with torch.no_grad():
+        interpreter.run(*captured(name).bind(subject(name).model, subject(name).batches[0]))
+    return {node: value for node, value in found.items() if node in captured(name).nodes}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_nodes_are_low(name: str, strategy: str) -> None:
+    found = {}
+    for fmt in ("fp16", "e5m10"):
+        how = strategies.running(captured(name), strategy, strategies.plain(fmt), fmt)
+        resolved = resolve(captured(name), how)
+        dtypes = {node: "low" if dtype == fmt else dtype for node, dtype in resolved.dtypes.items()}
+        found[fmt] = (dtypes, resolved.lowered, resolved.cast, resolved.reads_low, resolved.conflicts)
+    assert found["fp16"] == found["e5m10"]
+    assert "low" in found["fp16"][0].values()
+
+
+@pytest.mark.parametrize(("name", "strategy"), RUN)
+def test_a_run_carries_what_was_resolved(name: str, strategy: str) -> None:
+    how = strategies.running(captured(name), strategy, strategies.plain("e5m10"), "e5m10")
+    dtypes = resolve(captured(name), how).dtypes
+    carried = {
+        node: "" if (row := format_in(value)) is None else row.name
+        for node, value in run(name, strategy, "e5m10").items()
+        if isinstance(value, Tensor)
+    }
+    assert carried == {node: dtypes[node] for node in carried}
+
+
+@pytest.mark.parametrize(("name", "strategy"), RUN)
+def test_a_run_differs_from_fp16s_by_what_kernels_round_inside(name: str, strategy: str) -> None:
+    ours, theirs = run(name, strategy, "e5m10"), run(name, strategy, "fp16")
+    for node, value in ours.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            torch.testing.assert_close(plain(value).float(), theirs[node].float(), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(("fmt", "named"), [("fp16", "float16"), ("e5m10", "e5m10")])
+def test_what_fp16_refuses_is_refused(fmt: str, named: str) -> None:
+    with pytest.raises(UnsupportedInFormat, match=f"linear got {named} and float32 together|float32 and {named}"):
+        run(*REFUSED, fmt)
+
+
+@cache
+def measured(name: str) -> Measurement:
+    with_both = subject(name)
+    return measure(captured(name), with_both.model, with_both.batches[0], ("fp16", "e5m10"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_node_alone_errs_as_in_fp16(name: str) -> None:
+    compared = 0
+    for node, errors in measured(name).errors.items():
+        ours, theirs = errors["e5m10"], errors["fp16"]
+        assert (ours.overflow, ours.unsupported, ours.disagreement) == (theirs.overflow, None, theirs.disagreement)
+        if theirs.local_error is not None:
+            assert ours.local_error == pytest.approx(theirs.local_error, rel=0.35, abs=2e-5), node
+            compared += 1
+    assert compared > 4
+
+
+def test_products_are_the_same_bit_for_bit() -> None:
+    x, weight = normal(5, 70, seed=1), normal(3, 70, seed=2)
+    for target, args in ((aten.linear.default, (x, weight)), (aten.mm.default, (x, weight.t()))):
+        ours = run_op(target, lowered(args, TWIN), {})
+        theirs = run_op(target, lowered(args, FORMATS["fp16"]), {})
+        assert carried_in(ours) is TWIN
+        assert torch.equal(plain(ours), theirs.float())
+
+
+def test_products_refuse_a_mixture_as_those_of_fp16_do() -> None:
+    x = in_format(normal(2, 3), TWIN)
+    with pytest.raises(UnsupportedInFormat, match="linear got e5m10 and float32 together"):
+        run_op(aten.linear.default, (x, normal(4, 3)), {})
+
+
+LOW, HIGH, SCALAR = "e5m10", "fp32", "scalar"
+PROMOTED = [
+    (aten.add.Tensor, (LOW, LOW), LOW),
+    (aten.add.Tensor, (LOW, HIGH), HIGH),
+    (aten.add.Tensor, (HIGH, LOW), HIGH),
+    (aten.mul.Tensor, (LOW, SCALAR), LOW),
+    (aten.mul.Tensor, (SCALAR, LOW), LOW),
+    (aten.add.Tensor, (LOW, "fp16"), HIGH),  # two low formats have FP32 in common
+    (aten.mm.default, (LOW, LOW), LOW),
+    (aten.masked_fill.Tensor, (LOW, "mask", SCALAR), LOW),
+    (aten.index_put.default, (LOW, ["mask"], HIGH), LOW),
+    (aten._to_copy.default, (LOW,), LOW),
+    (aten.exp.default, (LOW,), LOW),
+]
+
+
+@pytest.mark.parametrize(("target", "kinds", "expected"), PROMOTED)
+def test_promotion_is_that_of_torch(target: Any, kinds: tuple[Any, ...], expected: str) -> None:
+    def made(kind: Any, stand_in: bool) -> Any:
+        if isinstance(kind, list):
+            return [made(item, stand_in) for item in kind]
+        x = {"mask": torch.eye(2, dtype=torch.bool), SCALAR: torch.tensor(2.0), HIGH: torch.ones(2, 2)}.get(kind)
+        if target is aten.index_put.default and kind == HIGH:
+            return torch.ones(2)
+        row = FORMATS["bf16" if stand_in and kind == LOW else kind] if x is None else None
+        return in_format(torch.ones(2, 2), row) if row is not None else x
+
+    if target is aten.index_put.default:  # which insists on one dtype: the value is a low one
+        kinds = (LOW, ["mask"], LOW)
+        args = (made(LOW, False), [torch.eye(2, dtype=torch.bool)], in_format(torch.ones(2), TWIN))
+        native = (made(LOW, True), [torch.eye(2, dtype=torch.bool)], torch.ones(2).bfloat16())
+    else:
+        args, native = (tuple(made(kind, stand_in) for kind in kinds) for stand_in in (False, True))
+    found = format_in(run_op(target, args, {}))
+    torchs = format_in(target(*native))
+    assert found is FORMATS[expected]
+    assert torchs is FORMATS["bf16" if expected == LOW else expected]
+
+
+@pytest.mark.parametrize("asked", [torch.float32, torch.float64, torch.float16])
+def test_a_dtype_that_is_asked_for_is_given(asked: torch.dtype) -> None:
+    result = run_op(aten.sum.dim_IntList, (in_format(torch.ones(2, 2), TWIN), [0]), {"dtype": asked})
+    assert (result.dtype, carried_in(result) is not None) == (asked, False)
+
+
+def test_a_format_may_stand_where_a_dtype_does() -> None:
+    result = run_op(aten._to_copy.default, (torch.tensor([1 + 2.0**-11]),), {"dtype": TWIN})
+    assert format_in(result) is TWIN
+    assert result.tolist() == [1.0]
+    made = run_op(aten.full.default, ([2], 2049.0), {"dtype": TWIN})
+    assert made.tolist() == [2048.0, 2048.0]  # eleven significant bits
+
+
+def test_what_is_carried_is_told_from_what_is_not() -> None:
+    x = torch.tensor([1 / 3, 65520.0, 1e-9])
+    low = in_format(x, TWIN)
+    assert low.tolist() == x.half().float().tolist() == [0.333251953125, float("inf"), 0.0]
+    assert (format_in(low), format_in(x), format_in(x.half()), format_in(torch.ones(1, dtype=torch.int64))) == (
+        TWIN,
+        FORMATS["fp32"],
+        FORMATS["fp16"],
+        None,
+    )
+    assert in_format(low, TWIN) is low
+    assert carried_in(raised([low])[0]) is None
+    assert carried_in(in_format(low, FORMATS["fp32"])) is None
+    assert format_in(like(x, low)) is TWIN
+    assert like(x, x.half()).dtype is torch.float16
+    assert carried_in(low + 1) is carried_in(low.reshape(3, 1)) is None  # only `run_op` says what a result is
+
+
+class Limits(nn.Module):
+    """Python that looks at a dtype: a mask of the lowest number, a divisor clamped to the smallest normal one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        info = torch.finfo(x.dtype)
+        scores = x.masked_fill(x > 1, info.min).softmax(-1, dtype=torch.float32).to(x.dtype)
+        return scores / (x.abs().clamp_min(info.tiny) + info.eps)
+
+
+def test_literals_that_python_takes_from_a_dtype_are_those_of_the_format() -> None:
+    with registered(Format.ieee("e6m9", 6, 9)) as row:
+        found = capture(subject_of(Limits(), normal(3, 4)), ("fp16", "e6m9"))
+        values = {node.op: node.literals["e6m9"].arguments for node in found.nodes.values() if "e6m9" in node.literals}
+        (masked,) = values["aten.masked_fill.Scalar"].values()
+        (clamped,) = values["aten.clamp_min.default"].values()
+        (added,) = values["aten.add.Tensor"].values()
+        assert (masked, clamped, added) == (-row.largest, row.smallest_normal, row.epsilon)
+        assert [*values["aten.to.dtype"].values()] == [row]
+        how = strategies.running(found, "cast", strategies.plain("e6m9"), "e6m9")
+        assert resolve(found, how).dtypes[found.outputs[0]] == "e6m9"

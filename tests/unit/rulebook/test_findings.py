@@ -1,0 +1,187 @@
+"""Rules against measurements, and against what the user silences; every case is worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from auditor.config import Ignore, Selection
+from auditor.records import Finding, Verdict
+from auditor.rulebook.findings import classify, confronted, silenced
+from auditor.rulebook.gather import gather
+from auditor.rulebook.load import load_rules
+from tests.capturing import captured
+
+RULES = load_rules()
+UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"), Verdict("untested", "not reached")
+
+
+def finding(
+    rule: str, node: str, owner: str = "", severity: str = "warning", formats: tuple[str, ...] = ("fp16",)
+) -> Finding:
+    return Finding(rule, rule.lower(), node, owner, "aten.exp.default", None, severity, "high", formats, "m", "w", "a")
+
+
+def unmeasurable(rule: str, node: str, owner: str) -> Finding:
+    return replace(finding(rule, node, owner), measurable=False)
+
+
+def codes(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
+    return [(item.rule, item.node) for item in findings]
+
+
+def test_the_measurement_wins() -> None:
+    rules = [finding("NRM001", name) for name in ("agrees", "differs", "untested", "unknown")]
+    verdicts = {"agrees": {"fp16": UNSAFE}, "differs": {"fp16": SAFE}, "untested": {"fp16": UNTESTED}}
+    found = confronted(rules, verdicts)
+    assert [(item.agrees, item.severity) for item in found] == [
+        (True, "warning"),
+        (False, "info"),
+        (None, "warning"),
+        (None, "warning"),
+    ]
+
+
+def test_what_is_measured_to_be_unsafe_is_certain() -> None:
+    rules = [replace(finding("NRM001", name), confidence="low") for name in ("unsafe", "sensitive", "safe")]
+    sensitive = Verdict("sensitive", "a third of it")
+    found = confronted(rules, {"unsafe": {"fp16": UNSAFE}, "sensitive": {"fp16": sensitive}, "safe": {"fp16": SAFE}})
+    assert [item.confidence for item in found] == ["high", "low", "low"]
+
+
+def test_a_format_the_rule_does_not_speak_of_is_not_asked() -> None:
+    (found,) = confronted([finding("NRM001", "n")], {"n": {"fp16": SAFE, "bf16": UNSAFE}})
+    assert found.agrees is False
+
+
+def test_one_of_its_formats_is_enough_to_bear_a_rule_out() -> None:
+    both = finding("NRM001", "n", formats=("fp16", "bf16"))
+    for verdicts in ({"fp16": UNSAFE, "bf16": SAFE}, {"fp16": SAFE, "bf16": Verdict("sensitive", "a third of it")}):
+        (found,) = confronted([both], {"n": verdicts})
+        assert (found.agrees, found.severity) == (True, "warning")
+    (refuted,) = confronted([both], {"n": {"fp16": SAFE, "bf16": SAFE}})
+    assert (refuted.agrees, refuted.severity) == (False, "info")
+
+
+def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
+    verdicts = {"a": {"fp16": UNSAFE}, "b": {"fp16": UNSAFE}, "c": {"fp16": UNSAFE}, "d": {"fp16": UNSAFE}}
+    found = confronted(
+        [
+            finding("NRM001", "a", "block.norm"),
+            finding("MSR001", "a", "block.norm"),  # explained by the line above
+            finding("MSR001", "b", "block.norm"),  # its module is explained
+            finding("NRM004", "c", "block.other", severity="info"),
+            finding("MSR001", "c", "block.other"),  # an info explains nothing
+            finding("MSR001", "d", "block"),  # a module is not explained by its child
+        ],
+        verdicts,
+    )
+    assert codes(found) == [("NRM001", "a"), ("NRM004", "c"), ("MSR001", "c"), ("MSR001", "d")]
+
+
+def test_a_rule_that_the_measurement_refutes_explains_nothing() -> None:
+    found = confronted(
+        [finding("NRM001", "a", "norm"), finding("MSR001", "b", "norm")], {"a": {"fp16": SAFE}, "b": {"fp16": UNSAFE}}
+    )
+    assert codes(found) == [("NRM001", "a"), ("MSR001", "b")]
+
+
+def test_the_whole_model_is_no_module_that_explains_its_operations() -> None:
+    found = confronted([finding("NRM001", "a"), finding("MSR001", "b")], {"b": {"fp16": UNSAFE}})
+    assert codes(found) == [("NRM001", "a"), ("MSR001", "b")]
+
+
+def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain_nothing() -> None:
+    rules = [unmeasurable(code, "a", "head") for code in ("TRN001", "COL001", "HWR001")]
+    rules.append(finding("MSR001", "a", "head"))
+    assert [(item.rule, item.agrees) for item in confronted(rules, {"a": {"fp16": UNSAFE}})] == [
+        ("TRN001", None),
+        ("COL001", None),
+        ("HWR001", None),
+        ("MSR001", True),
+    ]
+    assert [item.severity for item in confronted(rules[:3], {"a": {"fp16": SAFE}})] == ["warning"] * 3
+
+
+def test_whether_a_rule_can_be_measured_stands_in_its_file() -> None:
+    families = {rule.family for rule in RULES if not rule.measurable}
+    assert families == {"training", "collectives", "hardware", "settings"}
+    assert all(rule.measurable == (rule.family not in families) for rule in RULES)
+
+
+def test_what_the_author_raised_is_not_reported_as_unforeseen() -> None:
+    toy = captured(Raised(), torch.ones(2, 4))
+    verdicts = {name: {"fp16": UNSAFE, "bf16": UNSAFE} for name in toy.facts}
+    facts = gather(toy.capture, Raised(), toy.ranges, verdicts)
+    found = confronted(classify(toy.capture, facts, RULES), verdicts)
+    assert codes(found) == [(code, node) for node in ("to_1", "cos") for code in ("MSR001", "MSR002")]
+
+
+def test_one_format_does_not_explain_the_other() -> None:
+    verdicts = {"a": {"fp16": UNSAFE, "bf16": UNSAFE}}
+    found = confronted(
+        [finding("NRM001", "a"), finding("MSR001", "a"), finding("MSR002", "a", formats=("bf16",))], verdicts
+    )
+    assert codes(found) == [("NRM001", "a"), ("MSR002", "a")]
+
+
+class Toy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh().cos()
+
+
+class Raised(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() / 3.0).tan().to(x.dtype).cos()
+
+
+def test_facts_of_the_measurement_fire_their_rules() -> None:
+    toy = captured(Toy(), torch.ones(2, 4))
+    verdicts = {"tanh": {"fp16": UNSAFE, "bf16": SAFE}, "cos": {"fp16": SAFE, "bf16": UNSAFE}}
+    facts = gather(toy.capture, Toy(), toy.ranges, verdicts)
+    found = confronted(classify(toy.capture, facts, RULES), verdicts)
+    assert codes(found) == [("MSR001", "tanh"), ("MSR002", "cos")]
+    assert found[0].message == "the measurement finds tanh unsafe in FP16: overflow"
+    assert all(item.agrees for item in found)
+    assert not [item for item in classify(toy.capture, toy.facts, RULES) if item.rule.startswith("MSR")]
+
+
+def test_select_and_ignore_go_by_the_beginning_of_a_code() -> None:
+    found = (finding("NRM001", "a", "block.norm"), finding("NRM004", "a", "block.norm"), finding("SFT001", "b", "head"))
+    assert silenced(found, Selection(), RULES) == found
+    assert codes(silenced(found, Selection(select=("NRM",)), RULES)) == [("NRM001", "a"), ("NRM004", "a")]
+    assert codes(silenced(found, Selection(ignores=(Ignore("NRM"),)), RULES)) == [("SFT001", "b")]
+    assert codes(silenced(found, Selection(ignores=(Ignore("NRM004", "block.*"),)), RULES)) == [
+        ("NRM001", "a"),
+        ("SFT001", "b"),
+    ]
+
+
+def test_an_unused_ignore_is_a_finding() -> None:
+    found = (finding("NRM001", "a", "block.norm"),)
+    stale = Ignore("NRM001", "blocks.*", "checked by hand", "pyproject.toml:7")
+    kept, unused = silenced(found, Selection(ignores=(stale,)), RULES)
+    assert kept == found[0]
+    assert (unused.rule, unused.severity, unused.source, unused.node) == ("CFG001", "warning", "pyproject.toml:7", "")
+    assert unused.message == "nothing in this audit matches this entry of [tool.auditor]: NRM001 in 'blocks.*'"
+    assert unused.evidence["reason"] == "checked by hand"
+
+
+def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
+    found = (finding("NRM001", "a"),)
+    assert silenced(found, Selection(ignores=(Ignore("NRM001"),)), RULES) == ()
+    assert silenced((), Selection(ignores=(Ignore("NRM001"), Ignore("CFG001"))), RULES) == ()
+    assert silenced((), Selection(select=("SFT",), ignores=(Ignore("NRM001"),)), RULES) == ()
+
+
+def test_without_the_rule_there_is_nothing_to_say_about_ignores() -> None:
+    others = tuple(rule for rule in RULES if rule.code != "CFG001")
+    assert silenced((), Selection(ignores=(Ignore("NRM001"),)), others) == ()
+
+
+def test_the_rule_of_settings_never_fires_on_a_graph() -> None:
+    toy = captured(Toy(), torch.ones(2, 4))
+    (rule,) = (rule for rule in RULES if rule.code == "CFG001")
+    assert classify(toy.capture, toy.facts, [replace(rule, severity="error")]) == ()
