@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
 PACKAGING := pyproject.toml setup.py constraints.txt
 
-.PHONY: help install demo docs samples lint format test test-slow gpu package clean
+.PHONY: help install demo docs samples golden lint format test test-slow gpu package clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ docs: $(VENV)/.installed ## Rewrite the documents that are generated
 
 samples: $(VENV)/.tests ## Rewrite the sample report, its picture and its numbers in the README (needs Chromium)
 	$(BIN)/python -m tests.browser.sample
+
+golden: $(VENV)/.tests ## Rewrite what reporters write of six fixed audits: read the difference before it is committed
+	$(BIN)/python -m tests.golden.pages
 
 lint: $(VENV)/.tests ## Run ruff and the type checker
 	$(BIN)/ruff check .

@@ -69,12 +69,10 @@ def append_summary(audit: Audit) -> None:
 
 def following(audit: Audit, directory: Path) -> str:
     """The line that says what to do next."""
+    from ..report.blocks import Lines, looks, to_terminal
     from ..report.following import following as words
-    from ..report.page import Page, looks
 
-    page = Page(*looks())
-    page.labelled("Next:", words(audit, directory))
-    return "\n".join(page.lines) + "\n"
+    return to_terminal([Lines("Next", (words(audit, directory),))], looks())
 
 
 def show(report: Path) -> None:

@@ -35,17 +35,17 @@ def diff(args: argparse.Namespace) -> int:
 
     found = compare(read(args.before), read(args.after))
     if args.html:
-        from ..report import diff_html
+        from ..report import diff
 
         folder.check_file(args.html)
-        folder.write(args.html.parent, {args.html.name: diff_html.render(found)})
+        folder.write(args.html.parent, {args.html.name: diff.render(found)})
     if args.format == "json":
         streams.say(json.dumps({**dataclasses.asdict(found), "kept": found.kept}, indent=1) + "\n")
     else:
-        from ..report import diff_terminal
-        from ..report.page import looks
+        from ..report.blocks import looks, to_terminal
+        from ..report.diff import overview
 
-        streams.say(diff_terminal.render(found, looks()))
+        streams.say(to_terminal(overview(found), looks()))
         streams.say(f"Report   {args.html}\n" if args.html else "")
     if args.fail_on == "never":
         return 0

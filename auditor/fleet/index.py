@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from ..document.compared import Record, read
 from ..errors import AuditorError
-from ..report.diff_words import error, speedup
+from ..report.diff import error, speedup
 from ..report.templates import environment
 from ..report.words import count
 from .outcome import Outcome

@@ -257,7 +257,7 @@ class Audit:
 
     def __repr__(self) -> str:
         """What it came to, in a few lines."""
-        from ..report.summary import summary
+        from ..report.overview import summary
 
         return summary(self)
 
@@ -317,6 +317,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
-        from ..report import notebook
+        from ..report.blocks import to_html
+        from ..report.overview import overview
 
-        return notebook.render(self)
+        return to_html(overview(self))

@@ -36,3 +36,8 @@ def blocks(text: str) -> tuple[Block, ...]:
 def summary(text: str) -> str:
     """The paragraphs of a text in one line, its code left out."""
     return " ".join(block.text.rstrip(":") + "." * block.text.endswith(":") for block in blocks(text) if not block.code)
+
+
+def remedy(text: str) -> str:
+    """The first sentence of an advice, on one line."""
+    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", summary(text), maxsplit=1)[0]

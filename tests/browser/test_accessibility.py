@@ -10,7 +10,7 @@ import pytest
 
 from auditor.document.compare import compare
 from auditor.document.compared import record
-from auditor.report import diff_html
+from auditor.report import diff
 from auditor.report.reporters import html
 from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import make_audit
@@ -32,7 +32,7 @@ def compared(**options):
     """A page with something in each of its tables."""
     before, after = make_audit(60), make_audit(60, **options)
     after = replace(after, max_error=0.5, findings=after.findings[1:], nodes=after.nodes[:-2])
-    return diff_html.render(compare(record(before.to_json(), "a"), record(after.to_json(), "b")))
+    return diff.render(compare(record(before.to_json(), "a"), record(after.to_json(), "b")))
 
 
 PAGES = {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from auditor.report.summary import summary
 from torch import nn
 
 import auditor
 from auditor.document.write import texts
 from auditor.report.reporters import github, md, sarif, text
 from auditor.report.reporters import html as page
-from auditor.report.summary import summary
 
 
 class Norm(nn.Module):

@@ -20,9 +20,24 @@ class Tags(HTMLParser):
 def test_a_notebook_shows_verdict_plans_and_findings_without_script():
     audit = make_audit()
     found = Tags(audit._repr_html_())
-    assert found.tags <= {"div", "p", "strong", "em", "code", "table", "thead", "tbody", "tr", "th", "td"}
+    assert found.tags <= {
+        "div",
+        "p",
+        "strong",
+        "code",
+        "pre",
+        "ul",
+        "li",
+        "br",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    }
     assert "Run it in FP16 under autocast" in found.text
-    assert "FP16 under autocast (recommended)" in found.text
+    assert "* FP16 under autocast" in found.text
     assert "RNG001" in found.text
 
 

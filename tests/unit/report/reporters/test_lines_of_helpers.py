@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit, Finding
-from auditor.report import notebook
 from auditor.report.model_explorer import graph
 from auditor.report.paths import Place, places
 from auditor.report.reporters import html, md, sarif, text
@@ -67,7 +66,7 @@ def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
 def test_every_reporter_shows_both(found: tuple[Audit, Finding, str]) -> None:
     audit, _, beside = found
     both = f"unit_helpers.py:6 (from {beside})"
-    for rendered in (text.render(audit), html.render(audit), notebook.render(audit), sarif.render(audit)):
+    for rendered in (text.render(audit), html.render(audit), audit._repr_html_(), sarif.render(audit)):
         assert both in rendered
     assert both.replace("_", "\\_") in md.render(audit) or both in md.render(audit)
     assert both in table(audit)["strings"]

@@ -1,4 +1,4 @@
-"""How a comparison of two audits reads, in the terminal and in HTML alike."""
+"""How a comparison of two audits reads, on a terminal and as an HTML document that loads nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from ..document.compare import Comparison, VerdictChange
 from ..document.compared import Figures, Known
 from ..numerics.formats import runs
+from .blocks import Block, Entries, Entry, Lines, Table, Title
+from .prose import sentence
+from .templates import environment
 from .view import pattern
-from .words import SEVERITIES, count, ratio, scope
+from .words import SEVERITIES, count, label, op, ratio, scope
+
+SHOWN = 12
+"""Kinds of findings, and of verdicts, that a terminal shows."""
+ROWS = 200
+"""Rows of each table of the HTML document; what is beyond them is in the output of --format json."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +121,72 @@ def exceptions(before: Figures | None, after: Figures | None) -> str:
 
 def _exceptions(side: Figures | None) -> tuple[str, ...]:
     return tuple(f"{name} in {scope(path)}" for path, name in side.exceptions) if side else ()
+
+
+def overview(found: Comparison) -> list[Block]:
+    """Headline, plans, findings that are new or gone, and verdicts that changed."""
+    before, after = (f"{side.label} ({side.name})" for side in (found.before, found.after))
+    page: list[Block] = [
+        Title(f"{before} -> {after}"),
+        Lines("Verdict", (headline(found),), "error" if found.new else "good"),
+        Lines("", (recommendation(found),)),
+    ]
+    if said := caveats(found):
+        page.append(Lines("Caution", said, "warning"))
+    if found.plans:
+        page.append(_table(found))
+        kept = [f"{name}: {words}" for name, old, new in found.plans if (words := exceptions(old, new))]
+        page += [Lines("", tuple(kept), "muted")] if kept else []
+    page += [_listed(title, findings) for title, findings in (("New", found.new), ("Gone", found.gone)) if findings]
+    return [*page, _changed(found)] if found.verdicts else page
+
+
+def _table(found: Comparison) -> Table:
+    rows = [
+        (name, f"{error(old)} -> {error(new)}", f"{speedup(old)} -> {speedup(new)}", "" if old != new else "same")
+        for name, old, new in found.plans
+    ]
+    bold = next((i for i, row in enumerate(rows) if row[0] == found.after.recommended), None)
+    return Table(("Plan", "Measured error", "Speed-up", ""), tuple(rows), bold)
+
+
+def _listed(title: str, findings: tuple[Known, ...]) -> Entries:
+    folded = groups(findings)
+    entries = tuple(
+        Entry(
+            f"{group.first.source or op(group.first.op)} {group.first.rule} {group.first.severity} in "
+            f"{scope(group.pattern)}{_times(group.times)}: {sentence(group.first.message)}",
+            (),
+            group.first.severity,
+        )
+        for group in folded[:SHOWN]
+    )
+    return Entries(title, count(len(findings), "finding"), entries, _left(len(folded)))
+
+
+def _changed(found: Comparison) -> Entries:
+    folded = changes(found)
+    entries = tuple(
+        Entry(
+            f"{label(group.first.format)}: {group.first.before or 'absent'} -> {group.first.after or 'absent'}, "
+            f"{op(group.first.node.op)} in {scope(group.pattern)}{_times(group.times)}"
+        )
+        for group in folded[:SHOWN]
+    )
+    return Entries("Changed", count(len(found.verdicts), "verdict"), entries, _left(len(folded)))
+
+
+def _times(number: int) -> str:
+    return f" x{number}" if number > 1 else ""
+
+
+def _left(kinds: int) -> str:
+    return f"and {kinds - SHOWN} more kinds: --format json has them all" if kinds > SHOWN else ""
+
+
+def render(found: Comparison) -> str:
+    """The comparison as one HTML document."""
+    said = {"headline": headline(found), "recommendation": recommendation(found), "caveats": caveats(found)}
+    tables = {"new": groups(found.new), "gone": groups(found.gone), "changes": changes(found)}
+    words = {"error": error, "speedup": speedup, "exceptions": exceptions}
+    return environment().get_template("diff.html.jinja").render(found=found, shown=ROWS, **said, **tables, **words)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from auditor.report.page import WIDEST, looks
+from auditor.report.blocks import WIDEST, looks
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def environment(monkeypatch):
         (True, {"NO_COLOR": "1"}, (100, False)),
         (True, {"NO_COLOR": ""}, (100, True)),
         (True, {"TERM": "dumb"}, (100, False)),
-        (False, {}, (80, False)),
-        (False, {"FORCE_COLOR": "1"}, (80, True)),
-        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, (80, False)),
+        (False, {}, (100, False)),
+        (False, {"FORCE_COLOR": "1"}, (100, True)),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, (100, False)),
     ],
 )
 def test_looks(environment, tty, variables, expected):

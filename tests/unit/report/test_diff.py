@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from auditor.document.compared import Figures
-from auditor.report.diff_words import error, exceptions
+from auditor.report.diff import error, exceptions
 
 
 @pytest.mark.parametrize(

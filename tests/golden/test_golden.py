@@ -1,0 +1,14 @@
+"""Every reporter's page of six fixed audits is the one that was read and accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.pages import FOLDER, audits, pages
+
+
+@pytest.mark.parametrize("name", audits())
+def test_pages_are_those_that_were_accepted(name: str) -> None:
+    made = pages(audits()[name])
+    accepted = {file.name: file.read_text(encoding="utf-8") for file in (FOLDER / name).iterdir()}
+    assert made == accepted, "read the difference, then accept it with `make golden`"
