@@ -26,14 +26,14 @@ def audits() -> dict[str, Audit]:
 
 
 def pages(audit: Audit) -> dict[str, str]:
-    """{name of the file: what a reader sees}."""
-    return {
+    """{name of the file: what a reader sees}; of SARIF, which repeats itself, what there is of a small audit."""
+    small = {"findings.sarif": sarif.render(audit)} if len(audit.nodes) < 10 else {}
+    return small | {
         "terminal.txt": text.render(audit, width=100, color=False),
         "markdown.txt": md.render(audit),
         "github.txt": github.render(audit),
         "notebook.txt": audit._repr_html_(),
         "report.txt": visible(html.render(audit)),
-        "findings.sarif": sarif.render(audit),
     }
 
 
