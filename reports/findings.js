@@ -1,5 +1,15 @@
 "use strict";
 (() => {
+  /* What a link goes to is opened, with the folds around it. */
+  const reveal = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    for (let fold = target; fold; fold = fold.parentElement) if (fold.localName === "details") fold.open = true;
+    const first = target?.querySelector(":scope > details.fold");
+    if (first) first.open = true;
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
   /* Cards by severity, format, rule and module. Without this script all of them are there, in their folds. */
   const form = document.getElementById("finding-filter");
   if (!form) return;

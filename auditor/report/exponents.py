@@ -114,17 +114,8 @@ def _summary(span: Magnitudes, fmt: str) -> str:
 
 def exponent_map(audit: Audit) -> Map | None:
     """Exponents of all operations' outputs against depth; None where no range was recorded."""
-    return _map([r.range for r in audit.nodes if r.range is not None], audit.formats)
-
-
-def weight_map(audit: Audit) -> Map | None:
-    """Exponents of all parameters and buffers, in the order of the state dict; None where none was recorded."""
-    return _map([weight.range for weight in audit.weights], audit.formats)
-
-
-def _map(ranges: list[Magnitudes], formats: tuple[str, ...]) -> Map | None:
-    fmt = narrowest(formats)
-    spans = [span for span in ranges if span.exponents]
+    fmt = narrowest(audit.formats)
+    spans = [r.range for r in audit.nodes if r.range is not None and r.range.exponents]
     if not spans or fmt is None:
         return None
     per_column = math.ceil(len(spans) / COLUMNS)

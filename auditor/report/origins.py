@@ -45,17 +45,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Heir:
-    """A node whose error came in through its inputs: propagated error far above what it makes itself."""
-
-    report: NodeReport
-    local: float
-    propagated: float
-
-
-@dataclass(frozen=True)
 class Origins:
-    """Births, sources, heirs and flagged regions in one format, the largest first; `more_births` were left out.
+    """Births, sources and flagged regions in one format, the largest first; `more_births` were left out.
 
     linearity: whether predictions hold, in words; "" where none comes near the budget. broken: whether a run of the whole
     model is not finite.
@@ -66,7 +57,6 @@ class Origins:
     births: tuple[Birth, ...]
     more_births: int
     sources: tuple[Source, ...]
-    heirs: tuple[Heir, ...]
     regions: tuple[FlaggedRegion, ...]
     linearity: str
     broken: bool
@@ -89,7 +79,6 @@ def origins(audit: Audit, fmt: str) -> Origins:
         tuple(replace(_birth(same[0], fmt, readers, named), times=len(same)) for same in born[:SHOWN]),
         max(len(born) - SHOWN, 0),
         _sources(audit, fmt),
-        _heirs(audit, fmt),
         _regions(audit, fmt),
         _linearity(audit, fmt),
         bool(runs),
@@ -143,17 +132,6 @@ def _sources(audit: Audit, fmt: str) -> tuple[Source, ...]:
 def _source(report: NodeReport, fmt: str, share: float) -> Source:
     found = report.contributions[fmt]
     return Source(report, found.isolated, found.decided_by == "first-order", share)
-
-
-def _heirs(audit: Audit, fmt: str) -> tuple[Heir, ...]:
-    heirs = []
-    for report in audit.nodes:
-        error = report.errors.get(fmt)
-        if error is None or error.born or error.local_error is None or error.propagated_error is None:
-            continue
-        if math.isfinite(error.propagated_error) and error.propagated_error > 4 * error.local_error:
-            heirs.append(Heir(report, error.local_error, error.propagated_error))
-    return tuple(sorted(heirs, key=lambda h: -h.propagated)[:SHOWN])
 
 
 def _regions(audit: Audit, fmt: str) -> tuple[FlaggedRegion, ...]:

@@ -57,7 +57,7 @@ BUDGET = {
     "plan": (3860, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
-    "report": (4190, "report"),
+    "report": (4150, "report"),
     "rulebook": (3140, "rules"),
     "score": (450, "criteria"),
     "snippets": (650, "snippets"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...numerics.formats import FORMATS
-from ...plan.recommend import measured_times, speedup
 from ...records.audit import Audit
 from ..charts import FRAME, depth_chart, tradeoff
-from ..exponents import bars, exponent_map, narrowest, weight_map
+from ..exponents import bars, exponent_map, narrowest
 from ..findings import causes
 from ..origins import origins
+from ..overview import ENTRIES_SHOWN
+from ..prose import remedy
 from ..table import table
 from ..templates import environment
 from ..tools import tools
@@ -20,7 +21,6 @@ FILE = "report.html"
 MEMBERS_SHOWN = 40
 CAUSES_SHOWN = 8
 """Causes to fix that stand in the page itself; those behind them, and notes, stand in a fold below."""
-OPEN = 3
 
 
 def render(audit: Audit) -> str:
@@ -34,12 +34,12 @@ def render(audit: Audit) -> str:
             causes=causes(audit),
             causes_shown=CAUSES_SHOWN,
             members_shown=MEMBERS_SHOWN,
-            open_findings=OPEN,
+            entries_shown=ENTRIES_SHOWN,
+            remedy=remedy,
             origins=[origins(audit, fmt) for fmt in audit.formats],
             depth=depth_chart(audit),
             tradeoff=tradeoff(audit),
             exponents=exponent_map(audit),
-            weight_exponents=weight_map(audit),
             bars=lambda report: bars(report.range if report else None, audit.formats),
             narrow=narrowest(audit.formats),
             known=FORMATS,
@@ -48,7 +48,5 @@ def render(audit: Audit) -> str:
             tools=tools(audit),
             training=training_view(audit),
             frame=FRAME,
-            speedup=speedup,
-            measured_times=measured_times,
         )
     )

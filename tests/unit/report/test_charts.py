@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Magnitudes, Weight
+from auditor.records import Magnitudes
 from auditor.report.charts import BINS, HEIGHT, WIDTH, depth_chart, tradeoff
-from auditor.report.exponents import BARS_WIDTH, bars, exponent_map, narrowest, weight_map
+from auditor.report.exponents import BARS_WIDTH, bars, exponent_map, narrowest
 from tests.unit.report.factory import make_audit
 
 
@@ -98,14 +98,3 @@ def test_the_recommended_plan_has_a_line_of_its_own_where_it_was_run():
     assert len(line) == 24  # the operation without a kernel runs in FP32 under the plan
     assert len({y for _, y in line}) == 1
     assert chart.series[2].dots == ""
-
-
-def test_weights_have_a_map_of_their_own():
-    assert weight_map(make_audit(20)) is None
-    weight = Weight("head.weight", "parameter", Magnitudes(0.5, 0.25, 0, {-1: 3, -2: 1}))
-    drawn = weight_map(replace(make_audit(20), weights=(weight, weight)))
-    assert drawn is not None
-    assert drawn.per_column == 1
-    # three quarters of the values at 2**-1: the fourth of five levels is from 0.6 squared, the fifth from 0.8 squared
-    assert drawn.levels[4].count("M") == 2
-    assert drawn.levels[2].count("M") == 2

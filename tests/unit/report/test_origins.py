@@ -29,10 +29,10 @@ def test_regions_are_ranked_and_single_operations_left_out():
 
 def test_a_region_that_does_not_run_says_why():
     page = html.render(replace(make_audit(30), regions=(region("blocks.0", None, failure="no kernel <here>"),)))
-    assert "Hurts together" in page
+    assert "Neighbouring operations, lowered together" in page
     assert "does not run" in page
     assert "no kernel &lt;here&gt;" in page
-    assert "Hurts together" not in html.render(make_audit(30))
+    assert "Neighbouring operations, lowered together" not in html.render(make_audit(30))
 
 
 def test_a_format_in_which_nothing_moves_the_outputs_says_so():
