@@ -41,9 +41,9 @@ from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
 from .rulebook.causes import Graph, with_causes
-from .rulebook.each import spread
 from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
 from .rulebook.gather import gather
+from .rulebook.load import spread
 from .rulebook.severities import about
 from .rulebook.verdicts import Judgement, judge, with_backward
 from .stages import Stages

@@ -34,12 +34,10 @@ CHAIN = """
 [[match.chain]]
 paths = ["a > b? > c"]
 report = "a"
-[match.chain.nodes.a]
-ops = ["aten.exp"]
-[match.chain.nodes.b]
-ops = ["aten.neg"]
-[match.chain.nodes.c]
-ops = ["aten.sum"]
+[match.nodes]
+a = { ops = ["aten.exp"] }
+b = { ops = ["aten.neg"] }
+c = { ops = ["aten.sum"] }
 """
 
 

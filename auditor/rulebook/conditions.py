@@ -6,12 +6,14 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
-from .facts import NodeFacts, fact_at, value_at
-from .rule import Condition
+from pydantic_core import PydanticCustomError
+
+from .facts import FACTS, NodeFacts, address_problem, fact_at, value_at
 
 _NUMERIC: Mapping[str, Callable[[float, float], bool]] = {
     "above": lambda value, bound: value > bound,
@@ -29,11 +31,32 @@ COMPARISONS: Mapping[str, tuple[str, ...]] = {
 }
 """Comparisons each type of fact allows. `matches` and `contains` on texts take globs; `present` on a list: not empty."""
 
+_GROUPS = ("all", "any", "not")
+_PYTHON: Mapping[str, tuple[type, ...]] = {"flag": (bool,), "text": (str,), "number": (int, float)}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A leaf (`fact` with `comparisons`, all of which must hold) or a group: kind is fact | all | any | not."""
+
+    kind: str
+    fact: str = ""
+    comparisons: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Condition, ...] = ()
+
+
+ALWAYS = Condition("all")
+
+
+def all_of(given: Any) -> Condition:
+    """The condition that a list of tables in a rule file states. Raises: PydanticCustomError, its `at` the place in it."""
+    return Condition("all", parts=_conditions(given, ()))
+
 
 def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
     """Whether the condition holds; None where it depends on a fact that is not known."""
     if condition.kind == "fact":
-        return _leaf(condition, facts)
+        return _leaf_holds(condition, facts)
     answers = [evaluate(part, facts) for part in condition.parts]
     if condition.kind == "not":
         return None if answers[0] is None else not answers[0]
@@ -73,7 +96,7 @@ def _words(fact: str, comparison: str, value: Any) -> str:
     return f"{fact} {comparison.replace('_', ' ')} {shown}{suffix}"
 
 
-def _leaf(condition: Condition, facts: NodeFacts) -> bool | None:
+def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
     value = value_at(facts, condition.fact)
     others = {name: wanted for name, wanted in condition.comparisons.items() if name != "present"}
     if len(others) < len(condition.comparisons) and (value in (None, ())) == condition.comparisons["present"]:
@@ -93,3 +116,60 @@ def _holds(value: Any, comparison: str, wanted: Any) -> bool:
     if comparison == "contains":
         return any(fnmatchcase(item, wanted) if isinstance(item, str) else item == wanted for item in value)
     return bool(value == wanted)
+
+
+Place = tuple[str | int, ...]
+
+
+def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
+    if not isinstance(given, list):
+        _refuse("bad-type", at, "must be a list of tables")
+    return tuple(_condition(item, (*at, index)) for index, item in enumerate(given))
+
+
+def _condition(given: Any, at: Place) -> Condition:
+    if not isinstance(given, dict):
+        _refuse("bad-type", at, "must be a table")
+    group = next((name for name in _GROUPS if name in given), None)
+    if group is None:
+        return _leaf(given, at)
+    _allow(given, at, (group,))
+    if group == "not":
+        return Condition("not", parts=(_condition(given["not"], (*at, "not")),))
+    parts = _conditions(given[group], (*at, group))
+    return Condition(group, parts=parts) if parts else _refuse("bad-value", (*at, group), "must hold a condition")
+
+
+def _leaf(given: dict[str, Any], at: Place) -> Condition:
+    fact = given.get("fact")
+    if not isinstance(fact, str):
+        _refuse("missing-key" if fact is None else "bad-type", (*at, "fact"), "must name a fact")
+    if problem := address_problem(fact, f"not one of {', '.join(FACTS)}"):
+        _refuse("bad-value", (*at, "fact"), problem)
+    allowed = COMPARISONS[fact_at(fact).type]
+    _allow(given, at, ("fact", *allowed))
+    comparisons = {name: _operand(fact, name, value, at) for name, value in given.items() if name != "fact"}
+    if not comparisons:
+        _refuse("missing-key", (*at, "fact"), f"compares {fact} with nothing; it allows {', '.join(allowed)}")
+    return Condition("fact", fact, comparisons)
+
+
+def _operand(fact: str, comparison: str, value: Any, at: Place) -> Any:
+    kind = "flag" if comparison == "present" else fact_at(fact).type.removesuffix("s")
+    if comparison == "is_in" and not isinstance(value, list):
+        _refuse("bad-type", (*at, comparison), "must be a list")
+    values = tuple(value) if comparison == "is_in" else (value,)
+    for item in values:
+        if not isinstance(item, _PYTHON[kind]) or (kind == "number" and isinstance(item, bool)):
+            _refuse("bad-type", (*at, comparison), f"{fact} is a {kind}; {item!r} is none")
+    return values if comparison == "is_in" else value
+
+
+def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
+    for name in given:
+        if name not in names:
+            _refuse("unknown-key", (*at, name), f"unknown key; known here: {', '.join(sorted(names))}")
+
+
+def _refuse(kind: str, at: Place, problem: str) -> NoReturn:
+    raise PydanticCustomError(f"rule-{kind}", "{problem}", {"problem": problem, "at": at})

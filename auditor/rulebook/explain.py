@@ -79,18 +79,15 @@ def _places(match: Match) -> list[str]:
         places.append(f"position: {match.position} layer with weights")
     if match.owner_type:
         places.append(f"modules of class `{match.owner_type}`")
-    widest: dict[tuple[str, ...], Chain] = {}
-    for chain in match.chains:
-        if len(chain.nodes) > len(widest.setdefault(chain.paths, chain).nodes):
-            widest[chain.paths] = chain
-    return places + [_drawing(chain) for chain in widest.values()]
+    return places + [_drawing(chain, match) for chain in match.chains]
 
 
-def _drawing(chain: Chain) -> str:
+def _drawing(chain: Chain, match: Match) -> str:
+    names = dict.fromkeys(name.rstrip("?") for path in chain.drawn for name in path)
     nodes = "; ".join(
-        f"{name} is {' or '.join(f'`{op}`' for op in node.ops)}"
-        for name, node in chain.nodes.items()
-        if node.ops != ("*",)
+        f"{name} is {' or '.join(f'`{op}`' for op in match.nodes[name].ops)}"
+        for name in names
+        if match.nodes[name].ops != ("*",)
     )
     paths = " and ".join(f"`{path}`" for path in chain.paths)
     return f"operations in a chain, reshapes and casts left out: {paths}, where {nodes} (`?`: may be missing)"

@@ -21,7 +21,7 @@ _TYPES = {
     "Mapping[str, str]": "text",
 }
 EACH = "each"
-"""In place of a format: every audited one that no other rule of the family speaks of; see rulebook/each.py."""
+"""In place of a format: every audited one that no other rule of the family speaks of; see `spread`."""
 
 
 @dataclass(frozen=True)

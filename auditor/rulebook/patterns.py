@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import product
 
 import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
@@ -47,14 +48,15 @@ class Matcher:
         if match.owner_type is not None:
             found = {name for name in found if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
         if match.chains:
-            found &= {name for chain in match.chains for name in self.find_chain(chain)}
+            graphs = ((graph, chain.report) for chain in match.chains for graph in _alternatives(chain))
+            found &= {name for graph, report in graphs for name in self._find_chain(graph, match, report)}
         return found
 
-    def find_chain(self, chain: Chain) -> set[str]:
+    def _find_chain(self, chain: nx.DiGraph, match: Match, report: str) -> set[str]:
         """Names of the nodes that play the reported role in an occurrence of the chain."""
         pattern = nx.DiGraph(chain.edges)
-        pattern.add_nodes_from((name, {"role": name}) for name in chain.nodes)
-        roles = self._roles(chain)
+        pattern.add_nodes_from((name, {"role": name}) for name in chain)
+        roles = self._roles(chain, match)
         if not all(roles.values()):
             return set()
         played: dict[str, set[str]] = {}
@@ -66,16 +68,16 @@ class Matcher:
         for part in nx.weakly_connected_components(candidates):
             graph = nx.DiGraph(candidates.subgraph(part).edges)
             graph.add_nodes_from((name, {"roles": played[name]}) for name in part)
-            found |= _reported(graph, pattern, chain.report, roles[chain.report] & part)
+            found |= _reported(graph, pattern, report, roles[report] & part)
         return found
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
         ops = [op for op in self._by_op if _matches_any(op, patterns)]
         return {name for op in ops for name in self._by_op[op]}
 
-    def _roles(self, chain: Chain) -> Roles:
+    def _roles(self, chain: nx.DiGraph, match: Match) -> Roles:
         """Candidates of every role, thinned until each has a candidate neighbour along each of the chain's edges."""
-        roles = {name: self._candidates(node) for name, node in chain.nodes.items()}
+        roles = {name: self._candidates(match.nodes[name]) for name in chain}
         thinning = True
         while thinning and all(roles.values()):
             thinning = False
@@ -93,6 +95,17 @@ class Matcher:
 
     def _holds(self, node: ChainNode, name: str) -> bool:
         return evaluate(node.when, self._facts[name]) is True
+
+
+def _alternatives(chain: Chain) -> Iterator[nx.DiGraph]:
+    """The graphs that a chain stands for: with and without each node that may be missing."""
+    optional = sorted({name for path in chain.drawn for name in path if name.endswith("?")})
+    for there in product((True, False), repeat=len(optional)):
+        left_out = {name for name, kept in zip(optional, there, strict=True) if not kept}
+        graph = nx.DiGraph()
+        for path in chain.drawn:
+            nx.add_path(graph, [name.rstrip("?") for name in path if name not in left_out])
+        yield graph
 
 
 def _reported(graph: nx.DiGraph, pattern: nx.DiGraph, report: str, wanted: set[str]) -> set[str]:

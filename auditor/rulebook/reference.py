@@ -45,17 +45,15 @@ key.
 ```toml
 code = "OWN001"                   # three letters, the same for the whole family, and three digits
 name = "tangent-near-a-pole"      # the bad thing
-since = "1.0.0"
-status = "stable"                 # or preview; retired: kept, never fires
 severity = "warning"              # error, warning, info
 confidence = "medium"             # high, medium, low
 formats = ["fp16", "bf16"]
 # supersedes = ["RED009"]         # more general rules that say nothing where this one fires
-measurable = true                 # optional: whether running the operation low can bear the rule out
-when = [                          # all of them; { any = [...] } and { not = ... } nest
-    { fact = "upcast", equals = false },
-    { fact = "output_max_abs", above = 100 },
-]
+# upcast = true                   # speaks of operations on values that the author raised to FP32, too
+# measurable = false              # running the operation low cannot bear the rule out
+# since = "1.0.0"                 # left out: "0.1.0"
+# status = "preview"              # left out: stable; retired: kept, never fires
+when = [{ fact = "output_max_abs", above = 100 }]   # all of them; { any = [...] } and { not = ... } nest
 message = "a tangent reaches {output_max_abs:.3g}: its poles amplify what its argument lost"   # also {formats}, [bf16: text]
 why = "Near a pole the result is inversely proportional to the distance from it."
 advice = \"\"\"
@@ -78,9 +76,8 @@ ops = ["aten.tan"]                # in full, without overload, or with wildcards
 # [[match.chain]]                 # operations in a graph, reshapes and casts left out; several are alternatives
 # paths = ["x > square > sum > guard? > root"]   # `?`: may be missing
 # report = "square"
-# [match.chain.nodes.square]      # and one table for each of the others
-# ops = ["aten.pow.Tensor_Scalar", "aten.mul.Tensor"]
-# when = [{ fact = "squares", equals = true }]
+# [match.nodes]                   # of all chains
+# square = { ops = ["aten.pow.Tensor_Scalar", "aten.mul.Tensor"], when = [{ fact = "squares", equals = true }] }
 ```
 """
 

@@ -1,61 +1,116 @@
-"""What a rule file says, as records."""
+"""What a rule file says: records of its shape, which pydantic fills from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, Strict
+from pydantic_core import PydanticCustomError
+
+from ..numerics.formats import narrower
+from .conditions import ALWAYS, Condition, all_of
+from .facts import EACH, FACTS, address_problem, fact_at
+from .message import FORMATS, ByFormat, clauses, facts_shown, filled
 
 SEVERITIES = ("info", "warning", "error")
 CONFIDENCES = ("low", "medium", "high")
-STATUSES = ("stable", "preview", "retired")
-POSITIONS = ("first", "last")
+_SAMPLES: Mapping[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts": ("x",), "numbers": (1.0,)}
+
+
+def _bad(problem: str) -> PydanticCustomError:
+    return PydanticCustomError("rule-bad-value", "{problem}", {"problem": problem})
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise _bad("must not be empty")
+    return text.strip("\n")
+
+
+def _format(name: str) -> str:
+    if name not in (*narrower(), EACH):
+        raise _bad(f"{name!r} is not one of {', '.join((*narrower(), EACH))}")
+    return name
+
+
+def _template(message: str) -> str:
+    """The message, once it is known to be a template over facts that there are."""
+    try:
+        for name in facts_shown(message):
+            problem = None if name == FORMATS or _in_all_formats(name) else address_problem(name)
+            if problem:
+                raise _bad(problem)
+        for name in clauses(message):
+            if name not in narrower():
+                raise _bad(f"has a clause on {name!r}, which is no format")
+        filled(message, _sample, narrower())
+    except PydanticCustomError:
+        raise
+    except (ValueError, TypeError, IndexError) as error:
+        raise _bad(f"is no valid template: {error}") from error
+    return message.strip()
+
+
+def _in_all_formats(name: str) -> bool:
+    return name in FACTS and FACTS[name].by_format
+
+
+def _sample(name: str) -> Any:
+    sample = _SAMPLES[fact_at(name).type]
+    return ByFormat(fp16=sample, bf16=sample) if _in_all_formats(name) else sample
+
+
+Text = Annotated[str, Strict(), AfterValidator(_filled)]
+Texts = Annotated[tuple[Text, ...], Field(min_length=1)]
+When = Annotated[Condition, PlainValidator(all_of)]
+
+
+class _Table:
+    """A table of a rule file, in which no other keys stand."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A leaf (`fact` with `comparisons`, all of which must hold) or a group: kind is fact | all | any | not."""
-
-    kind: str
-    fact: str = ""
-    comparisons: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[Condition, ...] = ()
-
-
-@dataclass(frozen=True)
-class ChainNode:
+class ChainNode(_Table):
     """One node of a chain: any of `ops` (exact, packet or glob), for which `when` holds."""
 
-    ops: tuple[str, ...]
-    when: Condition
+    ops: Texts
+    when: When = ALWAYS
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(_Table):
     """A small graph of ops, looked for with reshapes and casts left out. report: the node a finding names.
 
-    paths: the graph as its file draws it, optional nodes included.
+    paths: `a > b? > c`, of nodes by name; one that ends in `?` may be missing.
     """
 
-    nodes: Mapping[str, ChainNode]
-    edges: tuple[tuple[str, str], ...]
-    report: str
-    paths: tuple[str, ...]
+    paths: Texts
+    report: Text
+
+    @property
+    def drawn(self) -> list[list[str]]:
+        """The names along each path, a `?` behind those that may be missing."""
+        return [[name.strip() for name in path.split(">")] for path in self.paths]
 
 
 @dataclass(frozen=True)
-class Match:
-    """Where a rule looks; everything given must hold. chains: alternatives, one of which must be found."""
+class Match(_Table):
+    """Where a rule looks; everything given must hold. chains: alternatives, one of which must be found, of these nodes."""
 
-    ops: tuple[str, ...] = ()
-    position: str | None = None
-    owner_type: str | None = None
-    chains: tuple[Chain, ...] = ()
+    ops: Texts = ()
+    position: Literal["first", "last"] | None = None
+    owner_type: Text | None = None
+    nodes: Mapping[str, ChainNode] = field(default_factory=dict)
+    chains: Annotated[tuple[Chain, ...], Field(alias="chain")] = ()
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(_Table):
     """Code on which a rule fires, and the same code repaired ("" where there is nothing to repair).
 
     code, fixed: Python that defines `forward(...)`, or a module called `model`, with torch, nn and F at hand. inputs:
@@ -63,35 +118,41 @@ class Example:
     other where both run in FP32, "" where in nothing but rounding.
     """
 
-    code: str
-    fixed: str
-    inputs: tuple[str, ...]
-    changes: str = ""
+    code: Text
+    fixed: Text = ""
+    inputs: Texts = ()
+    changes: Text = ""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One way for a model to be hurt by a format. status: stable | preview | retired (kept, never fires).
+class Rule(_Table):
+    """One way for a model to be hurt by a format. status: retired ones are kept, and never fire.
 
-    supersedes: codes of more general rules, which say nothing where this one fires; it then speaks with the highest
+    upcast: whether it also speaks of operations on values that the author raised to FP32; `when` says so by the time it is a
+    Rule. supersedes: codes of more general rules, which say nothing where this one fires; it then speaks with the highest
     severity and confidence among them. measurable: whether running one operation low can bear the rule out.
     """
 
-    code: str
-    name: str
-    family: str
-    since: str
-    status: str
-    severity: str
-    confidence: str
-    formats: tuple[str, ...]
+    code: Annotated[Text, Field(pattern=r"^[A-Z]{3}\d{3}$")]
+    name: Annotated[Text, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    severity: Literal["info", "warning", "error"]
+    confidence: Literal["low", "medium", "high"]
+    formats: Annotated[tuple[Annotated[Text, AfterValidator(_format)], ...], Field(min_length=1)]
     match: Match
-    when: Condition
-    message: str
-    why: str
-    advice: str
-    references: tuple[str, ...]
+    message: Annotated[Text, AfterValidator(_template)]
+    why: Text
+    advice: Text
+    references: Texts
     path: Path
+    when: When = ALWAYS
+    upcast: Annotated[bool, Strict()] = False
+    since: Annotated[Text, Field(pattern=r"^\d+\.\d+\.\d+$")] = "0.1.0"
+    status: Literal["stable", "preview", "retired"] = "stable"
     example: Example | None = None
-    supersedes: tuple[str, ...] = ()
-    measurable: bool = True
+    supersedes: Texts = ()
+    measurable: Annotated[bool, Strict()] = True
+
+    @property
+    def family(self) -> str:
+        """The directory that its file lies in."""
+        return self.path.parent.name

@@ -99,4 +99,4 @@ def test_explain_says_what_the_file_says(rule: Rule) -> None:
 
 
 def _ops(match: Match) -> list[str]:
-    return [*match.ops, *(op for chain in match.chains for node in chain.nodes.values() for op in node.ops)]
+    return [*match.ops, *(op for node in match.nodes.values() for op in node.ops)]

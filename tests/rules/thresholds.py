@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.rulebook.conditions import evaluate
+from auditor.rulebook.conditions import Condition, evaluate
 from auditor.rulebook.facts import FACTS, NodeFacts, fact_at
-from auditor.rulebook.rule import Condition, Rule
+from auditor.rulebook.rule import Rule
 
 FILE = Path(__file__).with_name("thresholds.toml")
 NEAR, NEXT_TO_ZERO = 1e-6, 1e-30
@@ -55,13 +55,12 @@ class Entry:
 
 
 def thresholds(rules: Sequence[Rule]) -> list[Threshold]:
-    """In the order of the rules; alternatives of one chain repeat what they share."""
+    """In the order of the rules."""
     found = []
     for rule in rules:
         found += _in_condition(rule.code, "", rule.when)
-        for chain in rule.match.chains:
-            for name, node in chain.nodes.items():
-                found += _in_condition(rule.code, f"{name}: ", node.when)
+        for name, node in rule.match.nodes.items():
+            found += _in_condition(rule.code, f"{name}: ", node.when)
     return found
 
 

@@ -58,7 +58,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),
-    "rulebook": (3140, "rules"),
+    "rulebook": (3110, "rules"),
     "score": (450, "criteria"),
     "snippets": (650, "snippets"),
     "training": (1700, "training"),

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.rulebook.conditions import describe, evaluate, facts_used
+from auditor.rulebook.conditions import Condition, describe, evaluate, facts_used
 from auditor.rulebook.facts import NodeFacts
-from auditor.rulebook.rule import Condition
 
 FACTS = replace(
     NodeFacts(**dict.fromkeys(NodeFacts.__dataclass_fields__)),  # type: ignore[arg-type]

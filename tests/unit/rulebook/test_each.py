@@ -9,9 +9,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.numerics.formats import Format, registered
 from auditor.rulebook.conditions import facts_used
-from auditor.rulebook.each import spread
 from auditor.rulebook.facts import EACH
-from auditor.rulebook.load import load_rules
+from auditor.rulebook.load import load_rules, spread
 from auditor.rulebook.message import facts_shown
 
 RULES = load_rules()

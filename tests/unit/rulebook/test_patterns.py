@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from auditor.rulebook.conditions import Condition
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.patterns import Matcher, op_matches
-from auditor.rulebook.rule import Chain, ChainNode, Condition, Match
-from auditor.rulebook.schema import ALWAYS
+from auditor.rulebook.rule import Chain, ChainNode, Match
 from tests.capturing import Function, captured
 from tests.rule_files import CHAIN, RULE, write
 
@@ -55,17 +55,15 @@ def test_everything_a_match_says_must_hold() -> None:
 def test_a_role_that_any_operation_plays_is_played_by_inputs_too() -> None:
     # x stands at the head of both paths and is no operation; in the second chain the two roles must be two values.
     toy = captured(Function(lambda x: x.exp() * x), torch.ones(2))
-    any_op, product = ChainNode(("*",), ALWAYS), ChainNode(("aten.mul",), ALWAYS)
-    exponential = ChainNode(("aten.exp",), ALWAYS)
-    nodes = {"x": any_op, "exp": exponential, "product": product}
-    both = Chain(nodes, (("x", "exp"), ("exp", "product"), ("x", "product")), "product", ())
-    assert Matcher(toy.capture, toy.facts).find_chain(both) == {"mul"}
+    nodes = {"x": ChainNode(("*",)), "exp": ChainNode(("aten.exp",)), "product": ChainNode(("aten.mul",))}
+    both = Match(nodes=nodes, chains=(Chain(("x > exp > product", "x > product"), "product"),))
+    assert Matcher(toy.capture, toy.facts).find(both) == {"mul"}
     squared = captured(Function(lambda x: x.exp() * x.exp()), torch.ones(2))
-    assert Matcher(squared.capture, squared.facts).find_chain(both) == set()
+    assert Matcher(squared.capture, squared.facts).find(both) == set()
 
 
 def test_a_condition_on_a_role_is_asked_of_the_node_that_plays_it() -> None:
     toy = captured(Function(lambda x: (x.exp() + 1.0, x.sin() + 2.0)), torch.ones(2))
     two = ChainNode(("aten.add",), Condition("fact", "constant_max_abs", {"equals": 2}))
-    chain = Chain({"wave": ChainNode(("aten.*",), ALWAYS), "shift": two}, (("wave", "shift"),), "wave", ())
-    assert Matcher(toy.capture, toy.facts).find_chain(chain) == {"sin"}
+    match = Match(nodes={"wave": ChainNode(("aten.*",)), "shift": two}, chains=(Chain(("wave > shift",), "wave"),))
+    assert Matcher(toy.capture, toy.facts).find(match) == {"sin"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import RuleError
+from auditor.rulebook.conditions import Condition
 from auditor.rulebook.explain import explain
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.rule import Condition
 from tests.rule_files import CHAIN, RULE, write
 
 
@@ -19,18 +19,25 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
     assert (rule.code, rule.name, rule.family, rule.path) == ("TST001", "bad-thing", "tests", path)
     assert (rule.severity, rule.confidence, rule.formats) == ("warning", "low", ("fp16",))
     assert rule.match.ops == ("aten.sum",)
-    assert rule.when == Condition("all", parts=(Condition("fact", "reduction_length", {"above": 8}),))
+    long = Condition("fact", "reduction_length", {"above": 8})
+    assert rule.when == Condition("all", parts=(Condition("fact", "upcast", {"equals": False}), long))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "words", "slug"),
     [
-        ('severity = "warning"', 'severity = "fatal"', 5, "severity: 'fatal' is not one of", "rule-bad-value"),
-        ('since = "0.1.0"\n', "", 1, "since: is missing", "rule-missing-key"),
-        ('why = "because"', "why = 3", 10, "why: must be a string, not int", "rule-bad-type"),
+        (
+            'severity = "warning"',
+            'severity = "fatal"',
+            5,
+            "severity: input should be 'info', 'warning' or 'error', not 'fatal'",
+            "rule-bad-value",
+        ),
+        ('severity = "warning"\n', "", 1, "severity: is missing", "rule-missing-key"),
+        ('why = "because"', "why = 3", 10, "why: input should be a valid string, not 3", "rule-bad-type"),
         ('why = "because"', 'why = " "', 10, "why: must not be empty", "rule-bad-value"),
         ('why = "because"', 'why = "because"\ncolour = "red"', 11, "colour: unknown key", "rule-unknown-key"),
-        ('code = "TST001"', 'code = "T1"', 1, "code: 'T1' does not have the form", "rule-bad-value"),
+        ('code = "TST001"', 'code = "T1"', 1, "code: string should match pattern", "rule-bad-value"),
         ('name = "bad-thing"', 'name = "other"', 2, "the file must be called TST001-other.toml", "rule-bad-value"),
         ("above = 8", "over = 8", 8, "when[0].over: unknown key", "rule-unknown-key"),
         ("above = 8", 'above = "8"', 8, "reduction_length is a number; '8' is none", "rule-bad-type"),
@@ -51,21 +58,33 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ("{reduction_length}", "{length}", 9, "'length' is not a fact", "rule-bad-value"),
         ("{reduction_length}", "{reduction_length", 9, "is no valid template", "rule-bad-value"),
         ("{reduction_length}", "{op:.3g}", 9, "is no valid template", "rule-bad-value"),
-        ('formats = ["fp16"]', 'formats = ["half"]', 7, "formats: 'half' is not one of", "rule-bad-value"),
-        ("formats = [", "formats = [[], ", 7, "must be a non-empty list of strings", "rule-bad-type"),
+        ('formats = ["fp16"]', 'formats = ["half"]', 7, "formats[0]: 'half' is not one of", "rule-bad-value"),
+        ("formats = [", "formats = [[], ", 7, "formats[0]: input should be a valid string, not []", "rule-bad-type"),
         ('ops = ["aten.sum"]', 'op = "aten.sum"', 15, "match.op: unknown key", "rule-unknown-key"),
         ('ops = ["aten.sum"]', "", 14, "says nothing", "rule-missing-key"),
-        ('ops = ["aten.sum"]', 'position = "middle"', 15, "match.position: 'middle' is not one of", "rule-bad-value"),
+        (
+            'ops = ["aten.sum"]',
+            'position = "middle"',
+            15,
+            "match.position: input should be 'first' or 'last', not 'middle'",
+            "rule-bad-value",
+        ),
         ('why = "because"', "why = ", 10, "file:", "rule-not-toml"),
         (
             'formats = ["fp16"]',
             'formats = ["fp16"]\nmeasurable = 1',
             8,
-            "must be true or false, not int",
+            "measurable: input should be a valid boolean, not 1",
             "rule-bad-type",
         ),
         ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 8, "no rule is called", "rule-bad-value"),
-        ("[match]", "[example]\ncode = 3\n\n[match]", 15, "example.code: must be a string", "rule-bad-type"),
+        (
+            "[match]",
+            "[example]\ncode = 3\n\n[match]",
+            15,
+            "example.code: input should be a valid string",
+            "rule-bad-type",
+        ),
         ("[match]", '[example]\ncod = "x"\n\n[match]', 15, "example.cod: unknown key", "rule-unknown-key"),
         ("[match]", '[example]\nfixed = "x"\n\n[match]', 14, "example.code: is missing", "rule-missing-key"),
     ],
@@ -85,10 +104,10 @@ def test_a_malformed_file_is_refused_by_file_line_and_key(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('report = "a"', 'report = "z"', "report: 'z' is not one of"),
-        ('report = "a"', 'report = "b"', "the reported one is not optional"),
+        ('report = "a"', 'report = "z"', "report: 'z' is on no path"),
+        ('report = "a"', 'report = "b"', "is on no path, or may be missing"),
         ("a > b? > c", "a > d", "'d' is not described under nodes"),
-        ("a > b? > c", "a > c", "every node stands on a path"),
+        ("a > b? > c", "a > c", "match.nodes.b: stands on no path"),
     ],
 )
 def test_a_malformed_chain_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
