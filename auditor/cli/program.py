@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import AuditorError, first_line
-from ..raised import hiding, out_of_memory, time_is_up
+from ..raised import out_of_memory, time_is_up
 from ..report.words import printable
 from . import audit, completion, diff, explain_layer, fleet, guard, options, snippet, streams, verbs
 from .verbs import PROGRAM
@@ -93,9 +93,7 @@ def _answered(command: Callable[[], int], debug: bool) -> int:
         streams.abandon()
         return 0
     except Exception as error:
-        known = (
-            error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error) or hiding(error)
-        )
+        known = error if isinstance(error, AuditorError) else _short_of_memory(error) or _nowhere(error)
         if known is not None:
             return _failed(str(known), f"`{PROGRAM} explain {known.slug}` says more", debug)
         said = f"{type(error).__name__}: {first_line(error)}"

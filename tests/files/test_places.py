@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from auditor.raised import hiding
-
 MODEL = "import torch\nmodel = torch.nn.Linear(2, 2)\ndef get_inputs(): return torch.ones(1, 2)\n"
 
 
@@ -25,34 +21,6 @@ def ended(folder: Path, root: Path, *words: str) -> tuple[int, str]:
         timeout=120,
     )
     return done.returncode, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("json.py", "raise RuntimeError('not the one')", "RuntimeError: not the one"),
-        ("torch.py", "", "ImportError: cannot import name 'fx' from 'torch'"),
-        ("numpy/__init__.py", "raise OSError('nor this')", "OSError: nor this"),
-    ],
-)
-def test_a_file_that_hides_a_package_is_named(name: str, text: str, said: str, tmp_path: Path, root: Path) -> None:
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(text)
-    code, errors = ended(tmp_path, root, "-m", "auditor", "model.py", "-q")
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert code == 2
-    assert f"'{name.partition('.')[0].partition('/')[0]}' in the working directory was imported in place" in line
-    assert said in line
-    assert "Traceback" not in errors
-
-
-def test_a_file_that_hides_nothing_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "json.py").write_text("")
-    error = RuntimeError("of another make")
-    error.__cause__ = error
-    assert hiding(error) is None
 
 
 def test_no_temporary_directory_is_one_line(tmp_path: Path, root: Path) -> None:

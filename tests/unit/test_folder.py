@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,14 +50,14 @@ def test_own_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
 def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "plan.json").write_text("old")
-    real = Path.write_text
+    real = Path.write_bytes
 
-    def full(self: Path, text: str, **options: object) -> int:
+    def full(self: Path, text: bytes) -> int:
         if self.name == "report.html":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
         return real(self, text)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     for name in ("old", "new/deeper"):
         said = refusal(lambda name=name: write(tmp_path / name, {"plan.json": "new", "report.html": "new"}))
         assert "No space left on device" in said
@@ -181,34 +180,6 @@ def test_another_file_system(tmp_path: Path) -> None:
     finally:
         for entry in (*there.iterdir(), there, there.parent):
             entry.unlink() if entry.is_file() else entry.rmdir()
-
-
-def test_two_at_once_leave_the_files_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits in the middle of its moves, so that without a lock they would mix for certain."""
-    names = [f"{number}.txt" for number in range(6)]
-    real, pause = Path.replace, threading.Event()
-
-    def slow(self: Path, target: Path) -> Path:
-        pause.wait(0.01)
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", slow)
-    writers = [
-        threading.Thread(target=write, args=(tmp_path, dict.fromkeys(names, who))) for who in ("a", "b", "c", "d")
-    ]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    found = contents(tmp_path)
-    assert sorted(found) == names
-    assert len(set(found.values())) == 1
-
-
-def test_a_system_without_locks_writes_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    write(tmp_path, {"plan.json": "new"})
-    assert contents(tmp_path) == {"plan.json": "new"}
 
 
 def test_what_a_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> None:

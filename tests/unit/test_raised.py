@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,48 +10,6 @@ import torch
 from auditor.raised import device_failed, device_is_full, from_outside, let_through, out_of_memory, time_is_up
 
 FULL = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried")
-
-
-class Enough(Exception):
-    """A time limit of the caller's, of a class that nobody else knows."""
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    raise Enough("a second is over")
-
-
-class Stopping:
-    def __call__(self, *_: Any) -> None:
-        stop(0, None)
-
-    def method(self, *_: Any) -> None:
-        stop(0, None)
-
-
-@contextlib.contextmanager
-def alarm(handler: Callable[..., None]) -> Iterator[None]:
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_what_c_code_cannot_say_is_want_of_memory_where_that_is_limited() -> None:
-    resource = pytest.importorskip("resource")
-    unsaid = SystemError("error return without exception set")
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    if limits[0] != resource.RLIM_INFINITY:
-        pytest.skip("it is limited here")
-    assert not out_of_memory(unsaid)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 46, limits[1]))
-    try:
-        assert out_of_memory(unsaid)
-        assert not out_of_memory(SystemError("of another make"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("full"), FULL])
@@ -86,18 +38,6 @@ def test_other_errors_are_about_what_ran(error: Exception) -> None:
     assert not out_of_memory(error)
     assert not time_is_up(error)
     let_through(error)
-
-
-@pytest.mark.parametrize("handler", [stop, partial(stop), Stopping(), Stopping().method])
-def test_what_a_handler_of_signals_raises_is_a_time_limit(handler: Callable[..., None]) -> None:
-    with alarm(handler):
-        try:
-            time.sleep(5)
-        except Enough as error:
-            caught: Exception = error
-        assert time_is_up(caught)
-        with pytest.raises(Enough):
-            let_through(caught, memory=False)
 
 
 def test_a_time_limit_stays_one_when_a_library_wraps_it() -> None:
