@@ -55,17 +55,16 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
     gone: files of what is replaced that it has no successors of: these are taken away. Until the last is written, none
     is in place. Raises: AuditorError(slug="bad-output").
     """
-    with _refused(directory):
-        with tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
-            for name, text in texts.items():
-                draft = Path(scratch, name)
-                draft.parent.mkdir(parents=True, exist_ok=True)
-                draft.write_bytes(text if isinstance(text, bytes) else text.encode(errors="backslashreplace"))
-            for name in set(gone) - texts.keys():
-                (directory / name).unlink(missing_ok=True)
-            for name in texts:
-                (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            return tuple(Path(scratch, name).replace(directory / name) for name in texts)
+    with _refused(directory), tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
+        for name, text in texts.items():
+            draft = Path(scratch, name)
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(text if isinstance(text, bytes) else text.encode(errors="backslashreplace"))
+        for name in set(gone) - texts.keys():
+            (directory / name).unlink(missing_ok=True)
+        for name in texts:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        return tuple(Path(scratch, name).replace(directory / name) for name in texts)
 
 
 def _nearest(directory: Path) -> Path:

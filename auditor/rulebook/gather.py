@@ -22,7 +22,7 @@ from .dimensions import (
 )
 from .facts import NodeFacts
 from .literals import as_one, beyond, formats_where, lost
-from .lowered import Lowered, Upcasts, autocast_on
+from .lowered import Uses, autocast_on
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .values import (
@@ -72,10 +72,9 @@ class _Collector:
         self._verdicts = verdicts
         self._weights = Weights(capture, model)
         self._positions: Positions = positions(capture)
-        self._upcasts = Upcasts(capture)
+        self._uses = Uses(capture)
         self._derived = derived_arguments(capture)
         self._additions = additions(capture, ranges)
-        self._lowered = Lowered(capture, self._upcasts)
         self._phases = phases(capture)
 
     def facts(self, node: fx.Node) -> NodeFacts:
@@ -101,10 +100,10 @@ class _Collector:
             "from_weights": name in self._positions.from_weights,
             "consumers": tuple(sorted({op_of(reader) for reader in readers(node)})),
             "producers": tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
-            "upcast": name in self._upcasts.nodes,
-            "casts_up": self._upcasts.casts_up(node),
-            "casts_up_input": self._upcasts.casts_up_input(node),
-            "low_where": self._lowered.where(node),
+            "upcast": name in self._uses.upcasts,
+            "casts_up": self._uses.casts_up(node),
+            "casts_up_input": self._uses.casts_up_input(node),
+            "low_where": self._uses.where(node),
             "autocast_off": not autocast_on(self._capture, name),
             "autocast": "none" if record.in_place else row.autocast,
             "additions": self._additions[node].length,

@@ -17,13 +17,13 @@ from .values import nearest_range, spacing
 def whole_numbers(node: fx.Node) -> bool:
     """Whether the node's floating values are whole numbers by construction."""
     row = row_of(node)
-    return _is_floating(node) and (row.cast or row.packet == "arange") and _is_whole(node)
+    return is_floating(node) and (row.cast or row.packet == "arange") and _is_whole(node)
 
 
 def reads_whole_numbers(node: fx.Node) -> bool:
     """Whether a floating node computes on whole numbers."""
     computes = not row_of(node).transparent and node.op == "call_function"
-    return computes and _is_floating(node) and any(_is_whole(item) for item in node.all_input_nodes)
+    return computes and is_floating(node) and any(_is_whole(item) for item in node.all_input_nodes)
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -34,7 +34,8 @@ def _is_whole(node: fx.Node) -> bool:
     return held is not None and not held.is_floating_point and not held.is_complex and held.itemsize > 1
 
 
-def _is_floating(node: fx.Node) -> bool:
+def is_floating(node: fx.Node) -> bool:
+    """Whether its (first) result is a floating tensor."""
     held = dtype(node)
     return held is not None and held.is_floating_point
 
