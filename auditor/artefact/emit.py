@@ -21,8 +21,8 @@ from . import source, strategies
 from .runtime import Runtime
 from .strategies import strategy_of
 
-WIDTH = 120
-"""Longest line that an entry of the tables takes before it is broken up."""
+FITTING = 100
+"""Columns up to which an entry of the tables stands in one line."""
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -55,7 +55,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PosixPath, PurePosixPath
 from types import ModuleType
@@ -104,8 +104,6 @@ _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
 
 _SEPARATED = "\n\n"
 _CHOOSE = "choose one of {', '.join(PLANS)}"
-_PROGRAMS = "all plans of this audit are programs of their own, to be loaded with torch.export.load"
-_NONE = "torch has no arithmetic in the audited formats, so none can be run"
 
 
 def emit(
@@ -129,9 +127,9 @@ def emit(
         f"PARAMETERS = {parameters}\n\n",
         f"STRUCTURE = {structure!r}\n\n",
         f"RECOMMENDED = {recommended!r}\n\n",
-        f"PLANS: dict[str, dict[str, Any]] = {_tables(runnable)}\n",
+        f"PLANS: dict[str, dict[str, Any]] = {_literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
-        _BUILD if runnable else _BUILD.replace(_CHOOSE, _PROGRAMS if any(map(_is_program, plans.values())) else _NONE),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, "none of this audit's can be applied to a module"),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,
@@ -167,31 +165,18 @@ def _runtimes(used: Set[str]) -> str:
     )
 
 
-def _is_program(plan: Plan) -> bool:
-    return plan.program is not None
-
-
 def _left_out(name: str, plan: Plan) -> str:
     if plan.program is not None:
         return f"# {name}: a program of its own, torch.export.load({plan.program.file!r}).module()\n"
     return f"# {name}: torch has no arithmetic in {label(plan.format)}, so this plan cannot be run.\n"
 
 
-def _tables(plans: Mapping[str, Plan]) -> str:
-    """The plans as a Python literal. repr keeps every name and every reason a string, whatever it holds."""
-    lines = ["{"]
-    for name, plan in plans.items():
-        lines.append(f"    {name!r}: {{")
-        for key in ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup"):
-            lines.append(f"        {key!r}: {_readable(getattr(plan, key))!r},")
-        if plan.raised != "none":
-            lines.append(f"        'raised': {plan.raised!r},")
-            lines.append(f"        'stored_low': {dict(plan.stored_low)!r},")
-        lines.append("        'scopes': {")
-        for path, choice in plan.scopes.items():
-            lines.extend(_scope_lines(path, _scope(choice)))
-        lines.extend(("        },", "    },"))
-    return "\n".join((*lines, "}"))
+def _table(plan: Plan) -> dict[str, Any]:
+    """What a reader wants to know of a plan, and what applying it takes."""
+    keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
+    raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
+    scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
+    return {**{key: _readable(getattr(plan, key)) for key in keys}, **raised, "scopes": scopes}
 
 
 def _readable(value: Any) -> Any:
@@ -213,21 +198,6 @@ def _scope(choice: ScopeChoice) -> dict[str, Any]:
     if choice.output != "cast":
         entry["output"] = choice.output
     return entry
-
-
-def _scope_lines(path: str, entry: Mapping[str, Any]) -> list[str]:
-    """One line where it fits, else one for the precision and the cost and one for each reason."""
-    short = f"            {path!r}: {entry!r},"
-    if len(short) <= WIDTH:
-        return [short]
-    lines = [f"            {path!r}: {{"]
-    for key, value in entry.items():
-        if isinstance(value, list):
-            reasons = (f"                    {reason!r}," for reason in value)
-            lines.extend((f"                {key!r}: [", *reasons, "                ],"))
-        else:
-            lines.append(f"                {key!r}: {value!r},")
-    return [*lines, "            },"]
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
@@ -253,11 +223,16 @@ def _place(path: str | None, directory: Path) -> str | None:
     return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
 
 
-def _literal(value: Any) -> str:
-    """Indented as people write it: one key a line."""
-    if not isinstance(value, dict):
-        return repr(value)
-    return "{\n" + "".join(f"    {key!r}: {item!r},\n" for key, item in value.items()) + "}"
+def _literal(value: Any, indent: str = "") -> str:
+    """The value as Python: a line where it fits and holds no tables, else one an entry. repr keeps every name a string."""
+    short, inner = repr(value), indent + "    "
+    flat = not (isinstance(value, dict) and (not indent or any(isinstance(item, dict) for item in value.values())))
+    if not value or not isinstance(value, (dict, list)) or (flat and len(indent) + len(short) <= FITTING):
+        return short
+    if isinstance(value, list):
+        return "[\n" + "".join(f"{inner}{item!r},\n" for item in value) + f"{indent}]"
+    lines = (f"{inner}{key!r}: {_literal(item, inner)},\n" for key, item in value.items())
+    return "{\n" + "".join(lines) + f"{indent}}}"
 
 
 def _text_from(module: ModuleType, start: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,22 +43,10 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
 
 
 def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[], Any]) -> Any:
-    """What `run()` gives inside a region; what it computes only while it is read, each step of it inside one too."""
+    """What `run()` gives inside a region; what it would compute only while it is read, it computes there as well."""
     with region():
         result = run()
-    return stepped(region, result) if isinstance(result, LAZY) else result
-
-
-def stepped(region: Callable[[], AbstractContextManager[Any]], lazy: Any) -> Generator[Any, Any, Any]:
-    """What an iterator gives, computed inside the region; nobody is inside it between two steps."""
-    sent = None
-    while True:
-        with region():
-            try:
-                item = next(lazy) if sent is None else lazy.send(sent)
-            except StopIteration as end:
-                return end.value
-        sent = yield item
+        return iter(list(result)) if isinstance(result, LAZY) else result
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
@@ -97,36 +85,15 @@ class Keeping(TorchFunctionMode):
     def __init__(self, kept: Kept, device: str) -> None:
         super().__init__()
         self.kept, self.device = kept, device
-        self.around = checkpoint_around()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in self.kept.functions:
             return func(*args, **kwargs)
-        frame = checkpoint_around()
-        if frame is not None and frame is not self.around and self not in frame.__dict__.setdefault("keeping", []):
-            frame.keeping.append(self)
-            frame.recompute_fn = functools.partial(recomputed, self.kept, self.device, frame.recompute_fn)
         if kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
             return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
-
-
-def checkpoint_around() -> Any:
-    """What torch.utils.checkpoint knows of the function that it runs here, where that will be computed again."""
-    innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if innermost is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return None
-    hooks = innermost(False)
-    cells = () if hooks is None else getattr(hooks[0], "__closure__", None) or ()
-    return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "recompute_fn")), None)
-
-
-def recomputed(kept: Kept, device: str, run: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a checkpoint computes again, with the functions kept that were the first time."""
-    with Keeping(kept, device):
-        return run(*args, **kwargs)
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

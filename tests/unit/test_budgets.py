@@ -40,7 +40,7 @@ GOAL = {
 `pulse` and `leaving` to telling, all other loose ones to flow."""
 
 BUDGET = {
-    "artefact": (1060, "artefact"),
+    "artefact": (1000, "artefact"),
     "capture": (3830, "capture"),
     "cli": (1740, "settings"),
     "criteria": (1090, "criteria"),
@@ -58,7 +58,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),
-    "rulebook": (3110, "rules"),
+    "rulebook": (3000, "rules"),
     "score": (450, "criteria"),
     "snippets": (650, "snippets"),
     "training": (1700, "training"),

@@ -82,4 +82,4 @@ def test_the_command_line_page_says_what_each_is_for() -> None:
 def test_those_that_ship_are_each_in_the_file_of_its_name(name: str) -> None:
     found = strategy_of(name)
     assert found.name == name
-    assert type(found).__module__ == f"auditor.strategies.{name}"
+    assert type(found).__module__ == f"auditor.artefact.{name}"

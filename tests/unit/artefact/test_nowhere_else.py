@@ -10,16 +10,15 @@ from auditor.artefact.strategies import SHIPPED
 from tests.structure import PACKAGE
 
 ALLOWED = {
-    "facts": "a fact: what autocast does with an operation",
+    "artefact": "their own files, and the list of those that ship; what becomes of a scope's output, `cast` or `keep`",
+    "execution": "the training step of a model that is low as a whole: loss, gradients and weights",
     "measure": "the error of casting a value, one of three kinds",
-    "ops": "a column of the operations: what autocast does with them",
-    "patch": "what becomes of a scope's output, `cast` or `keep`",
+    "numerics": "a column of the operations: what autocast does with them",
     "plan": "what becomes of a scope's output, `cast` or `keep`",
     "records": "what becomes of a scope's output, `cast` or `keep`",
-    "replay": "the training step of a model that is low as a whole: loss, gradients and weights",
     "report": "training, which runs under autocast; operations that autocast protects and a model with cast weights does not",
+    "rulebook": "facts: what autocast does with an operation, and under which of the two plain uses it is low",
     "snippets": "strategies that the tool can follow",
-    "strategies": "their own files, and the list of those that ship",
     "training": "training, which runs under autocast",
 }
 """{room: what it means by the word}."""
