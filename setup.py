@@ -36,7 +36,9 @@ class BuildWithData(build_py):
             target = Path(self.build_lib) / "auditor" / name
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        shutil.copy(ROOT / ERRORS, Path(self.build_lib) / "auditor" / ERRORS.name)
+        errors = Path(self.build_lib) / "auditor" / ERRORS
+        errors.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / ERRORS, errors)
 
 
 setup(

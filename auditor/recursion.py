@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 MORE = 4
 """A module's call is three calls of Python's by itself, and more while it is watched, patched and run."""
@@ -13,7 +13,6 @@ MORE = 4
 ENOUGH, ENOUGH_IN_THREADS = 10_000, 3_000
 STACK = 100 << 20
 """Bytes of stack that the first thread may grow to: some 10 KB for each of the calls, which those through C++ need."""
-
 
 _raised: int | None = None
 
@@ -30,35 +29,26 @@ def deep() -> Iterator[None]:
     if limit == before:
         yield
         return
-    with _stack() as grows:
-        most = max(ENOUGH, 2 * limit) if grows else max(ENOUGH_IN_THREADS, limit)
+    with ExitStack() as undone:
+        most = max(ENOUGH, 2 * limit) if _grown(undone) else max(ENOUGH_IN_THREADS, limit)
+        undone.callback(sys.setrecursionlimit, limit)
         _raised = min(MORE * limit, most)
         sys.setrecursionlimit(_raised)
         try:
             yield
         finally:
             _raised = before
-            sys.setrecursionlimit(limit)
 
 
-@contextmanager
-def _stack() -> Iterator[bool]:
-    """In the body the stack of this thread may grow to STACK, if it is the first one; says whether it may."""
-    try:
+def _grown(undone: ExitStack) -> bool:
+    """Whether the stack of this thread may grow to STACK, until all is undone: that of the first one, where it may."""
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limits; the hard one may be less
         import resource
-    except ImportError:  # not on Windows
-        yield False
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = STACK if hard == resource.RLIM_INFINITY else min(STACK, hard)
-    if threading.current_thread() is not threading.main_thread() or wanted < STACK:
-        yield False
-        return
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        yield True
-        return
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-    try:
-        yield True
-    finally:
-        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        if threading.current_thread() is threading.main_thread():
+            if soft != resource.RLIM_INFINITY and soft < STACK:
+                resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
+                undone.callback(resource.setrlimit, resource.RLIMIT_STACK, (soft, hard))
+            return True
+    return False

@@ -14,22 +14,14 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def resource_dir(name: str) -> Path:
-    """The directory `name` ("rules" or "reports").
-
-    An installed wheel holds it as package data, a checkout (plain or editable) beside the package.
-    Raises: AuditorError(slug="resource-missing").
-    """
-    for parent in (_PACKAGE, _PACKAGE.parent):
-        if (parent / name).is_dir():
-            return parent / name
-    raise _missing(name)
-
-
-def _missing(name: str) -> AuditorError:
-    return AuditorError(
-        f"{name!r} is neither in {_PACKAGE} nor beside it: reinstall the package, or run from a complete checkout",
-        slug="resource-missing",
-    )
+    """The directory "rules", "reports" or "docs". Raises: AuditorError(slug="resource-missing")."""
+    found = next((parent / name for parent in (_PACKAGE, _PACKAGE.parent) if (parent / name).is_dir()), None)
+    if found is None:
+        raise AuditorError(
+            f"{name!r} is neither in {_PACKAGE} nor beside it: reinstall the package, or run from a complete checkout",
+            slug="resource-missing",
+        )
+    return found
 
 
 @cache
@@ -38,15 +30,9 @@ def errors() -> dict[str, str]:
 
     Raises: AuditorError(slug="resource-missing").
     """
-    places = (_PACKAGE / "errors.md", _PACKAGE.parent / "docs" / "errors.md")
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        raise _missing("errors.md")
-    _, *sections = re.split(r"(?m)^#{2,3} ", file.read_text(encoding="utf-8"))
-    named = (section.partition("\n")[::2] for section in sections)
-    return {
-        name.strip(): text.strip() for name, text in named if re.fullmatch(r"[a-z0-9-]+", name.strip()) and text.strip()
-    }
+    text = (resource_dir("docs") / "errors.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
+    return {name: said.strip() for name, said in found if said.strip()}
 
 
 @cache
