@@ -33,7 +33,7 @@ from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
 from .records.training import Training
 from .report.words import op, plan_title, scope
-from .rulebook.literals import written
+from .rulebook.values import written
 from .rulebook.verdicts import GRADES, Judgement
 
 STEADY = 0.1

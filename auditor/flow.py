@@ -209,7 +209,7 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
     rules = spread(options.rules, options.formats)
-    facts = gather(captured, subject.model, graph.measured.ranges, graph.verdicts)
+    facts = gather(captured, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
     caused = with_causes(silenced(fired, options.selection, rules), graph, rules)
@@ -222,7 +222,7 @@ def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: 
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     if first is None or not later:
         return frozenset()
-    facts = gather(captured.first, subject.model, first.ranges)
+    facts = gather(captured.first, first.ranges)
     rules = spread(options.rules, options.formats)
     fired = classify(captured.first, facts, rules, options.formats, options.training)
     return frozenset((finding.rule, finding.node) for finding in fired)

@@ -43,7 +43,7 @@ def captured(model: nn.Module, *inputs: Tensor) -> Captured:
     recorder = _Recorder(traced.graph_module)
     with torch.no_grad():
         recorder.run(*traced.bind(model, batch))
-    return Captured(traced, recorder.ranges, gather(traced, model, recorder.ranges))
+    return Captured(traced, recorder.ranges, gather(traced, recorder.ranges))
 
 
 def facts_of(function: Callable[..., Any], *inputs: Tensor) -> Captured:

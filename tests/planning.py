@@ -56,7 +56,7 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     captured = capture(subject, options.formats)
     measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)
     judged = judge(captured, measured, options.formats, options.max_error)
-    facts = gather(captured, subject.model, measured.ranges, judged.verdicts)
+    facts = gather(captured, measured.ranges, judged.verdicts)
     findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
     yardstick = Yardstick(options.max_error)
     return workbench(subject, captured, measured, judged, findings, options, yardstick, {}, Heard())

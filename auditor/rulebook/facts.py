@@ -55,7 +55,6 @@ class NodeFacts:
 
     is_first_layer: bool = _fact("", "a layer with weights that no other such layer feeds")
     is_last_layer: bool = _fact("", "a layer with weights that feeds an output and no other such layer")
-    is_output: bool = _fact("", "the model returns it, perhaps reshaped or cast")
     from_weights: bool = _fact("", "computed from parameters, buffers and constants alone")
     consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
     producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
@@ -100,7 +99,6 @@ class NodeFacts:
     constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
     constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
     constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
-    constants_lost: tuple[str, ...] = _fact("", "formats in which one of the literals, not zero, is zero")
     constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
     follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
     eps: float | None = _fact(
@@ -115,13 +113,10 @@ class NodeFacts:
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
 
     weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
-    weight_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the parameters it reads")
     weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
-    buffer_min_abs: float | None = _fact("1", "smallest non-zero magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
-    output_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its output, measured in FP32")
     divisor_min_abs: float | None = _fact(
         "1", "smallest non-zero magnitude of what it divides by, or takes the inverse or the logarithm of"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from ..numerics.formats import FORMATS, label, narrower
 from ..numerics.nodes import dtype, op_of, readers, source
@@ -21,16 +21,17 @@ from .dimensions import (
     sequence_length,
 )
 from .facts import NodeFacts
-from .literals import as_one, beyond, formats_where, lost
 from .lowered import Uses, autocast_on
 from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
 from .position import Positions, positions
 from .values import (
-    Weights,
+    as_one,
+    beyond,
     centres,
     constants,
     derived_arguments,
     eps,
+    formats_where,
     headroom_bits,
     input_max_abs,
     largest,
@@ -44,16 +45,15 @@ from .values import (
 
 def gather(
     capture: Capture,
-    model: nn.Module,
     ranges: Mapping[str, Magnitudes],
     verdicts: Mapping[str, Mapping[str, Verdict]] | None = None,
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
-    ranges: magnitudes measured in FP32, keyed by node or input placeholder; verdicts: {node: {format: Verdict}}. Facts
+    ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Facts
     that need either stay None without it.
     """
-    collector = _Collector(capture, model, ranges, verdicts or {})
+    collector = _Collector(capture, ranges, verdicts or {})
     return {node.name: collector.facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
 
 
@@ -63,14 +63,13 @@ class _Collector:
     def __init__(
         self,
         capture: Capture,
-        model: nn.Module,
         ranges: Mapping[str, Magnitudes],
         verdicts: Mapping[str, Mapping[str, Verdict]],
     ) -> None:
         self._capture = capture
         self._ranges = ranges
         self._verdicts = verdicts
-        self._weights = Weights(capture, model)
+        self._kinds = {item.name: item.kind for item in capture.placeholders}
         self._positions: Positions = positions(capture)
         self._uses = Uses(capture)
         self._derived = derived_arguments(capture)
@@ -96,7 +95,6 @@ class _Collector:
             "input_dtype": _input_dtype(node),
             "is_first_layer": name in self._positions.first,
             "is_last_layer": name in self._positions.last,
-            "is_output": name in self._positions.outputs,
             "from_weights": name in self._positions.from_weights,
             "consumers": tuple(sorted({op_of(reader) for reader in readers(node)})),
             "producers": tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
@@ -109,8 +107,17 @@ class _Collector:
             "additions": self._additions[node].length,
             "absorbed": self._additions[node].absorbed,
             "in_a_phase": node in self._phases,
-            "weight_uses": self._weights.uses(node),
+            "weight_uses": max((len({*readers(item)}) for item in self._held(node, "parameter")), default=None),
         }
+
+    def _held(self, node: fx.Node, kind: str) -> set[fx.Node]:
+        """Parameters or buffers that the node reads directly, or through reshapes and casts."""
+        return {item for item in map(source, node.all_input_nodes) if self._kinds.get(item.name) == kind}
+
+    def _held_max_abs(self, node: fx.Node, kind: str) -> float | None:
+        return largest(
+            [self._ranges[item.name].max_abs for item in self._held(node, kind) if item.name in self._ranges]
+        )
 
     def _literals(self, node: fx.Node) -> dict[str, Any]:
         """The numbers that the author wrote into it."""
@@ -124,7 +131,6 @@ class _Collector:
             "constant_min_abs": smallest([abs(c) for c in literals if c]),
             "constant_gap_to_one": smallest([abs(1 - c) for c in literals if c != 1]),
             "constants_beyond": formats_where(beyond, literals),
-            "constants_lost": formats_where(lost, literals),
             "constants_as_one": formats_where(as_one, literals),
             "follows_dtype": bool(derived),
             "eps": eps(node, literals),
@@ -132,19 +138,15 @@ class _Collector:
 
     def _magnitudes(self, node: fx.Node) -> dict[str, Any]:
         """What was measured of the values it reads and gives, and what was judged by it."""
-        weights, buffers = self._weights.read_by(node, "parameter"), self._weights.read_by(node, "buffer")
         output = self._ranges.get(node.name)
         output_max_abs = output.max_abs if output else None
         into = input_max_abs(node, self._ranges, self._positions.from_weights)
         verdicts = self._verdicts.get(node.name, {})
         return {
-            "weight_max_abs": largest([item.max_abs for item in weights]),
-            "weight_min_abs": smallest([item.min_abs for item in weights]),
-            "buffer_max_abs": largest([item.max_abs for item in buffers]),
-            "buffer_min_abs": smallest([item.min_abs for item in buffers]),
+            "weight_max_abs": self._held_max_abs(node, "parameter"),
+            "buffer_max_abs": self._held_max_abs(node, "buffer"),
             "input_max_abs": into,
             "output_max_abs": output_max_abs,
-            "output_min_abs": output.min_abs if output else None,
             "divisor_min_abs": divisor_min_abs(node, self._ranges),
             "cancelled_bits": cancelled_bits(node, into, output_max_abs),
             "spacing": {name: spacing(output_max_abs, FORMATS[name]) for name in narrower()},

@@ -1,4 +1,4 @@
-"""Where a node stands in the model: first or last layer with weights, model output, or weights-only arithmetic."""
+"""Where a node stands in the model: first or last layer with weights, or weights-only arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Positions:
 
     first: frozenset[str]
     last: frozenset[str]
-    outputs: frozenset[str]
     from_weights: frozenset[str]
 
 
@@ -37,7 +36,6 @@ def positions(capture: Capture) -> Positions:
     return Positions(
         first=frozenset(alive - below),
         last=frozenset(alive - above),
-        outputs=frozenset(_returned(capture)),
         from_weights=frozenset(weights),
     )
 
@@ -77,13 +75,3 @@ def _reachable(graph: nx.DiGraph, starts: Iterable[str]) -> set[str]:
 
 def _neighbours(step: Callable[[str], Iterable[str]], names: Iterable[str]) -> set[str]:
     return {neighbour for name in names for neighbour in step(name)}
-
-
-def _returned(capture: Capture) -> set[str]:
-    found = set()
-    for name in capture.outputs:
-        found.add(name)
-        while name in capture.nodes and operation(capture.nodes[name].op).transparent and capture.nodes[name].inputs:
-            name = capture.nodes[name].inputs[0]
-            found.add(name)
-    return found & set(capture.nodes)

@@ -1,19 +1,18 @@
-"""Numbers a node meets: literals among its arguments, weights it reads, and magnitudes measured in FP32."""
+"""Numbers a node meets: literals among its arguments, what formats make of those, and magnitudes measured in FP32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from ..isolation.members import named_tensors
-from ..numerics.entries import entries
-from ..numerics.formats import Format
-from ..numerics.nodes import arguments, arguments_with_defaults, readers, row_of, shape, source
+from ..numerics.carried import round_to
+from ..numerics.formats import FORMATS, Format, narrower
+from ..numerics.nodes import arguments, arguments_with_defaults, row_of, shape, source
 from ..records import Capture, Magnitudes
 
 _LARGEST_EPS = 1e-2
@@ -92,77 +91,6 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
     return source(node.all_input_nodes[0]) in {source(item) for item in reduction.all_input_nodes}
 
 
-@dataclass(frozen=True)
-class Extremes:
-    """Largest finite and smallest non-zero magnitude; None for an all-zero tensor."""
-
-    max_abs: float
-    min_abs: float | None
-
-
-class Weights:
-    """Extremes of the parameters and floating buffers behind the placeholders of a capture, computed once each."""
-
-    def __init__(self, capture: Capture, model: nn.Module) -> None:
-        state = dict(named_tensors(model))
-        self._kinds = {item.name: item.kind for item in capture.placeholders}
-        self._tensors = {item.name: state[item.fqn] for item in capture.placeholders if item.fqn in state}
-        self._known: dict[str, Extremes] = {}
-        self._readers = self._readers_by_tensor(capture)
-
-    def read_by(self, node: fx.Node, kind: str) -> list[Extremes]:
-        """Extremes of the tensors of this kind that the node reads directly, or through reshapes and casts."""
-        names = {source(item).name for item in node.all_input_nodes}
-        held = sorted(name for name in names if self._kinds.get(name) == kind and name in self._tensors)
-        return [self._extremes(name) for name in held if self._tensors[name].is_floating_point()]
-
-    def uses(self, node: fx.Node) -> int | None:
-        """Operations that read the parameter which, of those the node reads, most operations read."""
-        held = [
-            item
-            for item in (source(item) for item in node.all_input_nodes)
-            if self._kinds.get(item.name) == "parameter"
-        ]
-        return max((self._readers[id(self._tensors.get(item.name))] for item in held), default=None)
-
-    def _readers_by_tensor(self, capture: Capture) -> dict[int, int]:
-        """Readers of all placeholders that hold the same tensor: a tied weight may come in under several names."""
-        found: dict[int, set[str]] = {}
-        for item in capture.graph_module.graph.nodes:
-            if item.op == "placeholder":
-                names = found.setdefault(id(self._tensors.get(item.name)), set())
-                names.update(reader.name for reader in readers(item))
-        return {tensor: len(names) for tensor, names in found.items()}
-
-    def _extremes(self, name: str) -> Extremes:
-        if name not in self._known:
-            self._known[name] = _extremes(self._tensors[name])
-        return self._known[name]
-
-
-def _extremes(tensor: torch.Tensor) -> Extremes:
-    if tensor.device.type == "meta":
-        return Extremes(0.0, None)
-    flat = entries(tensor.detach()).reshape(-1)
-    blocks = torch.split(flat, _BLOCK) if flat.is_cpu else [flat]
-    ends = [found for block in blocks if (found := _ends(block.abs()))]
-    return Extremes(max(most for _, most in ends), min(least for least, _ in ends)) if ends else Extremes(0.0, None)
-
-
-_BLOCK = 1 << 18
-"""Entries that are looked at together: what is made of them stays in the processor's cache."""
-
-
-def _ends(magnitudes: torch.Tensor) -> tuple[float, float] | None:
-    """The smallest that is not zero, and the largest that is finite."""
-    if magnitudes.numel() == 0:
-        return None
-    least, most = float(magnitudes.amin()), float(magnitudes.amax())  # aminmax takes longer than both
-    if least > 0 and most < math.inf:  # of NaN neither holds
-        return least, most
-    return _ends(held) if (held := magnitudes[torch.isfinite(magnitudes) & (magnitudes > 0)]).numel() else None
-
-
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:
     """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
@@ -223,3 +151,68 @@ def largest(values: list[Any]) -> float | None:
     """The largest of the known values, None if none is known."""
     known = [value for value in values if value is not None]
     return max(known) if known else None
+
+
+def formats_where(holds: Callable[[float, str], bool], literals: tuple[float, ...]) -> tuple[str, ...]:
+    """Names of the formats in which `holds(literal, format)` is true of some literal."""
+    return tuple(name for name in narrower() if any(holds(literal, name) for literal in literals))
+
+
+def beyond(literal: float, name: str) -> bool:
+    """Whether rounding to the format leaves its range: to infinity, or, where it has none, down to its largest number."""
+    return abs(_rounded(literal, name)) == float("inf") or (
+        FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
+    )
+
+
+def as_one(literal: float, name: str) -> bool:
+    """Whether a literal other than one is one in the format."""
+    return literal != 1 and _rounded(literal, name) == 1
+
+
+@lru_cache(maxsize=4096)
+def _rounded(literal: float, name: str) -> float:
+    return float(round_to(torch.tensor(literal, dtype=torch.float32), name))
+
+
+LEAST = 1e3
+"""Magnitude from which on a literal hides scores instead of scaling or shifting them."""
+EXACT = 1e-6
+"""What FP32 leaves of a literal."""
+NEAR = 0.1
+"""What scores may take away from a mask that is added to them."""
+
+
+def written(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
+    """Names of the operations whose largest magnitude is a literal, or a constant's that holds one number beside zeros.
+
+    What only passes such a value on, or scales it, is among them; a bound that values are clamped to is no such literal.
+    """
+    found: set[str] = set()
+    made = {place.name for place in capture.placeholders if place.kind == "constant"}
+    for node in capture.graph_module.graph.nodes:
+        span = ranges.get(node.name)
+        if span is None or span.max_abs < LEAST:
+            continue
+        if node.op == "placeholder":
+            alone = math.isclose(span.max_abs, span.min_abs, rel_tol=EXACT)
+            own = alone and (span.zeros > 0 or node.name in made)
+        else:
+            own = _is_written(node, span.max_abs)
+        if own or any(
+            _passes(node, source, span.max_abs, ranges) for source in node.all_input_nodes if source.name in found
+        ):
+            found.add(node.name)
+    return frozenset(found & capture.nodes.keys())
+
+
+def _is_written(node: fx.Node, largest: float) -> bool:
+    row = row_of(node)
+    bounds = row.kink and not row.promotes
+    return not bounds and any(
+        math.isclose(largest, abs(literal), rel_tol=EXACT) for literal in constants(node, frozenset())
+    )
+
+
+def _passes(node: fx.Node, source: fx.Node, largest: float, ranges: Mapping[str, Magnitudes]) -> bool:
+    return row_of(node).scales or math.isclose(largest, ranges[source.name].max_abs, rel_tol=NEAR)

@@ -21,7 +21,9 @@ def foreseen(case: Case, *, ranges: bool) -> list[Finding]:
     """Warnings and errors on a culprit, about a format in which the case fails; without ranges no tensor is run."""
     model, inputs = case.build()
     toy = captured(model, *inputs)
-    facts = toy.facts if ranges else gather(toy.capture, model.eval(), {})
+    held = {place.name for place in toy.capture.placeholders if place.kind != "input"}
+    weights = {name: span for name, span in toy.ranges.items() if name in held}
+    facts = toy.facts if ranges else gather(toy.capture, weights)
     return [
         finding
         for finding in classify(toy.capture, facts, RULES)

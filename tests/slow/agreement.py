@@ -142,7 +142,7 @@ def measured(
         captured = capture(subject, specimen.formats)
         calibration = calibrate(captured, subject, specimen.formats, 0, lambda name: None)
         verdicts = judge(captured, calibration, specimen.formats, MAX_ERROR).verdicts
-        facts = gather(captured, subject.model, calibration.ranges, verdicts)
+        facts = gather(captured, calibration.ranges, verdicts)
     return confronted(classify(captured, facts, rules), verdicts), verdicts
 
 

@@ -90,7 +90,7 @@ def test_a_retired_rule_stays_silent() -> None:
 def test_an_unknown_fact_reads_unknown() -> None:
     (rule,) = (rule for rule in RULES if rule.code == "SFT001")
     talkative = replace(rule, message="up to {output_max_abs:.3g} over {reduction_length}")
-    without_ranges = gather(TOY.capture, Toy(), {})
+    without_ranges = gather(TOY.capture, {})
     (finding,) = classify(TOY.capture, without_ranges, [talkative])
     assert finding.message == "up to unknown over 4"
 

@@ -114,7 +114,7 @@ def test_whether_a_rule_can_be_measured_stands_in_its_file() -> None:
 def test_what_the_author_raised_is_not_reported_as_unforeseen() -> None:
     toy = captured(Raised(), torch.ones(2, 4))
     verdicts = {name: {"fp16": UNSAFE, "bf16": UNSAFE} for name in toy.facts}
-    facts = gather(toy.capture, Raised(), toy.ranges, verdicts)
+    facts = gather(toy.capture, toy.ranges, verdicts)
     found = confronted(classify(toy.capture, facts, RULES), verdicts)
     assert codes(found) == [(code, node) for node in ("to_1", "cos") for code in ("MSR001", "MSR002")]
 
@@ -140,7 +140,7 @@ class Raised(nn.Module):
 def test_facts_of_the_measurement_fire_their_rules() -> None:
     toy = captured(Toy(), torch.ones(2, 4))
     verdicts = {"tanh": {"fp16": UNSAFE, "bf16": SAFE}, "cos": {"fp16": SAFE, "bf16": UNSAFE}}
-    facts = gather(toy.capture, Toy(), toy.ranges, verdicts)
+    facts = gather(toy.capture, toy.ranges, verdicts)
     found = confronted(classify(toy.capture, facts, RULES), verdicts)
     assert codes(found) == [("MSR001", "tanh"), ("MSR002", "cos")]
     assert found[0].message == "the measurement finds tanh unsafe in FP16: overflow"

@@ -33,8 +33,6 @@ def test_first_and_last_layers_by_graph_position() -> None:
     weights = {name for name, fact in facts.items() if fact.from_weights}
     assert {facts[name].op for name in weights} >= {"aten.mul.Tensor", "aten.div.Tensor"}
     assert not weights & {"linear", "linear_1", "linear_2"}
-    outputs = {facts[name].op for name, fact in facts.items() if fact.is_output}
-    assert outputs == {"aten.add.Tensor", "aten.view.default", "aten.to.dtype"}
 
 
 class Tokens(nn.Module):
@@ -53,7 +51,6 @@ def test_an_index_into_a_table_is_the_first_layer() -> None:
     traced = capture_of(Tokens(), torch.tensor([[1, 2]]))
     found = positions(traced)
     assert (found.first, found.last) == ({"index"}, {"linear_1"})
-    assert found.outputs == {"linear_1", "squeeze"}  # what is returned, and what it is a view of
     assert not found.from_weights & traced.nodes.keys()
 
 

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from auditor.numerics.formats import FORMATS
-from auditor.rulebook import values
-from auditor.rulebook.values import Extremes, Weights, headroom_bits, largest, smallest, spacing
+from auditor.rulebook.values import headroom_bits, largest, smallest, spacing
 from tests.capturing import captured, facts_of
-from tests.subjects import capture_of
 
 
 def test_readers_of_a_shared_weight() -> None:
@@ -56,12 +54,12 @@ def test_ranges_of_activations_weights_and_buffers() -> None:
     model[1].running_var.copy_(torch.tensor([100.0, 0.25]))
     facts = captured(model, torch.tensor([[2.0, 1.0]])).facts
     linear, norm = facts["linear"], facts["batch_norm"]
-    assert (linear.weight_max_abs, linear.weight_min_abs, linear.buffer_max_abs) == (8.0, 0.5, None)
+    assert (linear.weight_max_abs, linear.buffer_max_abs) == (8.0, None)
     assert linear.input_max_abs == 2.0
-    assert (linear.output_max_abs, linear.output_min_abs) == (8.0, 7.0)  # 4 * 2 and 0.5 * 2 - 8
+    assert linear.output_max_abs == 8.0
     assert linear.headroom_bits["fp16"] == pytest.approx(math.log2(65504 / 8))
     assert linear.headroom_bits["bf16"] == pytest.approx(math.log2(torch.finfo(torch.bfloat16).max / 8))
-    assert (norm.buffer_max_abs, norm.buffer_min_abs) == (100.0, 0.25)  # the mean is zero
+    assert norm.buffer_max_abs == 100.0
     assert norm.input_max_abs == 8.0
 
 
@@ -78,58 +76,15 @@ def test_shapes_of_arithmetic() -> None:
     assert [name for name, fact in facts.items() if fact.shifts_by_max] == ["sub_2"]
 
 
-def test_extremes_of_what_a_node_reads() -> None:
+def test_the_largest_of_what_a_node_reads() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[math.inf, -4.0], [0.0, 0.5]]))
         model[0].bias.zero_()
-    toy = captured(model, torch.ones(1, 2)).capture
-    nodes, weights = {node.name: node for node in toy.graph_module.graph.nodes}, Weights(toy, model)
-    assert set(weights.read_by(nodes["linear"], "parameter")) == {Extremes(4.0, 0.5), Extremes(0.0, None)}
-    assert weights.read_by(nodes["linear"], "buffer") == []
-    # the running mean is zero, the variance one; the number of batches is no floating buffer
-    assert sorted(item.max_abs for item in weights.read_by(nodes["batch_norm"], "buffer")) == [0.0, 1.0]
-    assert (weights.uses(nodes["linear"]), weights.uses(nodes["batch_norm"])) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("entries", "found"),
-    [
-        ([-4.0, 0.5, 2.0], Extremes(4.0, 0.5)),
-        ([-4.0, 0.0, 0.5], Extremes(4.0, 0.5)),
-        ([3.0, -math.inf, 0.25], Extremes(3.0, 0.25)),
-        ([math.nan, 3.0, -0.25], Extremes(3.0, 0.25)),
-        ([math.nan, 0.0, math.inf], Extremes(0.0, None)),
-        ([1e-45, 3e38], Extremes(float(torch.tensor(3e38)), float(torch.tensor(1e-45)))),
-        ([], Extremes(0.0, None)),
-    ],
-)
-def test_extremes_are_of_what_is_finite_and_not_zero(entries: list[float], found: Extremes) -> None:
-    model = nn.Module()
-    model.register_buffer("held", torch.tensor(entries))
-    model.forward = lambda x: x + model.held.sum()
-    toy = capture_of(model, torch.ones(1, 2))
-    read = [one for node in toy.graph_module.graph.nodes for one in Weights(toy, model).read_by(node, "buffer")]
-    assert read == [found]
-
-
-class Mixing(nn.Module):
-    """A sparse matrix, stored with the model."""
-
-    def __init__(self, layout: torch.layout) -> None:
-        super().__init__()
-        self.register_buffer("mix", torch.tensor([[0.0, -4.0], [0.5, 0.0]]).to_sparse(layout=layout))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(self.mix, x)
-
-
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_extremes_of_a_sparse_matrix_are_those_of_its_entries(layout: torch.layout) -> None:
-    model = Mixing(layout)
-    toy = capture_of(model, torch.ones(2, 2))
-    (node,) = (node for node in toy.graph_module.graph.nodes if node.name in toy.nodes)
-    assert Weights(toy, model).read_by(node, "buffer") == [Extremes(4.0, 0.5)]
+    facts = captured(model, torch.ones(1, 2)).facts
+    assert (facts["linear"].weight_max_abs, facts["linear"].buffer_max_abs) == (4.0, None)
+    assert facts["batch_norm"].buffer_max_abs == 1.0  # of the variance; the number of batches is no floating buffer
+    assert (facts["linear"].weight_uses, facts["batch_norm"].weight_uses) == (1, 1)
 
 
 def test_doublings_that_are_left() -> None:
@@ -153,11 +108,3 @@ def test_the_spacing_of_numbers_is_that_of_their_binade() -> None:
     assert spacing(0.0, bf16) is spacing(None, bf16) is None
     above = torch.nextafter(torch.tensor(3.0).bfloat16(), torch.tensor(4.0).bfloat16())
     assert float(above) - 3 == spacing(3.0, bf16)
-
-
-def test_extremes_of_a_weight_that_is_looked_at_in_blocks() -> None:
-    weight = torch.linspace(0.5, 3.0, 3 * values._BLOCK + 5)
-    weight[: values._BLOCK] = math.inf  # nothing in the first block counts
-    weight[values._BLOCK + 7], weight[2 * values._BLOCK], weight[-1] = -0.25, math.nan, -7.0
-    assert values._extremes(weight) == values._extremes(weight.reshape(-1, 1).expand(-1, 2).t()) == Extremes(7.0, 0.25)
-    assert values._extremes(torch.zeros(2 * values._BLOCK)) == Extremes(0.0, None)

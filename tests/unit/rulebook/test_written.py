@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from auditor.rulebook.literals import written
+from auditor.rulebook.values import written
 from tests.subjects import measurement_of, normal
 
 
