@@ -141,7 +141,7 @@ def rules(args: argparse.Namespace) -> int:
     """Print the table of rules, or everything about them."""
     found = rulebook(args.rules)
     if args.format == "md":
-        from ..rulebook.reference import reference
+        from ..rulebook.explain import reference
 
         streams.say(reference(found))
         return 0

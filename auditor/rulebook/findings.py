@@ -95,24 +95,25 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
     node = capture.nodes[name]
     used = dict.fromkeys([*facts_used(rule.when), *_addresses(rule.message, formats)])
     shown = partial(_shown, facts, formats)
-    return Finding(
-        rule=rule.code,
-        name=rule.name,
+    return _of(
+        rule,
         node=name,
         owner=node.owner,
         op=node.op,
         source=node.source,
         called_from=node.called_from,
-        severity=rule.severity,
-        confidence=rule.confidence,
         formats=formats,
         message=filled(rule.message, shown, formats),
         why=why,
-        advice=rule.advice,
         evidence={fact: value_at(facts, fact) for fact in used},
-        references=rule.references,
-        declared=rule.severity,
-        measurable=rule.measurable,
+    )
+
+
+def _of(rule: Rule, **found: Any) -> Finding:
+    """A finding of a rule, with what its file says of all of them."""
+    same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
+    return Finding(
+        **{"rule": rule.code, "declared": rule.severity, **{key: getattr(rule, key) for key in same}, **found}
     )
 
 
@@ -219,21 +220,12 @@ def _ignores(ignore: Ignore, finding: Finding) -> bool:
 
 def _unused(rule: Rule, ignore: Ignore) -> Finding:
     where = "" if ignore.module == "*" else f" in {ignore.module!r}"
-    return Finding(
-        rule=rule.code,
-        name=rule.name,
+    return _of(
+        rule,
         node="",
         owner="",
         op="auditor.ignore",
         source=ignore.source,
-        severity=rule.severity,
-        confidence=rule.confidence,
-        formats=rule.formats,
         message=f"{rule.message}: {ignore.code}{where}",
-        why=rule.why,
-        advice=rule.advice,
         evidence={"module": ignore.module, "code": ignore.code, "reason": ignore.reason},
-        references=rule.references,
-        declared=rule.severity,
-        measurable=rule.measurable,
     )
