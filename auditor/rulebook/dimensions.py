@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
@@ -18,23 +18,8 @@ Gemm = tuple[int, int, int]
 LARGEST_TILE = 64
 """Alignments beyond it are not told apart."""
 
-_NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError)
+_NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
 """What a formula raises on an overload, rank or size it was not made for; the fact is then unknown."""
-
-_REDUCTIONS: dict[str, Callable[[Arguments, fx.Node], int]] = {}
-_GEMMS: dict[str, Callable[[Arguments, fx.Node], Gemm]] = {}
-
-
-def _register(table: dict[str, Any], name: str) -> Callable[[Any], Any]:
-    """Register a formula under the name that the rows of operations have for it."""
-
-    def add(function: Any) -> Any:
-        if name in table:
-            raise ValueError(f"there are two formulas {name!r}")
-        table[name] = function
-        return function
-
-    return add
 
 
 def reduction_length(node: fx.Node) -> int | None:
@@ -64,13 +49,13 @@ def misaligned(node: fx.Node) -> str | None:
     return " and ".join(odd) if odd else None
 
 
-def row_alignment(node: fx.Node) -> int | None:
+def gemm_m_alignment(node: fx.Node) -> int | None:
     """Largest power of two, at most 64, that divides the rows of a matrix product: for a layer, batch times positions."""
     size = gemm_size(node)
     return gcd(size[0], LARGEST_TILE) if size else None
 
 
-def padding_cost(node: fx.Node) -> float | None:
+def gemm_padding(node: fx.Node) -> float | None:
     """Share of multiplications added when the dimensions a tensor core tiles are rounded up to multiples of eight."""
     tiled = _tiled(node)
     return prod(math.ceil(width / 8) * 8 for width in tiled) / prod(tiled) - 1 if tiled and prod(tiled) else None
@@ -98,7 +83,7 @@ def sequence_length(node: fx.Node) -> int | None:
     return None
 
 
-def _apply(table: dict[str, Callable[[Arguments, fx.Node], Any]], name: str, node: fx.Node) -> Any:
+def _apply(table: Mapping[str, Callable[[Arguments, fx.Node], Any]], name: str, node: fx.Node) -> Any:
     formula = table.get(name)
     try:
         return formula(arguments_with_defaults(node), node) if formula else None
@@ -111,73 +96,16 @@ def _extent(sizes: Sequence[int], dims: Any) -> int:
     return prod(sizes[d] for d in dims) if dims and sizes else prod(sizes)
 
 
-@_register(_REDUCTIONS, "dims")
-def _over_dims(args: Arguments, node: fx.Node) -> int:
-    first = args.get("self", args.get("x"))
-    return _extent(shape(first), args.get("dim"))
-
-
-@_register(_REDUCTIONS, "normalized_shape")
-def _over_normalized_shape(args: Arguments, node: fx.Node) -> int:
-    return prod(args["normalized_shape"])
-
-
-@_register(_REDUCTIONS, "group")
-def _over_group(args: Arguments, node: fx.Node) -> int:
-    _, c, *spatial = shape(args["input"])
-    return c // int(args["num_groups"]) * prod(spatial)
-
-
-@_register(_REDUCTIONS, "native_group")
-def _over_native_group(args: Arguments, node: fx.Node) -> int:
-    return int(args["C"]) // int(args["group"]) * int(args["HxW"])
-
-
-@_register(_REDUCTIONS, "instance")
-def _over_instance(args: Arguments, node: fx.Node) -> int:
-    _, _, *spatial = shape(args["input"])
-    return prod(spatial)
-
-
-@_register(_REDUCTIONS, "batch")
-def _over_batch(args: Arguments, node: fx.Node) -> int:
-    n, _, *spatial = shape(args["input"])
-    return n * prod(spatial)
-
-
-@_register(_REDUCTIONS, "window")
-def _over_window(args: Arguments, node: fx.Node) -> int:
-    return max(1, prod(shape(args["self"])) // max(1, prod(shape(node))))
-
-
-@_register(_REDUCTIONS, "targets")
-def _over_targets(args: Arguments, node: fx.Node) -> int:
-    return max(1, prod(shape(args["target"]))) if args["reduction"] else 1
-
-
-@_register(_REDUCTIONS, "loss")
-def _over_loss(args: Arguments, node: fx.Node) -> int:
-    return prod(shape(node.all_input_nodes[0])) if args["reduction"] else 1
-
-
-@_register(_REDUCTIONS, "keys")
-def _over_keys(args: Arguments, node: fx.Node) -> int:
-    return shape(args["key"])[-2]
-
-
-@_register(_GEMMS, "attention")
 def _attention(args: Arguments, node: fx.Node) -> Gemm:
     *_, t, e = shape(args["query"])
     return t, shape(args["key"])[-2], e
 
 
-@_register(_GEMMS, "linear")
 def _linear(args: Arguments, node: fx.Node) -> Gemm:
     *lead, k = shape(args["input"])
     return prod(lead), shape(args["weight"])[0], k
 
 
-@_register(_GEMMS, "product")
 def _product(args: Arguments, node: fx.Node) -> Gemm:
     left, right = _operands(args)
     a, b = shape(left), shape(right)
@@ -194,13 +122,11 @@ def _operands(args: Arguments) -> tuple[Any, Any]:
     return args["self"], args["other"] if "other" in args else args["tensor"]
 
 
-@_register(_GEMMS, "convolution")
 def _convolution(args: Arguments, node: fx.Node) -> Gemm:
     c_out, c_in, *kernel = shape(args["weight"])
     return _positions(shape(node), kernel), c_out // int(args["groups"]), c_in * prod(kernel)  # c_in: of one group
 
 
-@_register(_GEMMS, "transposed_convolution")
 def _transposed_convolution(args: Arguments, node: fx.Node) -> Gemm:
     c_in, c_out, *kernel = shape(args["weight"])
     return _positions(shape(args["input"]), kernel), c_out * prod(kernel), c_in // int(args["groups"])
@@ -211,7 +137,6 @@ def _positions(sizes: Sequence[int], kernel: Sequence[int]) -> int:
     return prod(sizes[-len(kernel) :]) * prod(sizes[: -len(kernel) - 1])
 
 
-@_register(_GEMMS, "einsum")
 def _einsum(args: Arguments, node: fx.Node) -> Gemm:
     equation, operands = args["equation"].replace(" ", ""), args["tensors"]
     if len(operands) != 2 or "." in equation:
@@ -226,3 +151,26 @@ def _einsum(args: Arguments, node: fx.Node) -> Gemm:
         prod(size[s] for s in set(left + right) - set(output)),
     ]
     return extents[0], extents[1], extents[2]
+
+
+_REDUCTIONS: Mapping[str, Callable[[Arguments, fx.Node], int]] = {
+    "dims": lambda args, node: _extent(shape(args.get("self", args.get("x"))), args.get("dim")),
+    "normalized_shape": lambda args, node: prod(args["normalized_shape"]),
+    "group": lambda args, node: prod(shape(args["input"])[1:]) // int(args["num_groups"]),
+    "native_group": lambda args, node: int(args["C"]) // int(args["group"]) * int(args["HxW"]),
+    "instance": lambda args, node: prod(shape(args["input"])[2:]),
+    "batch": lambda args, node: prod(shape(args["input"])) // shape(args["input"])[1],
+    "window": lambda args, node: max(1, prod(shape(args["self"])) // max(1, prod(shape(node)))),
+    "targets": lambda args, node: max(1, prod(shape(args["target"]))) if args["reduction"] else 1,
+    "loss": lambda args, node: prod(shape(node.all_input_nodes[0])) if args["reduction"] else 1,
+    "keys": lambda args, node: shape(args["key"])[-2],
+}
+_GEMMS: Mapping[str, Callable[[Arguments, fx.Node], Gemm]] = {
+    "attention": _attention,
+    "linear": _linear,
+    "product": _product,
+    "convolution": _convolution,
+    "transposed_convolution": _transposed_convolution,
+    "einsum": _einsum,
+}
+"""Formulas under the names that the rows of operations have for them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -13,11 +13,11 @@ from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
 from .dimensions import (
     gemm_alignment,
+    gemm_m_alignment,
+    gemm_padding,
     gemm_size,
     misaligned,
-    padding_cost,
     reduction_length,
-    row_alignment,
     sequence_length,
 )
 from .facts import NodeFacts
@@ -78,9 +78,7 @@ class _Collector:
 
     def facts(self, node: fx.Node) -> NodeFacts:
         """Facts of one operation."""
-        return NodeFacts(
-            **self._place(node), **_shape(node), **self._literals(node), **_habits(node), **self._magnitudes(node)
-        )
+        return NodeFacts(**self._place(node), **_by_itself(node), **self._literals(node), **self._magnitudes(node))
 
     def _place(self, node: fx.Node) -> dict[str, Any]:
         """What it is, where it stands, and what autocast makes of it."""
@@ -157,33 +155,17 @@ class _Collector:
         }
 
 
-def _shape(node: fx.Node) -> dict[str, Any]:
-    """How much work it is, by shapes alone."""
+def _by_itself(node: fx.Node) -> dict[str, Any]:
+    """How much work it is, by shapes alone, and what it is known to do by how it is written."""
     m, n, k = gemm_size(node) or (None, None, None)
-    return {
-        "numel": numel(node),
-        "reduction_length": reduction_length(node),
-        "sequence_length": sequence_length(node),
-        "gemm_m": m,
-        "gemm_n": n,
-        "gemm_k": k,
-        "gemm_alignment": gemm_alignment(node),
-        "misaligned": misaligned(node),
-        "gemm_m_alignment": row_alignment(node),
-        "gemm_padding": padding_cost(node),
-    }
+    return {"gemm_m": m, "gemm_n": n, "gemm_k": k, **{fact.__name__: fact(node) for fact in _OF_NODE}}
 
 
-def _habits(node: fx.Node) -> dict[str, Any]:
-    """What it is known to do by how it is written."""
-    return {
-        "reduce_op": reduce_op(node),
-        "whole_numbers": whole_numbers(node),
-        "reads_whole_numbers": reads_whole_numbers(node),
-        "squares": squares(node),
-        "centres": centres(node),
-        "shifts_by_max": shifts_by_max(node),
-    }
+_OF_NODE: Sequence[Callable[[fx.Node], Any]] = (
+    *(numel, reduction_length, sequence_length, gemm_alignment, gemm_m_alignment, gemm_padding, misaligned, reduce_op),
+    *(whole_numbers, reads_whole_numbers, squares, centres, shifts_by_max),
+)
+"""Facts that are found by functions of their names."""
 
 
 def _input_dtype(node: fx.Node) -> str | None:

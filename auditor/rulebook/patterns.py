@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from itertools import product
 
 import networkx as nx
@@ -19,15 +18,9 @@ from .rule import Chain, ChainNode, Match
 Roles = dict[str, set[str]]
 
 
-@lru_cache(maxsize=65536)
 def op_matches(op: str, pattern: str) -> bool:
     """Whether `pattern` names `op`: in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
     return pattern == op.rpartition(".")[0] or fnmatchcase(op, pattern)
-
-
-@lru_cache(maxsize=65536)
-def _matches_any(op: str, patterns: tuple[str, ...]) -> bool:
-    return any(op_matches(op, pattern) for pattern in patterns)
 
 
 class Matcher:
@@ -72,7 +65,7 @@ class Matcher:
         return found
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
-        ops = [op for op in self._by_op if _matches_any(op, patterns)]
+        ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]
         return {name for op in ops for name in self._by_op[op]}
 
     def _roles(self, chain: nx.DiGraph, match: Match) -> Roles:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from auditor.rulebook.dimensions import _REDUCTIONS, _register
 from tests.capturing import captured, facts_of
 
 
@@ -70,7 +69,7 @@ def test_gemm_alignment(function: object, shapes: list[tuple[int, ...]], node: s
     assert facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node].gemm_alignment == expected
 
 
-def test_rows_and_what_padding_costs() -> None:
+def test_rows_and_what_gemm_paddings() -> None:
     facts = facts_of(lambda a, b: F.linear(a, b), torch.ones(2, 13, 20), torch.ones(10, 20)).facts["linear"]
     assert facts.gemm_m_alignment == 2  # 26 rows
     assert facts.gemm_padding == pytest.approx(24 * 16 / (20 * 10) - 1)
@@ -83,11 +82,6 @@ def test_rows_and_what_padding_costs() -> None:
 def test_what_a_formula_does_not_cover_is_unknown() -> None:
     facts = facts_of(lambda x: torch.einsum("...i,...i->...", x, x), torch.ones(2, 3)).facts
     assert {fact.gemm_k for fact in facts.values()} == {None}
-
-
-def test_a_second_formula_of_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="two formulas 'dims'"):
-        _register(_REDUCTIONS, "dims")(lambda args, node: 1)
 
 
 def test_sequence_length_counts_steps_or_calls() -> None:
