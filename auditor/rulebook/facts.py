@@ -61,13 +61,9 @@ class NodeFacts:
     upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
     casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
     casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
-    low_where: str | None = _fact(
-        "", "where it computes low, in words: under autocast, in a cast model (all weights and inputs cast), or in both"
-    )
+    low_where: str | None = _fact("", "where it computes low, in words: under autocast, in a cast model, or in both")
     autocast_off: bool = _fact("", "the author disabled autocast around it")
-    autocast: str = _fact(
-        "", "what CUDA autocast does to the op: lower, fp32, fp32_unless_dtype, promote, banned, or none"
-    )
+    autocast: str = _fact("", "what CUDA autocast does to it: lower, fp32, fp32_unless_dtype, promote, banned, none")
 
     reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
     sequence_length: int | None = _fact("steps", "steps a recurrent state is carried through")
@@ -75,22 +71,18 @@ class NodeFacts:
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
     gemm_alignment: int | None = _fact(
-        "elements",
-        "largest power of two, at most 64, that divides columns and summed products (channels, if convolved)",
+        "elements", "largest power of two up to 64 that divides columns and summed products"
     )
-    gemm_m_alignment: int | None = _fact("elements", "largest power of two, at most 64, that divides the rows")
+    gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides the rows")
     gemm_padding: float | None = _fact(
-        "1", "share of work added by rounding columns and summed products (channels, if convolved) up to multiples of 8"
+        "1", "work added by padding columns and summed products to multiples of 8, as a share"
     )
-    misaligned: str | None = _fact("", "those of these widths that are no multiples of 8, in words")
-    additions: int = _fact(
-        "1", "length of the run of additions to one value that ends here, scalings aside; 0 elsewhere"
-    )
+    misaligned: str | None = _fact("", "columns and summed products that are no multiples of 8, in words")
+    additions: int = _fact("1", "length of the run of additions to one value that ends here; 0 elsewhere")
 
     absorbed: Mapping[str, float | None] = _fact(
         "1",
-        "what is lost in that run, where each update is at most half a spacing of the largest number it is added to: sum of "
-        "the largest such updates, in spacings of a format, as absorbed.bf16",
+        "what that run loses in a format, in its spacings: the largest updates of half a spacing or less, added up",
     )
 
     constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
@@ -118,20 +110,14 @@ class NodeFacts:
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
     divisor_min_abs: float | None = _fact(
-        "1", "smallest non-zero magnitude of what it divides by, or takes the inverse or the logarithm of"
+        "1", "smallest non-zero magnitude that it divides by, or takes the logarithm of"
     )
-    cancelled_bits: float | None = _fact(
-        "bits", "log2(input_max_abs / output_max_abs) of a sum or difference of two tensors"
-    )
-    spacing: Mapping[str, float | None] = _fact(
-        "1", "distance of a format's numbers at output_max_abs, as spacing.fp16"
-    )
+    cancelled_bits: float | None = _fact("bits", "log2(input_max_abs / output_max_abs) of a sum of two tensors")
+    spacing: Mapping[str, float | None] = _fact("1", "distance of a format's numbers at output_max_abs")
     headroom_bits: Mapping[str, float | None] = _fact(
-        "bits", "log2(largest / output_max_abs): doublings left before a format overflows, as headroom_bits.fp16"
+        "bits", "doublings of output_max_abs left before a format overflows"
     )
-    verdict: Mapping[str, str] = _fact(
-        "", "safe, sensitive, unsafe or untested in a format, by measurement, as verdict.fp16"
-    )
+    verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
     label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
