@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import Step, bind_step, run_step
 from auditor.execution.strategies import plain

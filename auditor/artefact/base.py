@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..records import Batch, Literals, Node, Plan
+from ..records import Batch, Literals, Node, Plan, ScopeChoice
 from .runtime import Runtime, device_type
 
 Around = Callable[[], AbstractContextManager[object]]
@@ -85,3 +85,15 @@ def autocast_type(module: nn.Module, inputs: Any) -> str:
     """The device type of regions around a whole model: its GPU's, or CUDA's where a CPU imitates one."""
     kind = device_type(module, inputs)
     return "cuda" if kind == "cpu" else kind
+
+
+def plan_table(plan: Plan) -> dict[str, Any]:
+    """What applying a Plan record takes, as plan.json and `patched_model.py` hold it."""
+    scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
+    stored = {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
+    return {"strategy": plan.strategy, "format": plan.format, **stored, "scopes": scopes}
+
+
+def _scope(choice: ScopeChoice) -> dict[str, Any]:
+    kept = {"keep": list(choice.keep)} if choice.keep else {}
+    return {"precision": choice.precision, "because": list(choice.because), "output": choice.output, **kept}

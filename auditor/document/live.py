@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..artefact.applying import apply_plan
-from ..artefact.precision_table import plan_table
+from ..artefact.base import plan_table
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation.members import size_of, structure_of, unwrapped

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..artefact.base import plan_table
 from ..artefact.emit import emit
-from ..artefact.precision_table import plan_table
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolated

@@ -14,8 +14,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..artefact.applying import apply_plan
-from ..artefact.base import autocast_type
-from ..artefact.precision_table import plan_table
+from ..artefact.base import autocast_type, plan_table
 from ..capture.capture import assembled
 from ..capture.imitated import imitated
 from ..capture.imitation import Imitation

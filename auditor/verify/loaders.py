@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.dlpack import from_dlpack
 
 from ..artefact.applying import apply_plan
-from ..artefact.precision_table import plan_table
+from ..artefact.base import plan_table
 from ..isolation import isolated
 from ..records import Plan
 from .running import FP32, TODAY

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from auditor.artefact.applying import apply_plan
+from auditor.artefact.base import plan_table
 from auditor.artefact.emit import emit
-from auditor.artefact.precision_table import plan_table
 from auditor.numerics.metrics import output_error
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.verify import Answers, Verifier, run_patched

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.chosen import kept_functions, labelled, scoped
 from auditor.execution.execute import Executor, Under

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import auditor
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.execution.depth import under_plan
 from auditor.execution.dtypes import dtypes_of
 from auditor.execution.nesting import boundaries

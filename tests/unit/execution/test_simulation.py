@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.chosen import labelled
 from auditor.execution.execute import Executor, Under

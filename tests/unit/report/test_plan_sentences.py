@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.isolation import isolated
 from auditor.records.audit import Audit
 from auditor.report.kept import islands

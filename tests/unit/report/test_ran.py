@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import auditor
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.isolation import isolated
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport

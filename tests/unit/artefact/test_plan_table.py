@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.artefact.precision_table import plan_table
+from auditor.artefact.base import plan_table
 from auditor.records import Plan, ScopeChoice
 
 
