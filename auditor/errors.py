@@ -7,18 +7,11 @@ class AuditorError(Exception):
     """A condition the user can act on; `slug` names it in errors.md, the message says what to do next."""
 
     def __init__(self, message: str, slug: str) -> None:
-        super().__init__(message)
+        super().__init__(message, slug)
         self.slug = slug
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Its message and what else it holds: other processes may raise it, pools of them among those."""
-        return _again, (type(self), self.args), vars(self)
-
-
-def _again(kind: type[AuditorError], args: tuple[object, ...]) -> AuditorError:
-    made = kind.__new__(kind, *args)
-    made.args = args
-    return made
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LoadError(AuditorError):
