@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NoReturn
+from typing import Any, LiteralString
 
 from pydantic_core import PydanticCustomError
 
@@ -119,17 +119,18 @@ def _holds(value: Any, comparison: str, wanted: Any) -> bool:
 
 
 Place = tuple[str | int, ...]
+_SAID: LiteralString = "{problem}"
 
 
 def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
     if not isinstance(given, list):
-        _refuse("bad-type", at, "must be a list of tables")
+        raise refusal("must be a list of tables", slug="rule-bad-type", at=at)
     return tuple(_condition(item, (*at, index)) for index, item in enumerate(given))
 
 
 def _condition(given: Any, at: Place) -> Condition:
     if not isinstance(given, dict):
-        _refuse("bad-type", at, "must be a table")
+        raise refusal("must be a table", slug="rule-bad-type", at=at)
     group = next((name for name in _GROUPS if name in given), None)
     if group is None:
         return _leaf(given, at)
@@ -137,39 +138,44 @@ def _condition(given: Any, at: Place) -> Condition:
     if group == "not":
         return Condition("not", parts=(_condition(given["not"], (*at, "not")),))
     parts = _conditions(given[group], (*at, group))
-    return Condition(group, parts=parts) if parts else _refuse("bad-value", (*at, group), "must hold a condition")
+    if not parts:
+        raise refusal("must hold a condition", slug="rule-bad-value", at=(*at, group))
+    return Condition(group, parts=parts)
 
 
 def _leaf(given: dict[str, Any], at: Place) -> Condition:
     fact = given.get("fact")
     if not isinstance(fact, str):
-        _refuse("missing-key" if fact is None else "bad-type", (*at, "fact"), "must name a fact")
+        raise refusal("must name a fact", slug="rule-missing-key", at=(*at, "fact"))
     if problem := address_problem(fact, f"not one of {', '.join(FACTS)}"):
-        _refuse("bad-value", (*at, "fact"), problem)
+        raise refusal(problem, at=(*at, "fact"))
     allowed = COMPARISONS[fact_at(fact).type]
     _allow(given, at, ("fact", *allowed))
     comparisons = {name: _operand(fact, name, value, at) for name, value in given.items() if name != "fact"}
     if not comparisons:
-        _refuse("missing-key", (*at, "fact"), f"compares {fact} with nothing; it allows {', '.join(allowed)}")
+        nothing = f"compares {fact} with nothing; it allows {', '.join(allowed)}"
+        raise refusal(nothing, slug="rule-missing-key", at=(*at, "fact"))
     return Condition("fact", fact, comparisons)
 
 
 def _operand(fact: str, comparison: str, value: Any, at: Place) -> Any:
     kind = "flag" if comparison == "present" else fact_at(fact).type.removesuffix("s")
     if comparison == "is_in" and not isinstance(value, list):
-        _refuse("bad-type", (*at, comparison), "must be a list")
+        raise refusal("must be a list", slug="rule-bad-type", at=(*at, comparison))
     values = tuple(value) if comparison == "is_in" else (value,)
     for item in values:
         if not isinstance(item, _PYTHON[kind]) or (kind == "number" and isinstance(item, bool)):
-            _refuse("bad-type", (*at, comparison), f"{fact} is a {kind}; {item!r} is none")
+            raise refusal(f"{fact} is a {kind}; {item!r} is none", slug="rule-bad-type", at=(*at, comparison))
     return values if comparison == "is_in" else value
 
 
 def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
     for name in given:
         if name not in names:
-            _refuse("unknown-key", (*at, name), f"unknown key; known here: {', '.join(sorted(names))}")
+            known = ", ".join(sorted(names))
+            raise refusal(f"unknown key; known here: {known}", slug="rule-unknown-key", at=(*at, name))
 
 
-def _refuse(kind: str, at: Place, problem: str) -> NoReturn:
-    raise PydanticCustomError(f"rule-{kind}", "{problem}", {"problem": problem, "at": at})
+def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
+    """What is wrong with a value of a rule file. at: where in it, below the place that pydantic knows."""
+    return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, Strict
 from pydantic_core import PydanticCustomError
 
 from ..numerics.formats import narrower
-from .conditions import ALWAYS, Condition, all_of
+from .conditions import ALWAYS, Condition, all_of, refusal
 from .facts import EACH, FACTS, address_problem, fact_at
 from .message import FORMATS, ByFormat, clauses, facts_shown, filled
 
@@ -20,19 +20,15 @@ CONFIDENCES = ("low", "medium", "high")
 _SAMPLES: Mapping[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts": ("x",), "numbers": (1.0,)}
 
 
-def _bad(problem: str) -> PydanticCustomError:
-    return PydanticCustomError("rule-bad-value", "{problem}", {"problem": problem})
-
-
 def _filled(text: str) -> str:
     if not text.strip():
-        raise _bad("must not be empty")
+        raise refusal("must not be empty")
     return text.strip("\n")
 
 
 def _format(name: str) -> str:
     if name not in (*narrower(), EACH):
-        raise _bad(f"{name!r} is not one of {', '.join((*narrower(), EACH))}")
+        raise refusal(f"{name!r} is not one of {', '.join((*narrower(), EACH))}")
     return name
 
 
@@ -42,15 +38,15 @@ def _template(message: str) -> str:
         for name in facts_shown(message):
             problem = None if name == FORMATS or _in_all_formats(name) else address_problem(name)
             if problem:
-                raise _bad(problem)
+                raise refusal(problem)
         for name in clauses(message):
             if name not in narrower():
-                raise _bad(f"has a clause on {name!r}, which is no format")
+                raise refusal(f"has a clause on {name!r}, which is no format")
         filled(message, _sample, narrower())
     except PydanticCustomError:
         raise
     except (ValueError, TypeError, IndexError) as error:
-        raise _bad(f"is no valid template: {error}") from error
+        raise refusal(f"is no valid template: {error}") from error
     return message.strip()
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-POSITION = {"fail": 2, "call": 2}  # Reader.fail(key, problem, slug) and sandbox.call(function, what, slug)
+POSITION = {"call": 2}  # sandbox.call(function, what, slug)
 
 
 def slug_of(call: ast.Call) -> ast.expr | None:
