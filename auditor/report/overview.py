@@ -25,7 +25,7 @@ def overview(audit: Audit) -> list[Block]:
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
-        Title(f"{audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
+        Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         Lines("", (seen.proof, *seen.broken, *seen.contrast)),
         _findings(causes(audit), places(audit)),
