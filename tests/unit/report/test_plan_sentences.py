@@ -188,9 +188,7 @@ def test_what_is_said_of_one_alone_is_not_said_of_all() -> None:
     assert (fold.name, len(fold.paths)) == ("(the model's own operations), layers.a and 15 more modules", 17)
     assert len(plan.reasons) <= 2
     assert sorted(fold.paths) == sorted(path for reason in idle for path in reason.modules)
-    assert {reason.words for reason in idle} == {
-        "lowering it alone saves no time; not all of which this is said can be low together"
-    }
+    assert {reason.words for reason in idle} == {"lowering it alone saves no time; not all of this can be low together"}
     assert "there is no time to gain" not in audit.recommendation
 
 
