@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.graphs.choices import Refused, Trial
 from auditor.graphs.exported import Exported
 from auditor.graphs.operations import Table
-from auditor.graphs.trial import Refused, Trial, fitting
 from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 
@@ -47,7 +47,8 @@ def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, ta
 def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: Exported) -> None:
     good = bench.subject.batches[0]
     odd = ((torch.randn(4, 17),), {})
-    assert fitting(graph, bench, [good]) == [good]
+    trial = Trial(graph, bench, [good])
+    assert trial.agrees(good)
     bench.known[id(odd)] = bench.reference(good)
-    assert fitting(graph, bench, [odd]) == []
+    assert not trial.agrees(odd)
     del bench.known[id(odd)]
