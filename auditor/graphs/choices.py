@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -142,13 +142,12 @@ class Refused(Exception):
         self.name, self.said = name, said
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trial:
-    """One exported model and the batches that choices are tried on."""
+    """Runs of one exported model on the batches of a bench."""
 
     exported: Exported
     bench: Workbench
-    batches: Sequence[Batch]
 
     def error(self, table: Table, low: frozenset[str], enough: float = math.inf) -> float:
         """Error of the outputs with these operations low: the worst batch's, or the first beyond `enough`.
@@ -156,7 +155,7 @@ class Trial:
         Raises: Refused where an operation raises.
         """
         module, worst = lowered(self.exported, table, low), 0.0
-        for batch in self.batches:
+        for batch in self.bench.subject.batches:
             worst = max(worst, found) if (found := self._distance(module, batch)) == found else math.inf
             if worst > enough:
                 break

@@ -72,17 +72,16 @@ class _Stage:
     """One exported model, and what its plans have in common."""
 
     def __init__(self, bench: Workbench, tick: Tick) -> None:
-        self.bench, self.tick = bench, tick
+        self.tick, subject = tick, bench.subject
         tick("exporting the model")
-        subject = bench.subject
         self.exported = exported(subject.model, subject.batches[0])
-        trial = Trial(self.exported, bench, subject.batches)
-        if not trial.agrees(subject.batches[0]):
+        agrees = Trial(self.exported, bench).agrees
+        if not agrees(subject.batches[0]):
             raise cannot("the graph that torch.export makes of the model does not answer as the model does")
-        self.trial = replace(trial, batches=list(filter(trial.agrees, subject.batches)))
-        held_out = tuple(filter(trial.agrees, subject.held_out))
-        alike = len(held_out) == len(subject.held_out)
-        self.judging = bench if alike else replace(bench, subject=replace(subject, held_out=held_out))
+        batches, held_out = (tuple(filter(agrees, some)) for some in (subject.batches, subject.held_out))
+        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
+            bench = replace(bench, subject=replace(subject, batches=batches, held_out=held_out))
+        self.bench, self.trial = bench, Trial(self.exported, bench)
         self.in_fp32 = memory_in_fp32(bench)
 
     def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
@@ -159,9 +158,8 @@ class _Stage:
 
     def _verified(self, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, Plan]:
         """Each with what its file answers, on the inputs that plans are judged on."""
-        bench = self.judging
-        batches = bench.subject.held_out or tuple(self.trial.batches)
-        expected = Answers([bench.reference(batch) for batch in batches], bench.graded)
+        bench = self.bench
+        expected = Answers(bench.references(bench.checks), bench.graded)
 
         def tick() -> None:
             self.tick("running the programs")
@@ -170,7 +168,7 @@ class _Stage:
         given = run_as_files(
             bench,
             {file: files[file] for file in (f"{name}{PROGRAM}" for name in plans)},
-            batches,
+            bench.checks,
             lambda verifier, folder: verifier.answers(folder, list(plans), tick),
             lambda runs: {name: runs.answers(name) for name in plans},
         )

@@ -47,7 +47,7 @@ REBUILD = "patched_model.py calls that code once more, in the same working direc
 """What to say where the user's code fails before any plan is applied."""
 
 LATER = 20.0
-"""Seconds that a process has beyond a score's time to start, and to build the model."""
+"""Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
 
 
 class NotHandedOver(Exception):
@@ -145,7 +145,7 @@ class Verifier:
             told(file.read_text(encoding="utf-8") if file.exists() else "")
 
         file.unlink(missing_ok=True)
-        asked = {"score": {"function": scoring.place.text, "most": most}}
+        asked = {"score": {"function": scoring.place.text, "most": most, "limit": self._timeout}}
         return self._done(patched_file, plans, asked, self._timeout + LATER, waiting)
 
     def times(

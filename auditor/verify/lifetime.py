@@ -105,11 +105,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a group, and that group, unless it has ended by itself."""
     if process.poll() is None:
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # a line that it did not live to read

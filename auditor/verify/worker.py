@@ -136,7 +136,7 @@ def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Giv
             scoring = named(asked["function"], seed=runs.seed)
     except Exception as error:
         return failure_of(error)
-    return runs.score(plan, scoring, asked["most"], told=_teller(plan, scratch))
+    return runs.score(plan, scoring, asked["most"], asked["limit"], _teller(plan, scratch))
 
 
 def _teller(plan: str, scratch: Path) -> Callable[[int], None]:

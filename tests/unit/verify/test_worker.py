@@ -135,7 +135,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
     file = tmp_path / "inner_scores.py"
     file.write_text(SCORES)
     monkeypatch.chdir(tmp_path)
-    yield {"function": f"{file}:weights", "most": None}
+    yield {"function": f"{file}:weights", "most": None, "limit": 60.0}
     for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
         del sys.modules[name]
 
