@@ -42,13 +42,11 @@ class Exported:
     """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}; `meta["val"]` of
     its nodes has outlines of what they gave for the audited batch.
 
-    audited: the batch it was exported for; example: what it was exported on, that batch twice where it is of size one.
-    fixed: why it takes batches of the audited size alone; "" where it takes any.
+    audited: the batch it was exported for. fixed: why it takes batches of the audited size alone; "" where it takes any.
     """
 
     graph_module: fx.GraphModule
     audited: Batch
-    example: Batch
     fixed: str
 
 
@@ -66,21 +64,20 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
     Raises: PlanError(slug="cannot-export") for what torch.export does not take.
     """
     wrapped = _Plain(model, batch[1])
-    example, fixed = _open(batch)
     try:
-        program, fixed = _program(wrapped, batch, example, fixed, lambda program: _takes(program, wrapped, batch))
+        program, fixed = _program(wrapped, batch, takes=lambda program: _takes(program, wrapped, batch))
         module = _functional(program)
         _outline(module, batch)
     except Exception as error:
         let_through(error)
         raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
-    return Exported(module, batch, batch if fixed else example, fixed)
+    return Exported(module, batch, fixed)
 
 
 def saved(module: fx.GraphModule, of: Exported) -> Saved:
     """A lowered graph as a file. Raises: PlanError(slug="cannot-export") where torch.export cannot write one."""
     try:
-        program, fixed = _program(module, of.audited, of.example, of.fixed, lambda program: True)
+        program, fixed = _program(module, of.audited, of.fixed)
         file = io.BytesIO()
         torch.export.save(program, file)
     except Exception as error:
@@ -95,12 +92,12 @@ def cannot(said: str) -> PlanError:
 
 
 def _program(
-    module: nn.Module, batch: Batch, example: Batch, fixed: str, takes: Callable[[ExportedProgram], bool]
+    module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
     """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
-    if not fixed:
+    if not (fixed := fixed or _fixed(batch)):
         try:
-            program = _traced(module, example, dynamic=True)
+            program = _traced(module, batch, dynamic=True)
             if _varies(program) and takes(program):
                 return program, ""
             fixed = "the model's own code fixes it"
@@ -111,7 +108,9 @@ def _program(
 
 
 def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """dynamic: the first dimension of the inputs is left open."""
+    """dynamic: the first dimension of the inputs is left open; one of size one is doubled, since torch takes that for fixed."""
+    if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
+        batch = _twice(batch)
     args, kwargs = batch
     shapes = _shapes(module.forward, args, kwargs) if dynamic else None
     with isolated(module, batch), torch.no_grad(), quietly(), unfused():
@@ -194,15 +193,12 @@ def _is_plain(output: Any) -> bool:
     return isinstance(output, torch.Tensor)
 
 
-def _open(batch: Batch) -> tuple[Batch, str]:
-    """The batch to export on so that its size is left open, or why that cannot be. One of size one is taken twice: torch
-    takes a size of one for a fixed one."""
+def _fixed(batch: Batch) -> str:
+    """Why the size of a batch cannot be left open; "" where it may be."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if not sizes:
-        return batch, "it takes no tensors"
-    if len(sizes) != 1 or 0 in sizes:
-        return batch, "the inputs do not share a first dimension"
-    return _twice(batch) if sizes == {1} else batch, ""
+        return "it takes no tensors"
+    return "the inputs do not share a first dimension" if len(sizes) != 1 or 0 in sizes else ""
 
 
 def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

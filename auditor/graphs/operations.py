@@ -230,16 +230,14 @@ def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
     weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
     found = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
     found |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
-    ours = [node for node in tensors if node.op == "call_function"]
-    matcher = SequenceMatcher(
-        None,
-        [_key(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture) for n in ours],
-        [_key(node.owner, node.op, node.shape, capture) for node in capture.nodes.values()],
-        autojunk=False,
-    )
-    recorded = list(capture.nodes)
-    for start, other, size in matcher.get_matching_blocks():
-        found |= {ours[start + step].name: recorded[other + step] for step in range(size)}
+    computing = [node for node in tensors if node.op == "call_function"]
+    ours = [
+        (*_place(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture), n.name) for n in computing
+    ]
+    theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
+    matcher = SequenceMatcher(None, [each[:2] for each in ours], [each[:2] for each in theirs], autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
+        found |= {ours[a + step][2]: theirs[b + step][2] for step in range(size)}
     return found
 
 
@@ -251,8 +249,8 @@ def owner_of(node: fx.Node) -> str:
     return ".".join(parts[1:] if parts[:1] == [INNER] else parts)
 
 
-def _key(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, str, tuple[int, ...]]:
+def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
     """A module that has several paths goes by one of them; names that differ by tracer alone are one."""
     first = next((path for path, others in capture.aliases.items() if owner in others), owner)
     name = table.packet(op).removesuffix("_copy")
-    return first, table.operation(op).traced_as or name, tuple(shape)
+    return first, (table.operation(op).traced_as or name, tuple(shape))
