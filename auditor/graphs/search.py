@@ -57,10 +57,6 @@ class Operations:
         """Nothing is known before any run."""
         return []
 
-    def simpler(self, point: Choice, limit: float) -> Choice:
-        """The choice itself: none is easier to live with."""
-        return point
-
     def reject(self, point: Choice) -> None:
         """Note that the artefact of a choice did not hold."""
         self._rejected.add(point.low)

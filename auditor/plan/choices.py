@@ -8,8 +8,6 @@ from ..execution.chosen import labelled, scoped
 from ..execution.nesting import boundaries
 from ..execution.strategies import plain
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat
-from ..raised import let_through
 from ..records import Finding, Plan, ScopeChoice
 from ..resources import table
 from .costs import seconds
@@ -18,7 +16,6 @@ from .exceptions import needed
 from .memory import memory_of
 from .problem import Problem
 from .solve import Candidate, candidates, evaluate
-from .trial import Trial
 
 
 def everything(problem: Problem, precision: str) -> Candidate:
@@ -39,24 +36,6 @@ def ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
 def as_another(problem: Problem, rival: Plan) -> Candidate:
     """The scopes of a plan of another strategy."""
     return _keeping(problem, {owner for owner in problem.energy.scopes if scoped(rival.scopes)(owner) == "fp32"})
-
-
-def accepted(problem: Problem, trial: Trial) -> Candidate | None:
-    """Everything low but the scopes with an unsafe operation or one that refuses to run; None where that does not run."""
-    nodes = problem.capture.nodes
-    kept = {node.owner for name, node in nodes.items() if problem.verdicts[name].verdict == "unsafe"}
-    while True:
-        found = _keeping(problem, kept)
-        try:
-            trial.error(problem.running(labelled(found.precision)))
-            return found
-        except UnsupportedInFormat as refused:
-            if refused.owner is None or found.precision.get(refused.owner, "fp32") == "fp32":
-                return None
-            kept.add(refused.owner)
-        except Exception as error:
-            let_through(error)
-            return None
 
 
 def _keeping(problem: Problem, owners: set[str]) -> Candidate:

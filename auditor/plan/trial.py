@@ -38,22 +38,14 @@ class Trial:
         again."""
         return replace(self, beside=[])
 
-    def error(self, how: Running, enough: float = math.inf) -> float:
-        """Distance of low runs of the graph from the references: the worst batch's, or the first beyond `enough`; NaN counts.
+    def error(self, how: Running) -> float:
+        """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
-        worst = 0.0
-        for index in range(len(self.batches)):
-            error = self._error(index, how)
-            if not error <= enough:
-                return error
-            worst = max(worst, error)
-        return worst
-
-    def _error(self, index: int, how: Running) -> float:
-        capture = self.paths[index] if self.paths else self.capture
-        return float(self.distance(self.references[index], self._run(capture, how, self.batches[index])))
+        paths = self.paths or [self.capture] * len(self.batches)
+        each = zip(paths, self.references, self.batches, strict=True)
+        return worst_of([float(self.distance(expected, self._run(path, how, x))) for path, expected, x in each])
 
     def _run(self, capture: Capture, how: Running, batch: Batch) -> list[torch.Tensor]:
         beat()
@@ -68,3 +60,8 @@ class Trial:
         if beside is not None and before is None:
             beside.append(Run(values, policy))
         return tensor_outputs(result)
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)

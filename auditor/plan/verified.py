@@ -17,15 +17,18 @@ from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
 from ..execution.chosen import scoped
 from ..execution.strategies import running
+from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import on_cpu
+from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error, worst_output_error
 from ..raised import let_through
-from ..records import Baseline, CriterionValue, Plan, Verification
-from ..verify import Answers, NotHandedOver, Runs, in_hand, said_no_memory
+from ..records import Baseline, CriterionValue, Plan, Today, Verification
+from ..verify import Answers, NotHandedOver, Runs, failure_of, in_hand, said_no_memory
 from .recommend import has_fp32
 from .scores import raising
+from .trial import worst_of
 from .workbench import Workbench
 
 Given = dict[str, Answers | str]
@@ -185,21 +188,9 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) 
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 
 
-def worst_of(values: Sequence[float]) -> float:
-    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
-
-
-def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
-    """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
-    found = dict(baselines)
-    for name, plan in plans.items():
-        if not has_fp32(plan) and plan.measured_error is not None:
-            criteria = plan.verification.criteria if plan.verification else ()
-            found[name] = replace(
-                found[name], measured_error=plan.measured_error, finite=True, failure=None, criteria=criteria
-            )
-    return found
+def finite(error: float) -> tuple[float | None, bool]:
+    """What is kept of an error, and whether it is finite."""
+    return (error, True) if math.isfinite(error) else (None, False)
 
 
 def is_outdone(plan: Plan, baseline: Baseline) -> bool:
@@ -208,3 +199,21 @@ def is_outdone(plan: Plan, baseline: Baseline) -> bool:
         return False
     noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
     return plan.measured_error > baseline.measured_error + noise
+
+
+def today_of(bench: Workbench) -> Today | None:
+    """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
+    in IEEE arithmetic, as far as that is from itself."""
+    allowed = loose(bench.flags, bench.device)
+    if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
+        return None
+    references = bench.references(bench.checks)
+
+    try:
+        with under(bench.flags):
+            found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+        worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+    except Exception as error:
+        let_through(error)
+        return Today(allowed, None, False, failure_of(error))
+    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *finite(worst))
