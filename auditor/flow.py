@@ -162,7 +162,6 @@ def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 |
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:
             return planned
-        bench.held.close()  # the process that verified plans, which holds the model
         timed, timing = timed_plans(bench, planned.plans, stages.tick)
         return replace(planned, plans=timed, timing=timing)
 

@@ -201,16 +201,12 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
 
 def _nearest(plans: Plans) -> str:
     """The smallest error of a plan that runs something low; without one, the smallest within reach of those that do not."""
-    reached = [(plan.measured_error, "the best that was reached", plan) for plan in plans.values() if has_low(plan)]
-    reached = (
-        reached
-        if any(error is not None for error, *_ in reached)
-        else [(plan.reach, "the smallest error within reach", plan) for plan in plans.values()]
-    )
-    found = [(error, said, plan) for error, said, plan in reached if error is not None]
-    if not found:
+    ran = [(plan.measured_error, plan) for plan in plans.values() if plan.measured_error is not None and has_low(plan)]
+    reached = [(plan.reach, plan) for plan in plans.values() if plan.reach is not None]
+    if not (found := ran or reached):
         return ""
-    error, said, plan = min(found, key=lambda each: each[0])
+    error, plan = min(found, key=lambda each: each[0])
+    said = "the best that was reached" if ran else "the smallest error within reach"
     return f"; {said} is {error:.2g}{' of what a criterion allows' if _criteria(plan) else ''}, by {_called(plan)}"
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import torch
 
-from ..artefact.emit import emit
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
@@ -18,43 +15,28 @@ from ..errors import MeasureError, first_line
 from ..execution.chosen import scoped
 from ..execution.strategies import running
 from ..isolation.answer import answer
-from ..isolation.members import size_of
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error, worst_output_error
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Today, Verification
-from ..verify import Answers, NotHandedOver, Runs, failure_of, in_hand, said_no_memory
+from ..verify import Answers, failure_of, said_no_memory
 from .recommend import has_fp32
-from .scores import raising
 from .trial import worst_of
 from .workbench import Workbench
 
-Given = dict[str, Answers | str]
 
-
-def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> Given:
+def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> dict[str, Answers | str]:
     """What the model answers under each plan, on each of the bench's checks, or the one-line reason why it does not.
 
     waiting: called every second.
     """
-    fresh = bench.subject.origin is not None and not bench.not_fresh
-    return _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
-
-
-def _in_fresh_process(
-    bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
-) -> dict[str, Answers | str]:
-    subject = bench.subject
-    try:
-        verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
-        emitted = {**plans, **raising(subject)}
-        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, list(plans), waiting)
-    except NotHandedOver as problem:
-        bench.not_fresh.append(str(problem))
-        return _in_this_process(bench, plans)
+    return bench.ask(
+        plans,
+        lambda verifier, file: verifier.answers(file, list(plans), waiting),
+        lambda runs: {name: runs.answers(name) for name in plans},
+    )
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -64,14 +46,6 @@ def fresh_told(bench: Workbench) -> tuple[str, ...]:
         "the model, and did not run its plans."
         for reason in bench.not_fresh[:1]
     )
-
-
-def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
-    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    gradients = bench.graded is not None  # of the model before it is patched
-    load = partial(in_hand, bench.subject.model, plans)
-    runs = Runs(load, bench.checks, bench.device, bench.seed, gradients, bench.most)
-    return {name: runs.answers(name) for name in plans}
 
 
 Tick = Callable[[str], None]
