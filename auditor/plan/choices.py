@@ -10,8 +10,6 @@ from ..execution.strategies import plain
 from ..numerics.formats import FORMATS
 from ..records import Finding, Plan, ScopeChoice
 from ..resources import table
-from .costs import seconds
-from .energy import timed_in
 from .exceptions import needed
 from .memory import memory_of
 from .problem import Problem
@@ -86,25 +84,18 @@ def _unfit(problem: Problem) -> str:
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    saved = savings(problem, chosen)
+    prices = problem.energy.scopes
+
+    def saved(path: str) -> float:
+        low, high, _ = prices.get(path, (0.0, 0.0, 0.0))
+        return (high - low) / chosen.cost if chosen.cost else 0.0
+
     return {
         path: ScopeChoice(
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
-            cost=saved.get(path) if boundary.precision == "fp32" else None,
+            cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
         for path, boundary in boundaries(problem.capture, problem.strategy, labelled(chosen.precision)).items()
     }
-
-
-def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
-    """{owner: share of the candidate's predicted time}; casts, which depend on the neighbours, are not counted."""
-    now = problem.resolve(labelled(chosen.precision))
-    low = problem.lowest.resolution
-    saved = dict.fromkeys(chosen.precision, 0.0)
-    for name, node in problem.capture.nodes.items():
-        cost = problem.costs[name]
-        before, after = (seconds(cost, timed_in(each, name), problem.device) for each in (now, low))
-        saved[node.owner] = saved.get(node.owner, 0.0) + before - after
-    return {owner: time / chosen.seconds if chosen.seconds else 0.0 for owner, time in saved.items()}

@@ -231,18 +231,8 @@ class Problem:
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
-        if not self.kept:
-            if name not in self._cast_squares:
-                self._cast_squares[name] = self._widest_off(name, {self.format})
-            return self._cast_squares[name]
-        formats = {self.kept.get(reader, self.format) for reader in resolution.lowered.get(name, ())} or {self.format}
-        return self._widest_off(name, formats)
-
-    @cached_property
-    def _cast_squares(self) -> dict[str, float]:
-        return {}
-
-    def _widest_off(self, name: str, formats: set[str]) -> float:
+        readers = resolution.lowered.get(name, ()) if self.kept else ()
+        formats = {self.kept.get(reader, self.format) for reader in readers} or {self.format}
         found = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in found), default=0.0), FORBIDDEN)
 

@@ -75,7 +75,7 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
     """
     if not runs:
         return space.proposed(limit)
-    best = min((space.nothing, *space.holding()), key=lambda point: point.price)
+    best = min((*space.holding(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
     for run in range(runs):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price

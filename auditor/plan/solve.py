@@ -14,7 +14,7 @@ from .costs import cast_seconds
 from .energy import FORBIDDEN, Energy
 from .problem import Problem, Term
 
-VISITS = 20_000
+VISITS = 12_000
 """Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
 
 

@@ -103,22 +103,22 @@ def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: P
         return _failed(bench, plan, str(error))
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.floor.joint)):
         return _failed(bench, plan, otherwise)
-    finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
+    is_finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
     named = _criteria(bench, pairs, graded)
     result = replace(
         _unrun(bench),
-        error=found if finite else None,
-        joint=None if bench.distance is output_error else _number(worst_of([output_error(r, c) for r, c in pairs])),
+        error=found if is_finite else None,
+        joint=None if bench.distance is output_error else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         criteria=named,
         apart=apart(pairs),
-        finite=finite,
-        worst_output=worst if finite and math.isfinite(worst) else None,
-        with_gradients=enabled if finite else None,
+        finite=is_finite,
+        worst_output=worst if is_finite and math.isfinite(worst) else None,
+        with_gradients=enabled if is_finite else None,
         noise=bench.floor.error,
         floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
         ungraded=bench.ungraded,
     )
-    verified = finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
+    verified = is_finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
     return replace(plan, measured_error=result.error, verified=verified, verification=result)
 
 
@@ -127,10 +127,6 @@ def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> t
     if not isinstance(bench.distance, Criteria):
         return ()
     return bench.distance.values(pairs, [graded] if graded else [])
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:

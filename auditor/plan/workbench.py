@@ -178,19 +178,24 @@ class Workbench:
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from: the same for all who ask."""
         if (strategy, fmt) not in self._problems:
-            self._problems[strategy, fmt] = self._problem(strategy, fmt)
+            measured = self.contributions[fmt], self.verdicts[fmt]
+            stored = self.subject.raised, self.subject.stored_low
+            self._problems[strategy, fmt] = Problem(
+                self.capture,
+                self.costs,
+                *measured,
+                strategy,
+                fmt,
+                self.gpu,
+                *stored,
+                self.contributions,
+                self.objective,
+            )
         return self._problems[strategy, fmt]
 
     @cached_property
     def _problems(self) -> dict[tuple[str, str], Problem]:
         return {}
-
-    def _problem(self, strategy: str, fmt: str) -> Problem:
-        measured = self.contributions[fmt], self.verdicts[fmt]
-        stored = self.subject.raised, self.subject.stored_low
-        return Problem(
-            self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored, self.contributions, self.objective
-        )
 
 
 def workbench(
