@@ -13,7 +13,7 @@ from ..raised import let_through
 from .choices import everything
 from .problem import Problem
 from .search import LITTLE
-from .solve import Candidate, between, candidates, refined
+from .solve import Candidate, between, candidates, evaluate, refined
 from .trial import Trial
 
 SHORTER = 0.05
@@ -41,13 +41,30 @@ class Modules:
 
     def error(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice; inf where an operation raises."""
-        if (key := self.key(point)) not in self.log:
+        if self.key(point) not in self.log:
             try:
-                self.log[key] = self._trial.error(self.problem.running(labelled(point.precision)))
+                self.log[self.key(point)] = self._trial.error(self.problem.running(labelled(point.precision)))
             except Exception as error:
                 let_through(error)
-                self.log[key] = math.inf
-        return self.log[key]
+                self.log[self.key(point)] = math.inf
+        return self.log[self.key(point)]
+
+    def least_harm(self) -> float | None:
+        """The error with one scope low, of those that gain by it the one whose operations move the outputs least."""
+        problem, energy = self.problem, self.problem.energy
+
+        def moves(owner: str) -> float:
+            names = (node.name for node in problem.operations_of.get(owner, ()))
+            return math.fsum(
+                problem.contributions[name].isolated ** 2 for name in names if name in problem.contributions
+            )
+
+        for owner in sorted(energy.scopes, key=moves):
+            labels = dict.fromkeys({owner, *energy.tied_to(owner)}, problem.format)
+            point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
+            if point.cost < self.nothing.cost:
+                return self.error(point)
+        return None
 
     def error_within_means(self, point: Candidate) -> float | None:
         """The same; None where no more replays can be afforded."""
@@ -69,11 +86,6 @@ class Modules:
     def holding(self) -> list[Candidate]:
         """Known choices that hold the budget and lower nothing unsafe."""
         return [point for point in self.known if point.feasible and self.log[self.key(point)] <= self.budget]
-
-    @property
-    def reach(self) -> float | None:
-        """The smallest error that a run had in which anything was low."""
-        return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
     def reject(self, point: Candidate) -> None:
         """Note that the artefact of a choice did not hold."""

@@ -63,7 +63,11 @@ class Planner:
             self.tick(f"why {name.replace('_', ' ')}")
             with space.incremental():
                 plan = with_reasons(space, found[name], self.bench.findings)
-            found[name] = plan if has_low(plan) or not runs(plan.format) else replace(plan, reach=space.reach)
+            if runs(plan.format) and not has_low(plan):
+                errors = baselines[name].measured_error, None if self.bench.quick else space.least_harm()
+                reach = min((error for error in errors if error is not None and math.isfinite(error)), default=None)
+                plan = replace(plan, reach=reach)
+            found[name] = plan
         return {name: found[name] for name in self.spaces}
 
     def _make(self, name: str, limit: float) -> Candidate:
