@@ -8,7 +8,7 @@ from torch import fx
 from ..artefact.strategies import SHIPPED
 from ..numerics.formats import FORMATS
 from ..numerics.nodes import tensors_of
-from ..plan.memory import memory_of, most_alive
+from ..plan.costs import memory_of, most_alive
 from ..plan.workbench import Workbench
 from ..records import Memory
 from .lowered import COPIED, weight_of

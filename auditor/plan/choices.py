@@ -10,8 +10,8 @@ from ..execution.strategies import plain
 from ..numerics.formats import FORMATS
 from ..records import Finding, Plan, ScopeChoice
 from ..resources import table
+from .costs import memory_of
 from .exceptions import needed
-from .memory import memory_of
 from .problem import Problem
 from .solve import Candidate, candidates, evaluate
 

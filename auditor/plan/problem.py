@@ -17,11 +17,9 @@ from ..execution.strategies import running
 from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
-from .costs import Cost, cast_seconds, output_elements, seconds, traffic_seconds
+from .costs import Cost, cast_seconds, memory_of, output_elements, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy, energy_of, timed_in
-from .exceptions import exceptions_of
-from .leaks import Lowest, lowest
-from .memory import memory_of
+from .exceptions import Lowest, exceptions_of, lowest
 
 if TYPE_CHECKING:
     from .solve import Candidate

@@ -22,8 +22,8 @@ from ..numerics.metrics import output_error, worst_output_error
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Today, Verification
 from ..verify import Answers, failure_of, said_no_memory
+from .modules import worst_of
 from .recommend import has_fp32
-from .trial import worst_of
 from .workbench import Workbench
 
 

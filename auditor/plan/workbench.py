@@ -32,8 +32,8 @@ from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Pl
 from ..rulebook.verdicts import Judgement
 from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand, unwound
 from .costs import Cost, costs_of
+from .modules import Trial
 from .problem import Problem
-from .trial import Trial
 
 T = TypeVar("T")
 

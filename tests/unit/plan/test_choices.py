@@ -20,10 +20,9 @@ from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
 from auditor.plan.choices import as_plan, everything, scopes_of
 from auditor.plan.costs import costs_of
-from auditor.plan.modules import Modules
+from auditor.plan.modules import Modules, Trial
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate
-from auditor.plan.trial import Trial
 from auditor.records import Capture, ScopeChoice, Verdict
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of

@@ -14,9 +14,9 @@ import auditor
 from auditor.execution.running import Running
 from auditor.plan import plans as module
 from auditor.plan.choices import as_plan
+from auditor.plan.modules import Trial
 from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN
-from auditor.plan.trial import Trial
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Plan
 from tests.planning import Foretold, bench_of
