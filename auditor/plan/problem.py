@@ -209,23 +209,13 @@ class Problem:
 
     def terms(self, resolution: Resolution) -> list[Term]:
         """What each node adds, in the order of the graph."""
-        dtypes, kernels = resolution.dtypes, resolution.kernels
-        reads_low, conflicts, known = resolution.reads_low, resolution.conflicts, self._terms
         found = []
         for name in self.capture.nodes:
-            state = name, dtypes[name], kernels.get(name), name in reads_low, name in conflicts
-            if (term := known.get(state)) is None:
-                cost, dtype = self.costs[name], timed_in(resolution, name)
-                elapsed = seconds(cost, dtype, self.device)
-                low_flops = cost.flops if is_low(dtype) else 0
-                term = known[state] = Term(self.node_square(resolution, name), elapsed, cost.flops, low_flops)
-            found.append(term)
+            cost, dtype = self.costs[name], timed_in(resolution, name)
+            low_flops = cost.flops if is_low(dtype) else 0
+            square, elapsed = self.node_square(resolution, name), seconds(cost, dtype, self.device)
+            found.append(Term(square, elapsed, cost.flops, low_flops))
         return found
-
-    @cached_property
-    def _terms(self) -> dict[tuple[str, str, str | None, bool, bool], Term]:
-        """What nodes add, by all that it depends on: choices differ in few of them."""
-        return {}
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
