@@ -25,15 +25,13 @@ from .measure.noise import noise_of
 from .measure.regions import run_regions
 from .measure.workingset import working_set
 from .options import Options
-from .plan.baselines import baselines_of, today_of
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
-from .plan.plans import everything_low, plans_of
-from .plan.reach import with_reach
+from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
-from .plan.verified import as_run
+from .plan.verified import today_of
 from .plan.workbench import Workbench, workbench
 from .pulse import listening
 from .raised import device_failed, device_is_full, gave_up, origin_of
@@ -150,22 +148,20 @@ def _where_it_runs(options: Options, subject: Subject) -> tuple[Options, Subject
 def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
-        plain = everything_low(bench, options.scoped, options.formats, stages.tick)
-        baselines = located(bench, baselines_of(bench, options.scoped, options.formats, plain))
+        planner = Planner(bench, options.scoped, options.formats, stages.tick)
+        baselines = located(bench, planner.baselines())
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
-        plans = plans_of(bench, options.scoped, options.formats, baselines, stages.tick, plain)
-        plans = with_reach(bench, located_plans(bench, plans), baselines)
+        plans = located_plans(bench, planner.plans(baselines))
     with stages("scores", _scored_by(options), wanted=score is not None):
         plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
         graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
         graphs = replace(graphs, baselines=located(bench, graphs.baselines))
-    planned = replace(graphs.beside(as_run(baselines, plans), plans), fp32_today=today)
+    planned = replace(graphs.beside(baselines, plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:
             return planned
-        bench.held.close()  # the process that verified plans, which holds the model
         timed, timing = timed_plans(bench, planned.plans, stages.tick)
         return replace(planned, plans=timed, timing=timing)
 

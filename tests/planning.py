@@ -36,17 +36,24 @@ class Foretold(Modules):
     """Choices whose replays err by `off` times as predicted, beyond `refused` do not run, and are listed in `asked`."""
 
     def __init__(
-        self, problem: Problem, budget: float, off: float = 1.0, refused: float = math.inf, **known: Any
+        self,
+        problem: Problem,
+        budget: float,
+        off: float = 1.0,
+        refused: float = math.inf,
+        known: Sequence[tuple[Candidate, float]] = (),
     ) -> None:
-        super().__init__(problem, None, budget, **known)  # type: ignore[arg-type]
+        super().__init__(problem, None, budget)  # type: ignore[arg-type]
         self.off, self.refused, self.asked = off, refused, list[Candidate]()
+        self.known = [point for point, _ in known]
+        self.log |= {self.key(point): error for point, error in known}
 
-    def error(self, point: Candidate, enough: float = math.inf) -> float:
-        if not self.is_logged(point):
+    def error(self, point: Candidate) -> float:
+        if self.key(point) not in self.log:
             self.asked.append(point)
             found = self.off * point.predicted_error if point.predicted_error <= self.refused else math.inf
-            self.log[self._key(point)] = found
-        return super().error(point)
+            self.log[self.key(point)] = found
+        return self.log[self.key(point)]
 
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..records import Batch, Literals, Node
-from .base import PlainRun, Strategy, autocast_type
+from ..records import Literals, Node
+from .base import Strategy
 from .runtime import DTYPES, Runtime, call, convert, device_type, in_region
 
 
@@ -55,10 +55,6 @@ class Autocast(Strategy):
     def literals(self, node: Node) -> Mapping[str, Literals]:
         """Python sees what autocast returns."""
         return node.autocast_literals
-
-    def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
-        """Inside one `torch.autocast`."""
-        return PlainRun(batch, calling=functools.partial(torch.autocast, autocast_type(model, batch), dtype=dtype))
 
 
 STRATEGY = Autocast()

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..records import Batch, Literals, Node, Plan
+from ..records import Literals, Node, Plan
 from .runtime import Runtime, device_type
-
-Around = Callable[[], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True)
-class PlainRun:
-    """How a user runs the whole model low with no plan. storing: around everything; it leaves the model as it was.
-
-    calling: around the call of the model alone.
-    """
-
-    batch: Batch
-    storing: Around = nullcontext
-    calling: Around = nullcontext
 
 
 class Strategy:
@@ -71,10 +54,6 @@ class Strategy:
     def literals(self, node: Node) -> Mapping[str, Literals]:
         """{format: what Python writes at a node where it derives it from the dtypes that it sees in a model run so}."""
         return {}
-
-    def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
-        """How a user runs the whole model low with no plan."""
-        raise NotImplementedError
 
     def gains(self, plan: Plan) -> bool:
         """Whether a plan is worth more than FP32 to whoever chose this strategy: products run low, or fewer bytes move."""

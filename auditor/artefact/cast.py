@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..isolation.answer import lowered_batch, stored_in
 from ..isolation.members import named_tensors
-from ..records import Batch, Literals, Node
-from .base import PlainRun, Strategy
+from ..records import Literals, Node
+from .base import Strategy
 from .runtime import DTYPES, Runtime, by_scope, call, convert, floating_dtype
 
 
@@ -54,10 +51,6 @@ class Cast(Strategy):
     def literals(self, node: Node) -> Mapping[str, Literals]:
         """Python sees a model in the format."""
         return node.literals
-
-    def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
-        """After one `.half()` or `.bfloat16()`, of the inputs too."""
-        return PlainRun(lowered_batch(batch, dtype), storing=partial(stored_in, model, dtype))
 
 
 STRATEGY = Cast()

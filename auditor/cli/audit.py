@@ -264,10 +264,10 @@ def _with_score(args: argparse.Namespace, options: Options) -> Options:
 
 def _exit_code(severities: Iterable[str], fail_on: str, audit: Audit) -> int:
     """1 for findings at or above the level, and where the user's own score leaves no plan to recommend."""
-    from ..plan.recommend import loses
+    from ..plan.recommend import outcome
 
     if fail_on == "never":
         return 0
-    if audit.recommended is None and loses(audit.plans, audit.use):
+    if audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return int(any(LEVELS.index(severity) >= LEVELS.index(fail_on) for severity in severities))

@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..isolation import isolated
 from ..isolation.members import size_of, structure_of
 from ..numerics.formats import runs
-from ..plan.scores import raising
+from ..plan.workbench import raising
 from ..records import Plan, ScopeChoice, Subject
 from ..verify import NotHandedOver, Verifier
 from .live import apply, pick

@@ -16,6 +16,7 @@ from ..execution.execute import Executor
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..plan import mincut
+from ..plan.modules import worst_of
 from ..plan.workbench import Workbench
 from ..raised import let_through
 from ..records import Batch, Kept
@@ -149,17 +150,10 @@ class Trial:
     exported: Exported
     bench: Workbench
 
-    def error(self, table: Table, low: frozenset[str], enough: float = math.inf) -> float:
-        """Error of the outputs with these operations low: the worst batch's, or the first beyond `enough`.
-
-        Raises: Refused where an operation raises.
-        """
-        module, worst = lowered(self.exported, table, low), 0.0
-        for batch in self.bench.subject.batches:
-            worst = max(worst, found) if (found := self._distance(module, batch)) == found else math.inf
-            if worst > enough:
-                break
-        return worst
+    def error(self, table: Table, low: frozenset[str]) -> float:
+        """Error of the outputs with these operations low, the worst batch's. Raises: Refused where an operation raises."""
+        module = lowered(self.exported, table, low)
+        return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
         """Whether the graph in FP32 answers as the model does."""
@@ -210,11 +204,11 @@ class Operations:
         self._rejected: set[frozenset[str]] = set()
         self.nothing = self._choice(frozenset())
 
-    def error(self, point: Choice, enough: float = math.inf) -> float:
-        """Error of the graph with a choice low. enough: see Trial.error."""
+    def error(self, point: Choice) -> float:
+        """Error of the graph with a choice low."""
         if point.low not in self.log:
             try:
-                self.log[point.low] = self._trial.error(self.table, point.low, enough)
+                self.log[point.low] = self._trial.error(self.table, point.low)
             except Refused:
                 self.log[point.low] = math.inf
         return math.inf if point.low in self._rejected else self.log[point.low]
@@ -222,10 +216,6 @@ class Operations:
     def holding(self) -> list[Choice]:
         """Nothing is known before any run."""
         return []
-
-    def simpler(self, point: Choice, limit: float) -> Choice:
-        """The choice itself: none is easier to live with."""
-        return point
 
     def reject(self, point: Choice) -> None:
         """Note that the artefact of a choice did not hold."""

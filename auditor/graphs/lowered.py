@@ -10,8 +10,7 @@ from torch import fx, nn
 
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import tensors_of
-from ..plan.costs import costs_in
-from ..plan.memory import most_alive
+from ..plan.costs import costs_in, most_alive
 from ..records import Memory
 from .exported import Exported, outlines
 from .operations import Table, is_pick, low_arguments

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..artefact.strategies import GRAPHS, SHIPPED
 from ..errors import PlanError, first_line
 from ..numerics.formats import runs
-from ..plan.memory import memory_of
+from ..plan.costs import memory_of
 from ..plan.scores import InFp32, tell
 from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import judged

@@ -8,17 +8,12 @@ from ..execution.chosen import labelled, scoped
 from ..execution.nesting import boundaries
 from ..execution.strategies import plain
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat
-from ..raised import let_through
 from ..records import Finding, Plan, ScopeChoice
 from ..resources import table
-from .costs import seconds
-from .energy import timed_in
+from .costs import memory_of
 from .exceptions import needed
-from .memory import memory_of
 from .problem import Problem
 from .solve import Candidate, candidates, evaluate
-from .trial import Trial
 
 
 def everything(problem: Problem, precision: str) -> Candidate:
@@ -39,24 +34,6 @@ def ruled(problem: Problem, findings: Sequence[Finding]) -> Candidate:
 def as_another(problem: Problem, rival: Plan) -> Candidate:
     """The scopes of a plan of another strategy."""
     return _keeping(problem, {owner for owner in problem.energy.scopes if scoped(rival.scopes)(owner) == "fp32"})
-
-
-def accepted(problem: Problem, trial: Trial) -> Candidate | None:
-    """Everything low but the scopes with an unsafe operation or one that refuses to run; None where that does not run."""
-    nodes = problem.capture.nodes
-    kept = {node.owner for name, node in nodes.items() if problem.verdicts[name].verdict == "unsafe"}
-    while True:
-        found = _keeping(problem, kept)
-        try:
-            trial.error(problem.running(labelled(found.precision)))
-            return found
-        except UnsupportedInFormat as refused:
-            if refused.owner is None or found.precision.get(refused.owner, "fp32") == "fp32":
-                return None
-            kept.add(refused.owner)
-        except Exception as error:
-            let_through(error)
-            return None
 
 
 def _keeping(problem: Problem, owners: set[str]) -> Candidate:
@@ -107,25 +84,18 @@ def _unfit(problem: Problem) -> str:
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    saved = savings(problem, chosen)
+    prices = problem.energy.scopes
+
+    def saved(path: str) -> float:
+        low, high, _ = prices.get(path, (0.0, 0.0, 0.0))
+        return (high - low) / chosen.cost if chosen.cost else 0.0
+
     return {
         path: ScopeChoice(
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
-            cost=saved.get(path) if boundary.precision == "fp32" else None,
+            cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
         for path, boundary in boundaries(problem.capture, problem.strategy, labelled(chosen.precision)).items()
     }
-
-
-def savings(problem: Problem, chosen: Candidate) -> dict[str, float]:
-    """{owner: share of the candidate's predicted time}; casts, which depend on the neighbours, are not counted."""
-    now = problem.resolve(labelled(chosen.precision))
-    low = problem.lowest.resolution
-    saved = dict.fromkeys(chosen.precision, 0.0)
-    for name, node in problem.capture.nodes.items():
-        cost = problem.costs[name]
-        before, after = (seconds(cost, timed_in(each, name), problem.device) for each in (now, low))
-        saved[node.owner] = saved.get(node.owner, 0.0) + before - after
-    return {owner: time / chosen.seconds if chosen.seconds else 0.0 for owner, time in saved.items()}

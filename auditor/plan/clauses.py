@@ -5,28 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from ..execution.chosen import labelled
 from ..execution.resolve import Resolution, is_low
 from ..execution.running import Running
-from ..execution.strategies import running
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..records import Capture, Node, Reason
+from ..records import Node, Reason
 from .problem import Problem
 from .solve import Candidate
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
-
-
-ALONE = "lowering it alone"
-"""How a clause begins that is about one module and not about all of which it is said."""
-
-_NOT_ALL = "; not all of which this is said can be low together"
 
 
 def count(number: int, noun: str) -> str:
@@ -50,78 +42,62 @@ def gained(saves: float, objective: str) -> str:
     return f"saves {'less than 0.1%' if saves < 0.0005 else f'{saves:.1%}'} of the {GAINS[objective]}"
 
 
-def no_gain(saves: float, objective: str, scopes: int, least: float, *, alone: bool = False) -> str:
-    """Why what could be low is not.
-
-    scopes: how many more there would be; least: the share that these must save; alone: not all that gains nothing holds
-    the budget when it is low together.
-    """
-    what, rest = (ALONE, _NOT_ALL) if alone else ("lowering it", "")
-    if saves <= 0:
-        return f"{what} {gained(saves, objective)}{rest}"
-    more = "one more scope in the plan must save" if scopes <= 1 else f"{scopes} more scopes in the plan must save"
-    return f"{what} {gained(saves, objective)}, where {more} {max(least, 0.001):.1%}{rest}"
+def no_gain(most: float, objective: str, *, alone: bool) -> str:
+    """Why what could be low is not. most: what of all such saves most; alone: not all of it holds the budget together."""
+    what, rest = ("lowering it alone", "; not all of this can be low together") if alone else ("lowering it", "")
+    if most > 0:
+        saved = gained(most, objective)
+        least = saved if "less than" in saved else saved.replace("saves", "saves at most")
+        return f"{what} {least}, less than the scopes that it adds to the plan must save{rest}"
+    return f"{what} {gained(most, objective)}{rest}"
 
 
-def little(saves: float, objective: str, *, alone: bool = False) -> str:
-    """The same of many that each save something. saves: the most."""
-    what, rest = (ALONE, _NOT_ALL) if alone else ("lowering it", "")
-    return f"{what} {_at_most(gained(saves, objective))}, less than the scopes that it adds to the plan must save{rest}"
-
-
-def _at_most(clause: str) -> str:
-    return clause if "less than" in clause else clause.replace("saves ", "saves at most ", 1)
-
-
-def over(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Why what would gain something is not lowered: the budget."""
+def added(before: float, after: float, budget: float, margin: float, saves: float, objective: str, ran: bool) -> str:
+    """Why what would gain something is not lowered: the budget, of which a plan uses the share `margin`."""
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = apart(before, after, budget)
-    how = (
-        f"takes the error from {first} to {second}"
-        if ran
-        else f"is predicted to take the error from {first} to {second}"
-    )
-    left = f"{max(budget - before, 0.0):.2g} of the budget of {allowed} is left"
-    return f"lowering it {how}, and {gained(saves, objective)}; {left}"
-
-
-def close(before: float, after: float, budget: float, target: float, ran: bool) -> str:
-    """Why what stays within the budget is not lowered: other inputs."""
-    first, second, share = apart(before, after, target)
-    verb = ("takes", "leaves") if ran else ("is predicted to take", "is predicted to leave")
-    moved = f"{verb[0]} the error from {first} to {second}" if first != second else f"{verb[1]} the error at {first}"
-    if after <= target:
-        return f"lowering it alone {moved}; low together with what else could be, the plan was better by less than 1%, if at all"
-    return (
-        f"lowering it {moved}, within the budget of {budget:.2g}, of which this plan was made to use {share}: other inputs "
-        f"deserve some room"
-    )
+    moved = f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}"
+    if after > budget:
+        left = f"{max(budget - before, 0.0):.2g} of the budget of {allowed} is left"
+        return f"{moved}, and {gained(saves, objective)}; {left}"
+    if after > margin * budget:
+        return f"{moved}, which leaves less of the budget of {allowed} than the safety margin of {1 - margin:.0%}"
+    return f"{moved}; low together with what else could be, the plan was better by less than 1%, if at all"
 
 
 _REGION = "the autocast region around it"
 """What raises operations under a strategy that is none of regions: the author's own, or a scope's that keeps functions."""
 
 
+Origin = tuple[str, str | None]
+"""Where what an operation gives has its precision from: in words, and by name where there is one to look at."""
+
+
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
-    precision = labelled(chosen.precision)
-    how = running(problem.capture, problem.strategy, precision, problem.format)
-    resolution, told = problem.resolve(precision), _told(problem.capture)
-    found, begins = [], dict[str, _Beginning]()
-    for name, node in problem.capture.nodes.items():
-        if is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
+    precision, nodes = labelled(chosen.precision), problem.capture.nodes
+    how, resolution = problem.running(precision), problem.resolve(precision)
+    found, origins, twins = list[Reason](), dict[str, Origin](), problem.capture.twins
+    for n in problem.capture.graph_module.graph.nodes:
+        node, name = nodes.get(n.name), n.name
+        if node is None or is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
             continue
+        setting = how.setting(name)
         if not node.floating:
-            found.append(Reason("not-floating", "it is no floating-point operation", operations=(name,)))
-        elif (setting := how.setting(name)).kept:
-            if chosen.precision.get(problem.variable(name)) != "fp32":  # else it has a reason of its own
-                found.append(_kept_around(problem, precision.keep, node))
+            reason = Reason("not-floating", "it is no floating-point operation")
+        elif setting.kept:
+            if chosen.precision.get(problem.variable(name)) == "fp32":
+                continue  # it has a reason of its own
+            reason = _kept_around(precision.keep, node)
         elif setting.precision != "fp32":
-            kind, words, by, begins[name] = _why(problem, resolution, how, node, told[name], begins)
-            found.append(Reason(kind, words, operations=(name,), by=by))
-    return together([reason for reason in found if not problem.capture.twins.keys() & set(reason.operations)])
+            writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
+            reason, origins[name] = _why(problem, resolution, how, node, writes, origins)
+        else:
+            continue
+        if name not in twins:
+            found.append(replace(reason, operations=(name,)))
+    return together(found)
 
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
@@ -143,88 +119,53 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     )
 
 
-def _kept_around(problem: Problem, keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
+def _kept_around(keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
     """A function that a module around this one keeps, in all that is in it."""
-    function = node.function
-    assert function is not None
-    by = next(call.path for call in node.calls if function.path in keep.get(call.path, ()))
-    where = by or "the model"
-    return Reason("inherited", f"{function.path} stays FP32 in all of {where}", operations=(node.name,), by=by)
-
-
-class _Beginning(NamedTuple):
-    """Where what an operation gives has its precision from: in words, and by name where there is one to look at."""
-
-    words: str
-    by: str | None
-
-
-def _told(capture: Capture) -> Mapping[str, bool]:
-    """{node: whether a dtype is written among its arguments}."""
-    graph = capture.graph_module.graph
-    return {
-        node.name: any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
-        for node in graph.nodes
-    }
+    assert node.function is not None
+    function = node.function.path
+    by = next(call.path for call in node.calls if function in keep.get(call.path, ()))
+    return Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
 
 
 def _why(
-    problem: Problem,
-    resolution: Resolution,
-    how: Running,
-    node: Node,
-    told: bool,
-    begins: Mapping[str, _Beginning],
-) -> tuple[str, str, str | None, _Beginning]:
-    """Kind, clause, which node decides, and where the precision of those that it is handed to begins.
+    problem: Problem, resolution: Resolution, how: Running, node: Node, writes: bool, origins: Mapping[str, Origin]
+) -> tuple[Reason, Origin]:
+    """Why an operation in a low module is not low, and where the precision of what it gives has its origin.
 
-    begins: that of operations before it. What autocast and the author decide has no name in it, so that what repeated
-    blocks have in common is one reason.
+    writes: whether a dtype is among its arguments. origins: of operations before it. What autocast and the author decide has
+    no name in it, so that what repeated blocks have in common is one reason.
     """
-    given, row = label(resolution.computed(node.name)), operation(node.op)
-    name = problem.capture.twins.get(node.name, node.name)
-    itself = _Beginning(name, name)
-    if node.dtype in ("float64", "complex64", "complex128"):
-        return "author", f"it computes in {node.dtype}, which no plan lowers", None, itself
+    given, name = label(resolution.computed(node.name)), problem.capture.twins.get(node.name, node.name)
     setting, casts = how.setting(node.name), how.casts(node)
-    inside = setting.in_region(node.region)
+    inside, origin = setting.in_region(node.region), (name, name)
+    if node.dtype in ("float64", "complex64", "complex128"):
+        return Reason("author", f"it computes in {node.dtype}, which no plan lowers"), origin
     if setting.autocast and not inside.autocast:
-        return "author", "the author switches autocast off around it", None, itself
+        return Reason("author", "the author switches autocast off around it"), origin
     if inside.precision != setting.precision:
-        return "author", f"the author runs it in {label(inside.precision)}, whatever the plan", None, itself
-    if told:
-        return (
-            "author",
-            f"the author asks for {given} here",
+        return Reason("author", f"the author runs it in {label(inside.precision)}, whatever the plan"), origin
+    if writes:
+        return Reason("author", f"the author asks for {given} here"), (
+            f"a value that the author asks for in {given}",
             None,
-            _Beginning(f"a value that the author asks for in {given}", None),
         )
     if casts.autocast in ("fp32", "fp32_unless_dtype"):
-        packet = row.packet or node.op
-        runner = problem.strategy if problem.how.regional else _REGION
-        itself = _Beginning(f"{packet}, which {runner} runs in FP32 by itself", None)
-        return "strategy", f"{runner} runs {packet} in FP32 by itself", None, itself
-    if (source := _handed(resolution, node)) is None:
-        return "author", f"it makes values of its own, in {given}", None, itself
+        packet, runner = operation(node.op).packet or node.op, problem.strategy if problem.how.regional else _REGION
+        words = f"{runner} runs {packet} in FP32 by itself"
+        return Reason("strategy", words), (f"{packet}, which {runner} runs in FP32 by itself", None)
+    handed = (source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed(node.name))
+    if (source := next(handed, None)) is None:
+        return Reason("author", f"it makes values of its own, in {given}"), origin
     if source in problem.capture.nodes:
-        begin = begins.get(source, _Beginning(source, source))
-        return "inherited", f"{given} reaches it from {begin.words}", begin.by, begin
+        words, by = origins.get(source, (source, source))
+        return Reason("inherited", f"{given} reaches it from {words}", by=by), (words, by)
     place = next(p for p in problem.capture.placeholders if p.name == source)
     if place.kind == "constant":
-        return "inherited", f"it is handed {given} by a constant", None, _Beginning("a constant", None)
-    words, by = f"the {place.kind} {place.fqn or source}", place.fqn or source
-    here, _, leaf = by.rpartition(".")
-    if here and here == node.owner:
-        return (
-            "inherited",
-            f"it is handed {given} by the {place.kind} {leaf} of its module",
-            None,
-            _Beginning(words, by),
-        )
-    return "inherited", f"it is handed {given} by {words}", by, _Beginning(words, by)
-
-
-def _handed(resolution: Resolution, node: Node) -> str | None:
-    """The first that it reads of the dtype that it computes in."""
-    given = resolution.computed(node.name)
-    return next((source for source in node.inputs if resolution.dtypes.get(source) == given), None)
+        return Reason("inherited", f"it is handed {given} by a constant"), ("a constant", None)
+    by = place.fqn or source
+    above, _, leaf = by.rpartition(".")
+    if above and above == node.owner:
+        reason = Reason("inherited", f"it is handed {given} by the {place.kind} {leaf} of its module")
+    else:
+        reason = Reason("inherited", f"it is handed {given} by the {place.kind} {by}", by=by)
+    return reason, (f"the {place.kind} {by}", by)

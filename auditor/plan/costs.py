@@ -1,17 +1,97 @@
-"""What every node costs in every precision: FLOPs and bytes from its shapes, time from a device's peaks."""
+"""What every node costs in every precision: FLOPs, bytes and time, and what a forward pass keeps in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import torch
 from torch import fx
 
+from ..execution.resolve import Resolution
 from ..numerics.flops import flops_of
-from ..numerics.formats import FORMATS
+from ..numerics.formats import FORMATS, is_low
 from ..numerics.nodes import row_of, tensors_of
-from ..records import Capture
+from ..records import Capture, Memory
 from ..resources import table
+
+NO_COPIES: Mapping[str, int] = MappingProxyType({})
+
+
+def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> Memory:
+    """Bytes of parameters and buffers, and the most that inputs, activations and cast copies take together.
+
+    Inference: a value is freed after its last reader. A view takes none of its own; a copy that autocast or a boundary
+    makes in the low format lives while its reader runs. What kernels allocate for themselves is not known.
+    Of several paths through the model, the most that any of them takes.
+    """
+    if capture.paths:
+        each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
+        return Memory(max(one.weights for one in each), max(one.activations for one in each))
+    nodes = list(capture.graph_module.graph.nodes)
+    size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
+    inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
+    weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
+    copies = _copies(nodes, resolution, FORMATS[format].bytes)
+    free = {name for name, cost in costs.items() if cost.free}
+    return Memory(weights, most_alive(nodes, size, free, inputs, copies))
+
+
+def most_alive(
+    nodes: Sequence[fx.Node],
+    size: Mapping[str, int],
+    free: Collection[str],
+    inputs: Collection[str],
+    copies: Mapping[str, int] = NO_COPIES,
+) -> int:
+    """The most bytes that inputs, results and copies take at one time while nodes run in order.
+
+    size: bytes by name, of all nodes; free: views, which lie in their first argument. copies: what is made for one node alone.
+    """
+    held = {node.name: _holder(node, free) for node in nodes}
+    made = {node.name for node in nodes if node.op == "call_function"}
+    last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
+    alive = peak = sum(size[name] for name in inputs)
+    for index, node in enumerate(nodes):
+        if node.name not in made:
+            continue
+        alive += size[node.name] if held[node.name] == node.name else 0
+        peak = max(peak, alive + copies.get(node.name, 0))
+        done = {held[source.name] for source in node.all_input_nodes} | {held[node.name]}
+        alive -= sum(size[name] for name in done if last.get(name, index) == index and name in made)
+    return peak
+
+
+def _holder(node: fx.Node, free: Collection[str]) -> str:
+    """The node whose storage a node's value lies in: its own, or that of what it is a view of."""
+    while node.name in free and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.name
+
+
+def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str, int]:
+    """{node: bytes of the low copies that are made of what it reads}. size: of one low element."""
+    elements = {node.name: sum(x.numel() for x in _floats(node)) for node in nodes}
+    found: dict[str, int] = {}
+    for value, readers in resolution.lowered.items():
+        for reader in readers if value in elements else ():
+            found[reader] = found.get(reader, 0) + size * elements[value]
+    return found
+
+
+def _bytes(node: fx.Node, dtype: str) -> int:
+    floats = sum(x.numel() * (FORMATS[dtype].bytes if dtype in FORMATS else x.element_size()) for x in _floats(node))
+    return floats + sum(x.numel() * x.element_size() for x in tensors_of(node.meta.get("val")) if not _is_float(x))
+
+
+def _floats(node: fx.Node) -> Iterator[torch.Tensor]:
+    return (x for x in tensors_of(node.meta.get("val")) if _is_float(x))
+
+
+def _is_float(x: torch.Tensor) -> bool:
+    return x.dtype is torch.float32 or is_low(x.dtype)
+
 
 DEFAULT_DEVICE = "A100"
 
@@ -48,10 +128,10 @@ def costs_in(graph: fx.Graph) -> dict[str, Cost]:
 def _is_free(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the argument, as a view's does where strides express it."""
     how = row_of(node).view
-    return how == "always" or (how == "if_strides_allow" and not _copies(node))
+    return how == "always" or (how == "if_strides_allow" and not _has_to_copy(node))
 
 
-def _copies(node: fx.Node) -> bool:
+def _has_to_copy(node: fx.Node) -> bool:
     """Whether an operation that gives a tensor another shape has to copy it first, since no strides do."""
     sources = node.all_input_nodes
     source = tensors_of(sources[0].meta.get("val")) if sources else []

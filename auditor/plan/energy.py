@@ -86,15 +86,6 @@ class Energy:
 
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
-        if multiplier not in self._found:
-            self._found[multiplier] = self._cut(multiplier)
-        return self._found[multiplier]
-
-    @cached_property
-    def _found(self) -> dict[float, set[str]]:
-        return {}
-
-    def _cut(self, multiplier: float) -> set[str]:
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         capacities = [_whole((time + multiplier * error) / unit) for *_, time, error in self._arcs]
         return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}

@@ -1,16 +1,138 @@
-"""Which functions a low module may keep in FP32: those that are unsafe or dear, where products beside them may run low."""
+"""What can be low together: everything but what would meet FP32 beside low weights, and functions that low modules may keep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..execution.chosen import labelled
+from ..execution.chosen import Chosen, labelled
+from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import of_function
+from ..paths import function_in, of_function
 
 if TYPE_CHECKING:
     from .problem import Problem
+
+ROUNDS = 200
+VISITS = 60_000
+"""Times that owners are raised, one lot after the other, and operations looked at meanwhile, before the rest of the
+conflicts is left standing."""
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The lowest choice without conflicts. raised: {module, or function in one: nodes that would raise an error were it low}."""
+
+    resolution: Resolution
+    raised: Mapping[str, frozenset[str]]
+
+
+_Blame = Callable[["Problem", Resolution, str, Collection[str]], set[str]]
+"""What to raise for the conflict of one node, none of what is raised already; nothing where that does not help."""
+
+
+def lowest(problem: Problem) -> Lowest:
+    """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
+
+    Whichever leaves the lower price, and of equal ones the fewer.
+    """
+    return min(
+        (_without_conflicts(problem, blamed) for blamed in (_makers, _readers, _functions)),
+        key=lambda found: (len(found.resolution.conflicts) > 0, _price(problem, found), len(found.raised)),
+    )
+
+
+def _price(problem: Problem, found: Lowest) -> float:
+    return sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
+
+
+def _without_conflicts(problem: Problem, blamed: _Blame) -> Lowest:
+    raised: dict[str, set[str]] = {}
+    for _ in range(min(ROUNDS, max(VISITS // max(len(problem.capture.nodes), 1), 8))):
+        resolution = problem.resolve(_choice(problem, raised))
+        wanted = {
+            path: first
+            for first in _first_conflicts(problem, resolution)
+            for path in blamed(problem, resolution, first, raised)
+        }
+        if not wanted:
+            break
+        for path, node in wanted.items():
+            raised.setdefault(path, set()).add(node)
+    return Lowest(resolution, {path: frozenset(nodes) for path, nodes in raised.items()})
+
+
+def _choice(problem: Problem, raised: Collection[str]) -> Chosen:
+    """Everything low but these."""
+    keep: dict[str, set[str]] = {}
+    for path in raised:
+        owner, name = of_function(path) or (path, "")
+        if name and owner not in raised:
+            keep.setdefault(owner, set()).add(name)
+    return Chosen(
+        lambda owner: "fp32" if owner in raised else problem.format,
+        {owner: frozenset(names) for owner, names in keep.items()},
+    )
+
+
+def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
+    """Conflicts that no other one lies before: those behind may be its consequences."""
+    behind, found = set[str](), []
+    for name, node in problem.capture.nodes.items() if resolution.conflicts else ():
+        tainted = any(source in behind for source in node.inputs)
+        if name in resolution.conflicts and not tainted:
+            found.append(name)
+        if tainted or name in resolution.conflicts:
+            behind.add(name)
+    return found
+
+
+def _makers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """Modules that make the FP32 values, else what meets them."""
+    nodes = problem.capture.nodes
+    chain = _chain(problem, resolution, name)
+    begins = {each for each in chain if not any(before in chain for before in nodes[each].inputs)}
+    return {nodes[origin].owner for origin in begins} - set(known) or _readers(problem, resolution, name, known)
+
+
+def _readers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """The module that is handed FP32 beside what is low."""
+    return {problem.capture.nodes[name].owner} - set(known)
+
+
+def _functions(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
+    """A function that gives FP32 anyhow, in the innermost module around the node that calls one, else that module.
+
+    A scope that keeps a function runs its products low again, whatever they are handed; it has to keep one to do so.
+    """
+    nodes = problem.capture.nodes
+    chain = _chain(problem, resolution, name)
+    giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
+    for call in reversed(nodes[name].calls):
+        first = next((each for each in giving if nodes[each].owner == call.path), None)
+        path = "" if first is None else function_in(call.path, _entry(problem, first))
+        if path and path not in known:
+            return {path}
+    return _readers(problem, resolution, name, known)
+
+
+def _entry(problem: Problem, name: str) -> str:
+    """What `keep` calls the function that a node is part of; "" for one that says itself what it gives."""
+    node = problem.capture.nodes[name]
+    return "" if node.function is None or operation(node.op).cast else node.function.path
+
+
+def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """Operations that make the FP32 values that a node is handed in a low scope."""
+    nodes, found = problem.capture.nodes, set[str]()
+    waiting = list(nodes[name].inputs)
+    while waiting:
+        source = waiting.pop()
+        if source in nodes and source not in found and resolution.dtypes.get(source) == "fp32":
+            found.add(source)
+            waiting += nodes[source].inputs
+    return found
 
 
 def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:

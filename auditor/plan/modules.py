@@ -1,52 +1,138 @@
-"""The choices for a plan over modules: proposed by minimum cuts and a local search, replayed on the recorded graph."""
+"""The choices for a plan over modules: proposed by minimum cuts and a local search, run on the recorded graph."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
 
 from ..execution.chosen import labelled
+from ..execution.execute import Executor, Run, Under
+from ..execution.running import Running
+from ..isolation.outputs import tensor_outputs
 from ..paths import module_of
+from ..pulse import beat
 from ..raised import let_through
+from ..records import Batch, Capture, Distance
 from .choices import everything
 from .problem import Problem
-from .refine import refined
 from .search import LITTLE
-from .solve import Candidate, between, candidates
-from .trial import Trial
+from .solve import Candidate, between, candidates, evaluate, refined
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
+
+    beside: the run that others on the first batch begin from, once there is one. paths: of each batch the recorded path
+    that it takes, where there are several.
+    """
+
+    capture: Capture
+    model: nn.Module
+    batches: Sequence[Batch]
+    references: Sequence[Sequence[torch.Tensor]]
+    distance: Distance
+    beside: list[Run] | None = None
+    paths: Sequence[Capture] = ()
+
+    def near(self) -> Trial:
+        """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
+        again."""
+        return replace(self, beside=[])
+
+    def error(self, how: Running) -> float:
+        """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
+
+        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
+        """
+        paths = self.paths or [self.capture] * len(self.batches)
+        each = zip(paths, self.references, self.batches, strict=True)
+        return worst_of([float(self.distance(expected, self._run(path, how, x))) for path, expected, x in each])
+
+    def _run(self, capture: Capture, how: Running, batch: Batch) -> list[torch.Tensor]:
+        beat()
+        inputs = capture.bind(self.model, batch)
+        beside = self.beside if batch is self.batches[0] else None
+        policy, values = Under(capture, how), dict[str, Any]()
+        before, result = beside[0] if beside else None, None
+        with torch.no_grad():
+            for n, result in Executor(capture.graph_module, policy, before=before).steps(*inputs):
+                if beside is not None and before is None:
+                    values[n.name] = result
+        if beside is not None and before is None:
+            beside.append(Run(values, policy))
+        return tensor_outputs(result)
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
 
 SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
 and no prediction is as good as that."""
 
+WORK, FLOPS = 12_000, 4e6
+"""Operations that all replays beside the search may run, and floating-point operations that count as one more."""
+
+MOST, FEW = 24, 4
+"""How many these replays are at most, and at least."""
+
 
 class Modules:
-    """Choices of precisions of modules, and what replays of them came to. log: {precisions: error}, inf where it does not run;
-    replays: how many were made.
+    """Choices of precisions of modules, and what runs of them came to. log: {key: error}, inf where it does not run. known:
+    choices that somebody asked about before any search. left: replays that improving and explaining a choice may still make."""
 
-    known: {choice: error} of runs of the whole model; of those within `budget` none need be replayed.
-    """
-
-    def __init__(self, problem: Problem, trial: Trial, budget: float, known: Iterable[tuple[Candidate, float]] = ()):
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: Problem, trial: Trial, budget: float) -> None:
+        self.problem, self.budget, self._trial = problem, budget, trial
+        self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
         self.log: dict[frozenset[tuple[str, str]], float] = {}
-        self.nothing, self._low = everything(problem, "fp32"), everything(problem, problem.format)
-        self._trial, self._known = trial, list(known)
-        self.replays = 0
-        self.log |= {self._key(point): error for point, error in self._known}
+        self.known: Sequence[Candidate] = ()
+        work = sum(1 + cost.flops / FLOPS for cost in problem.costs.values())
+        self.left = min(MOST, max(int(WORK / max(work, 1)), FEW))
 
-    def error(self, point: Candidate, enough: float = math.inf) -> float:
-        """Error of the recorded graph under a choice; inf where an operation raises. enough: batches beyond it are left out."""
-        if (key := self._key(point)) not in self.log:
-            self.replays += 1
+    def error(self, point: Candidate) -> float:
+        """Error of the recorded graph under a choice; inf where an operation raises."""
+        if self.key(point) not in self.log:
             try:
-                self.log[key] = self._trial.error(self.problem.running(labelled(point.precision)), enough)
+                self.log[self.key(point)] = self._trial.error(self.problem.running(labelled(point.precision)))
             except Exception as error:
                 let_through(error)
-                self.log[key] = math.inf
-        return self.log[key]
+                self.log[self.key(point)] = math.inf
+        return self.log[self.key(point)]
+
+    def least_harm(self) -> float | None:
+        """The error with one scope low, of those that gain by it the one whose operations move the outputs least."""
+        problem, energy = self.problem, self.problem.energy
+
+        def moves(owner: str) -> float:
+            names = (node.name for node in problem.operations_of.get(owner, ()))
+            return math.fsum(
+                problem.contributions[name].isolated ** 2 for name in names if name in problem.contributions
+            )
+
+        for owner in sorted(energy.scopes, key=moves):
+            labels = dict.fromkeys({owner, *energy.tied_to(owner)}, problem.format)
+            point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
+            if point.cost < self.nothing.cost:
+                return self.error(point)
+        return None
+
+    def error_within_means(self, point: Candidate) -> float | None:
+        """The same; None where no more replays can be afforded."""
+        if self.key(point) not in self.log:
+            if self.left <= 0:
+                return None
+            self.left -= 1
+        return self.error(point)
 
     @contextmanager
     def incremental(self) -> Iterator[None]:
@@ -57,41 +143,28 @@ class Modules:
         finally:
             self._trial = whole
 
-    def is_logged(self, point: Candidate) -> bool:
-        """Whether a choice was run."""
-        return self._key(point) in self.log
-
     def holding(self) -> list[Candidate]:
-        """Choices that hold the budget in runs of the model and lower nothing unsafe."""
-        points = [point for point, _ in self._known]
-        return [point for point in points if point.feasible and self.log[self._key(point)] <= self.budget]
-
-    def simpler(self, point: Candidate, limit: float) -> Candidate:
-        """Everything low, where that is safe, takes hardly longer, and holds in a run of the model or a replay."""
-        low = self._low
-        if point == low or not low.feasible or not _is_as_fast(low, point):
-            return point
-        return low if low in self.holding() or self.error(low) <= limit else point
+        """Known choices that hold the budget and lower nothing unsafe."""
+        return [point for point in self.known if point.feasible and self.log[self.key(point)] <= self.budget]
 
     def reject(self, point: Candidate) -> None:
         """Note that the artefact of a choice did not hold."""
-        self.log[self._key(point)] = math.inf
+        self.log[self.key(point)] = math.inf
 
     def proposed(self, allowed: float) -> Candidate:
-        """The cheapest choice that is predicted to have an error of at most `allowed`; everything low where that takes hardly
-        longer."""
-        curve = self._curve
+        """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
+        hardly longer, and is known or else predicted to hold."""
+        curve, low = self._curve, self.low
         index = next((i for i, point in enumerate(curve) if _within(point, allowed)), len(curve) - 1)
-        point = curve[index]
-        if index and _is_worth(curve[index - 1], point):
-            steps = between(self.problem, curve[index - 1], point)
-            point = next(step for step in steps if step is point or _within(step, allowed))
-        if _is_worth(curve[0], point):
-            point = refined(self.problem, point, max(allowed, point.predicted_error))
-        plain = _within(self._low, allowed) and not self.log.get(self._key(self._low), 0.0) > self.budget
-        return self._low if plain and _is_as_fast(self._low, point) else point
+        point = between(self.problem, curve[index - 1], curve[index], allowed) if index else curve[0]
+        if curve[0].price < (1 - LITTLE) * point.price:
+            point = refined(self.problem, (point, curve[max(index - 1, 0)]), max(allowed, point.predicted_error))
+        error = self.log.get(self.key(low))
+        holds = _within(low, allowed) if error is None else low.feasible and error <= self.budget
+        fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+        return low if holds and fast else point
 
-    def _key(self, point: Candidate) -> frozenset[tuple[str, str]]:
+    def key(self, point: Candidate) -> frozenset[tuple[str, str]]:
         """What tells runs apart: the precisions of what has operations."""
         own = self.problem.operations_of
         return frozenset(
@@ -103,20 +176,5 @@ class Modules:
         return candidates(self.problem)
 
 
-def all_low_will_do(problem: Problem, allowed: float) -> bool:
-    """Whether everything low is safe, takes about as long as the fastest choice, and is predicted to stay within `allowed`."""
-    low = everything(problem, problem.format)
-    return _within(low, allowed) and _is_as_fast(low, candidates(problem)[0])
-
-
-def _is_as_fast(low: Candidate, other: Candidate) -> bool:
-    return low.seconds <= (1 + SHORTER) * other.seconds and low.cost <= (1 + SHORTER) * other.cost
-
-
 def _within(point: Candidate, allowed: float) -> bool:
     return point.feasible and point.predicted_error <= allowed
-
-
-def _is_worth(better: Candidate, point: Candidate) -> bool:
-    """Whether the better one takes less by as much as is worth a search."""
-    return better.price < (1 - LITTLE) * point.price

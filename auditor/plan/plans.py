@@ -3,123 +3,108 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ..execution.chosen import labelled
 from ..numerics.formats import runs
-from ..records import Baseline, Plan
-from .choices import accepted, as_another, as_candidate, as_plan, everything, ruled
-from .modules import Modules, all_low_will_do
-from .problem import Problem
+from ..records import Baseline, Plan, RulesOnly
+from .choices import as_another, as_candidate, as_plan, ruled
+from .modules import Modules
 from .reasons import Weighed, with_reasons
-from .recommend import gains
-from .search import MARGIN, WORTH, cheapest, choose, verified
+from .recommend import gains, has_low
+from .search import MARGIN, WORTH, choose, verified
 from .solve import Candidate
-from .trial import Trial
-from .verified import Tick, is_outdone, verify
+from .verified import finite, is_outdone, verify
 from .workbench import Workbench
 
-PROMISING = 1.5
-"""How many times the budget everything low may be predicted to take and is tried all the same: a run costs little, and
-predictions are that far off."""
 
-NONE: Mapping[str, Plan] = {}
+class Planner:
+    """What happens without a plan, and the plans, of some strategies and formats. Every artefact is run once, whoever asks."""
 
+    def __init__(
+        self, bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Callable[[str], None]
+    ) -> None:
+        self.bench, self.tick = bench, tick
+        trial = bench.trial(bench.usable(bench.subject.batches))
+        problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
+        self.spaces = {problem.name: Modules(problem, trial, bench.max_error) for problem in problems}
+        self._ran: dict[tuple[str, frozenset[tuple[str, str]]], Plan] = {}
 
-def everything_low(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> dict[str, Plan]:
-    """The plans with everything low, verified, of those strategies and formats in which that is safe, fast and may hold: where it
-    does, it is the plan."""
-    problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
-    plans = {
-        problem.name: as_plan(problem, everything(problem, problem.format))
-        for problem in problems
-        if runs(problem.format) and all_low_will_do(problem, PROMISING * bench.max_error)
-    }
-    return verify(bench, plans, tick)
+    def baselines(self) -> dict[str, Baseline]:
+        """The model with everything low, which is what it gives under plain autocast or a plain cast, and what the rules alone
+        would keep, replayed. What both come to is known to the search."""
+        low = self._run({name: space.low for name, space in self.spaces.items()})
+        return {name: self._baseline(space, low[name]) for name, space in self.spaces.items()}
 
+    def _baseline(self, space: Modules, plan: Plan) -> Baseline:
+        ran = plan.verification
+        if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
+            found = Baseline(*finite(space.error(space.low)))
+        else:
+            found = Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
+            fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
+            error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
+            space.log[space.key(space.low)] = error
+        kept = ruled(space.problem, self.bench.findings)
+        space.known = [space.low, kept]
+        alone = found.measured_error, found.finite
+        if kept != space.low:
+            alone = finite(space.error(kept))
+        return replace(found, rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
 
-def plans_of(
-    bench: Workbench,
-    strategies: Sequence[str],
-    formats: Sequence[str],
-    baselines: Mapping[str, Baseline],
-    tick: Tick,
-    plain: Mapping[str, Plan] = NONE,
-) -> dict[str, Plan]:
-    """Every plan, verified on inputs it was not made from where there are any.
+    def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
+        """Every plan, verified on inputs it was not made from where there are any."""
+        found = verified(self.spaces, self.bench.max_error, self._make, self._run, self._holds)[1]
+        for name, plan in self._run(dict(self._better(found, baselines))).items():
+            harmful = is_outdone(found[name], baselines[name])
+            if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
+                found[name] = plan
+        for name, space in self.spaces.items():
+            self.tick(f"why {name.replace('_', ' ')}")
+            with space.incremental():
+                plan = with_reasons(space, found[name], self.bench.findings)
+            if runs(plan.format) and not has_low(plan):
+                errors = baselines[name].measured_error, None if self.bench.quick else space.least_harm()
+                reach = min((error for error in errors if error is not None and math.isfinite(error)), default=None)
+                plan = replace(plan, reach=reach)
+            found[name] = plan
+        return {name: found[name] for name in self.spaces}
 
-    plain: plans with everything low that were run; for one that holds, no other is searched.
-    """
-    problems = {f"{strategy}_{fmt}": bench.problem(strategy, fmt) for strategy in strategies for fmt in formats}
-    trial = bench.trial(bench.usable(bench.subject.batches))
-    spaces = {
-        name: Modules(problem, trial, bench.max_error, _known(bench, problem, trial, baselines[name]))
-        for name, problem in problems.items()
-    }
-    checked = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
-    weighing = {
-        name: Modules(problem, checked, bench.max_error, [_all_low(problem, baselines[name])])
-        for name, problem in problems.items()
-    }
+    def _make(self, name: str, limit: float) -> Candidate:
+        self.tick(name.replace("_", " "))
+        space = self.spaces[name]
+        if self.bench.quick:
+            return choose(space, limit, 0)
+        found = choose(space, limit)
+        with space.incremental():
+            return Weighed(space, found).improved(limit)
 
-    def make(name: str, limit: float) -> Candidate:
-        tick(name.replace("_", " "))
-        if bench.quick:
-            return choose(spaces[name], limit, 0)
-        found = choose(spaces[name], limit)
-        if limit < MARGIN * bench.max_error or not runs(problems[name].format):
-            return found  # an artefact did not bear out what replays said
-        with weighing[name].incremental():
-            return Weighed(weighing[name], found).improved()
+    def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
+        """The plans of these choices, verified."""
+        keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
+        new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
+        self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
+        return {name: self._ran[key] for name, key in keys.items()}
 
-    def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
-        return verify(bench, {name: as_plan(problems[name], point) for name, point in chosen.items()}, tick)
+    def _holds(self, name: str, plan: Plan) -> bool:
+        return plan.verified or not runs(plan.format)
 
-    def holds(name: str, plan: Plan) -> bool:
-        return not runs(plan.format) or (plan.verified and not is_outdone(plan, baselines[name]))
+    def _better(self, plans: Mapping[str, Plan], baselines: Mapping[str, Baseline]) -> Iterator[tuple[str, Candidate]]:
+        """What to run in the place of plans that do harm or gain nothing, or that another strategy's is better than.
 
-    found = {name: plan for name, plan in plain.items() if plan.verified}
-    found |= verified({n: s for n, s in spaces.items() if n not in found}, bench.max_error, make, run, holds)[1]
-    harmful = [name for name, plan in found.items() if is_outdone(plan, baselines[name])]
-    found |= run({name: cheapest(spaces[name].holding(), spaces[name].nothing) for name in harmful})
-    useless = [] if bench.quick else [name for name, plan in found.items() if runs(plan.format) and not gains(plan)]
-    instead = run({name: cheapest(points[1:], points[0]) for name in useless if (points := spaces[name].holding())})
-    found |= {name: plan for name, plan in instead.items() if gains(plan) and holds(name, plan)}
-    shared = run({} if bench.quick else dict(_shared(spaces, found)))
-    found |= {name: plan for name, plan in shared.items() if gains(plan) and holds(name, plan)}
-    for name in problems:
-        tick(f"why {name.replace('_', ' ')}")
-        with weighing[name].incremental():
-            found[name] = with_reasons(weighing[name], found[name], bench.findings)
-    return {name: found[name] for name in problems}
-
-
-def _known(bench: Workbench, problem: Problem, trial: Trial, baseline: Baseline) -> Iterator[tuple[Candidate, float]]:
-    """Choices whose error is known before any search: everything low, what the rules keep, and, where the first does not run,
-    what of it does."""
-    yield _all_low(problem, baseline)
-    if (alone := baseline.rules_only) is not None:
-        yield ruled(problem, bench.findings), _error(alone.measured_error)
-    if baseline.failure is not None and not bench.quick and (point := accepted(problem, trial)) is not None:
-        yield point, trial.error(problem.running(labelled(point.precision)))
-
-
-def _all_low(problem: Problem, baseline: Baseline) -> tuple[Candidate, float]:
-    return everything(problem, problem.format), _error(baseline.measured_error)
-
-
-def _error(measured: float | None) -> float:
-    """What was measured; of what failed or was not finite, inf."""
-    return math.inf if measured is None else measured
-
-
-def _shared(spaces: Mapping[str, Modules], plans: Mapping[str, Plan]) -> Iterator[tuple[str, Candidate]]:
-    """Plans of another strategy in the same format that are better by the objective, and whose scopes hold here too in a replay."""
-    for name, space in spaces.items():
-        own, problem = plans[name], space.problem
-        rivals = [plan for plan in plans.values() if plan.format == own.format and plan.strategy != own.strategy]
-        points = [as_another(problem, plan) for plan in rivals if gains(plan)]
-        best = cheapest([point for point in points if point.feasible], space.nothing)
-        cheaper = best.cost < (1 - WORTH) * as_candidate(problem, own).cost or not gains(own)
-        if best != space.nothing and cheaper and space.error(best) <= MARGIN * space.budget:
-            yield name, best
+        Everything low, what the rules keep, or what another strategy keeps in the same format, where a replay holds; in the
+        place of harm else FP32.
+        """
+        for name, space in self.spaces.items():
+            own = plans[name]
+            if self.bench.quick or not runs(own.format):
+                continue
+            harmful = is_outdone(own, baselines[name])
+            rivals = [p for p in plans.values() if p.format == own.format and p.strategy != own.strategy and gains(p)]
+            others = [] if harmful else [as_another(space.problem, rival) for rival in rivals]
+            points = [*space.holding(), *others]
+            bar = (1 - WORTH) * as_candidate(space.problem, own).cost if gains(own) and not harmful else math.inf
+            cheaper = sorted((p for p in points if p.feasible and p.cost < bar), key=lambda point: point.price)
+            held = (p for p in cheaper if space.error(p) <= (1 if p in space.known else MARGIN) * space.budget)
+            if (point := next(held, space.nothing if harmful else None)) is not None:
+                yield name, point

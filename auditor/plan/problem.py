@@ -17,11 +17,9 @@ from ..execution.strategies import running
 from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
-from .costs import TIE, Cost, cast_seconds, output_elements, price, seconds, traffic_seconds
+from .costs import TIE, Cost, cast_seconds, memory_of, output_elements, price, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy, energy_of, timed_in
-from .exceptions import exceptions_of
-from .leaks import Lowest, lowest
-from .memory import memory_of
+from .exceptions import Lowest, exceptions_of, lowest
 
 if TYPE_CHECKING:
     from .solve import Candidate
@@ -199,38 +197,18 @@ class Problem:
 
     def terms(self, resolution: Resolution) -> list[Term]:
         """What each node adds, in the order of the graph."""
-        dtypes, kernels = resolution.dtypes, resolution.kernels
-        reads_low, conflicts, known = resolution.reads_low, resolution.conflicts, self._terms
         found = []
         for name in self.capture.nodes:
-            state = name, dtypes[name], kernels.get(name), name in reads_low, name in conflicts
-            if (term := known.get(state)) is None:
-                cost, dtype = self.costs[name], timed_in(resolution, name)
-                elapsed = seconds(cost, dtype, self.device)
-                low_flops = cost.flops if is_low(dtype) else 0
-                term = known[state] = Term(self.node_square(resolution, name), elapsed, cost.flops, low_flops)
-            found.append(term)
+            cost, dtype = self.costs[name], timed_in(resolution, name)
+            low_flops = cost.flops if is_low(dtype) else 0
+            square, elapsed = self.node_square(resolution, name), seconds(cost, dtype, self.device)
+            found.append(Term(square, elapsed, cost.flops, low_flops))
         return found
-
-    @cached_property
-    def _terms(self) -> dict[tuple[str, str, str | None, bool, bool], Term]:
-        """What nodes add, by all that it depends on: choices differ in few of them."""
-        return {}
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
-        if not self.kept:
-            if name not in self._cast_squares:
-                self._cast_squares[name] = self._widest_off(name, {self.format})
-            return self._cast_squares[name]
-        formats = {self.kept.get(reader, self.format) for reader in resolution.lowered.get(name, ())} or {self.format}
-        return self._widest_off(name, formats)
-
-    @cached_property
-    def _cast_squares(self) -> dict[str, float]:
-        return {}
-
-    def _widest_off(self, name: str, formats: set[str]) -> float:
+        readers = resolution.lowered.get(name, ()) if self.kept else ()
+        formats = {self.kept.get(reader, self.format) for reader in readers} or {self.format}
         found = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in found), default=0.0), FORBIDDEN)
 

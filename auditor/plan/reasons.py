@@ -5,52 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from ..execution.chosen import labelled
 from ..execution.resolve import Resolution
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
 from .choices import as_candidate
-from .clauses import ALONE, close, little, no_gain, operation_reasons, over, together
-from .energy import FORBIDDEN
+from .clauses import added, no_gain, operation_reasons, together
 from .modules import Modules
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, WORTH
 from .solve import Candidate, evaluate
 
-VISITS = 60_000
-"""Operations looked at, over all modules that are lowered in thought: the rest is estimated from the terms of the cut."""
-
-RUNS, FEW_RUNS = 24, 4
-"""Modules that are lowered in a run of the recorded graph, at most, and however much a run takes; what the others add is predicted,
-and said to be."""
-
-RUN_VISITS, RUN_FLOPS = 12_000, 50e9
-"""Operations, and floating-point operations, in all of these runs."""
-
-SHARES = 4
-"""Different shares of time that modules may save without being worth it, each in a clause of its own."""
-
-FAR = 1.15
-"""How many times the budget a choice may be expected to take, by what runs beside it were off, and is run all the same."""
-
 
 @dataclass(frozen=True)
 class Lowered:
-    """One module lowered in thought, with those that must go along. point: None where it is only estimated."""
+    """One module lowered in thought, with those that must go along. saves: the share of what the choice takes."""
 
     owner: str
-    group: tuple[str, ...]
-    point: Candidate | None
+    point: Candidate
     saves: float
-    predicted: float
     gains: bool
 
 
 class Weighed:
-    """A choice, and every module in FP32 and every function that a low one keeps so, lowered by itself: what forbids that, or what
-    a replay says that it adds.
+    """A choice, and every module in FP32 and every function that a low one keeps so, lowered by itself: what forbids that, or
+    what a replay says that it adds.
 
     before: the error of the choice's replay.
     """
@@ -64,128 +44,70 @@ class Weighed:
         self._forbidden: dict[str, Reason] = {}
         self._open: list[Lowered] = []
         now = self._problem.resolve(labelled(chosen.precision))
-        tries = VISITS // max(len(self._problem.capture.nodes), 1)
         for owner in sorted(self._kept, key=lambda owner: (-_own_saving(self._problem, owner), owner)):
-            reason = _without_operations(self._problem, owner)
-            if reason is None and tries > 0:
-                tries -= 1
-                reason = _forbidden(self._problem, chosen, now, owner)
+            point = _lowering(self._problem, chosen, [owner])
+            reason = _without_operations(self._problem, owner) or _forbidden(self._problem, point, now, owner)
             if reason is not None:
                 self._forbidden[owner] = reason
-            elif tries > 0:
-                self._open.append(_lowered(self._problem, chosen, owner))
             else:
-                self._open.append(_estimated(self._problem, chosen, owner))
+                saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
+                self._open.append(Lowered(owner, point, saves, point.price < chosen.price))
 
-    def improved(self) -> Candidate:
-        """The choice with what gains low as well, one module after the other, as long as replays stay within the share of the
-        budget that a plan uses."""
-        found, target, left = self._chosen, MARGIN * self._space.budget, self._most
+    def improved(self, limit: float) -> Candidate:
+        """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
+        found = self._chosen
         for each in self._open:
-            if left and each.gains and each.owner == module_of(each.owner) and self._may_add(each, target):
-                point = self._lowering(found, each.owner)
+            if each.gains and each.owner == module_of(each.owner) and self._may_hold(each.point, limit):
+                point = _lowering(self._problem, found, [each.owner])
                 if point.feasible and point.price < (1 - WORTH) * found.price:
-                    left -= 1
-                    found = point if self._space.error(point) <= target else found
+                    error = self._space.error_within_means(point)
+                    found = point if error is not None and error <= limit else found
         return found
 
-    def _may_add(self, each: Lowered, target: float) -> bool:
-        """Whether the error may stay within the target, should predictions be off by as much as they are at most."""
-        return self._before + self._adds(each.predicted) / MOST_OFF <= target
-
-    def _lowering(self, point: Candidate, owner: str) -> Candidate:
-        group = dict.fromkeys(lowered_with(self._problem, owner), self._problem.format)
-        return evaluate(self._problem, self._problem.energy.settled({**point.precision, **group}))
-
-    @property
-    def _most(self) -> int:
-        """How many modules are lowered in runs."""
-        costs = self._problem.costs
-        flops = sum(cost.flops for cost in costs.values())
-        affordable = min(RUN_VISITS / max(len(costs), 1), RUN_FLOPS / max(flops, 1))
-        return min(RUNS, max(int(affordable), FEW_RUNS))
-
-    @cached_property
-    def _idle_hold(self) -> bool:
-        """Whether all that gains nothing can be low together."""
+    def with_idle_low(self) -> Candidate | None:
+        """The choice with all low that gains nothing, where a replay of that holds the budget."""
         idle = [each.owner for each in self._open if not each.gains]
-        return not idle or self._holds(_all_low(self._problem, self._chosen, idle))
-
-    def _holds(self, point: Candidate) -> bool:
-        """Whether a choice holds the budget in a run; none is made where it lowers what is unsafe, or would be over the budget
-        by far, should it be off by as much as the choice was."""
-        off = self._before / self._chosen.predicted_error if self._chosen.predicted_error else 1.0
-        expected = min(max(off, 1 / MOST_OFF), MOST_OFF) * point.predicted_error
-        budget = self._space.budget
-        return point.feasible and expected <= FAR * budget and self._space.error(point) <= budget
-
-    def _ran(self) -> dict[str, float]:
-        """Errors with one module lowered, of those that are run: what gains most first."""
-        found, left = dict[str, float](), self._most - self._space.replays
-        for each in self._open:
-            if each.point is None:
-                continue
-            asked = left > 0 and (each.gains or not self._idle_hold)
-            left -= asked
-            if asked or (each.gains and self._space.is_logged(each.point)):
-                found[each.owner] = self._space.error(each.point)
-        return found
+        point = _lowering(self._problem, self._chosen, idle) if idle else self._chosen
+        if point == self._chosen:
+            return point
+        error = self._space.error_within_means(point) if self._may_hold(point, self._space.budget) else None
+        return point if error is not None and error <= self._space.budget else None
 
     def reasons(self) -> tuple[Reason, ...]:
         """One for every module and function, those alike together."""
-        ran, found = self._ran(), dict(self._forbidden)
+        found, together_low = dict(self._forbidden), self.with_idle_low() is not None
+        most = max((each.saves for each in self._open if not each.gains), default=0.0)
         for each in self._open:
-            found[each.owner] = self._reason(each, ran.get(each.owner))
-        kept = [replace(found[owner], modules=(owner,)) for owner in self._kept]
-        return together(_briefly(kept, self._problem.objective))
+            held = together_low and not each.gains  # in a replay with more than this low
+            ran = None if held else self._space.error_within_means(each.point)
+            found[each.owner] = self._reason(each, ran, held, most)
+        return together([replace(found[owner], modules=(owner,)) for owner in self._kept])
 
-    def least(self, reasons: Iterable[Reason]) -> tuple[str, ...]:
-        """Modules without which in FP32 the budget is known to hold, all others low: those that a run says so of.
-
-        From what the plan keeps, all that gains nothing is lowered; where that does not hold together, one after the other as
-        long as the prediction allows it; and where a run does not bear that out, nothing.
-        """
-        problem, chosen = self._problem, self._chosen
-        idle = [owner for reason in reasons if reason.kind in ("no-gain", "not-floating") for owner in reason.modules]
-        for point in (_all_low(problem, chosen, idle), _low_in_turn(problem, chosen, idle, self._space.budget)):
-            if self._holds(point):
-                return kept_in(problem, point)
-        return kept_in(problem, chosen)
-
-    def _adds(self, predicted: float) -> float:
-        """What lowering more is predicted to add to the error: of their squares, as much as to what was predicted."""
-        squares = self._before**2 + predicted**2 - self._chosen.predicted_error**2
-        return math.sqrt(max(squares, 0.0)) - self._before
-
-    def _reason(self, each: Lowered, ran: float | None) -> Reason:
-        """ran: the error of a run with it low."""
+    def _reason(self, each: Lowered, ran: float | None, held: bool, most: float) -> Reason:
+        """ran: the error of a replay with it low. held: whether the budget held with it low. most: what of all that gains nothing
+        saves most."""
         before, budget, objective = self._before, self._space.budget, self._problem.objective
-        after = before + self._adds(each.predicted) if ran is None else ran
-        held = not each.gains and self._idle_hold  # in a run with more than this low
-        numbers = Reason(
-            "no-gain",
-            "",
-            adds=after - before if math.isfinite(after) else None,
-            left=max(budget - before, 0.0),
-            saves=max(each.saves, 0.0),
-            ran=ran is not None,
+        after = self._after(each.point) if ran is None else ran
+        adds, left, saves = (
+            after - before if math.isfinite(after) else None,
+            max(budget - before, 0.0),
+            max(each.saves, 0.0),
         )
-        if not held and not after <= budget:
-            words = over(before, after, budget, each.saves, objective, ran is not None)
-            return replace(numbers, kind="budget", words=words)
-        if each.gains:
-            words = close(before, after, budget, MARGIN * budget, ran is not None)
-            return replace(numbers, kind="margin", words=words)
-        scopes, least = self._length(each)
-        return replace(numbers, words=no_gain(each.saves, objective, scopes, least, alone=not held))
+        if each.gains or not (held or after <= budget):
+            kind = "margin" if after <= budget else "budget"
+            words = added(before, after, budget, MARGIN, saves, objective, ran is not None)
+        else:
+            kind, words = "no-gain", no_gain(most if saves else 0.0, objective, alone=not held)
+        return Reason(kind, words, adds=adds, left=left, saves=saves, ran=ran is not None)
 
-    def _length(self, each: Lowered) -> tuple[int, float]:
-        """How many scopes longer the plan would be, and which share of what it takes these must save."""
-        longer, island = self._problem.island, self._problem.island
-        if each.point is not None:
-            longer = (each.point.price - each.point.cost) - (self._chosen.price - self._chosen.cost)
-        cost = self._chosen.cost
-        return round(longer / island) if island else 1, longer / cost if cost else 0.0
+    def _may_hold(self, point: Candidate, limit: float) -> bool:
+        """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
+        return point.feasible and self._before + (self._after(point) - self._before) / MOST_OFF <= limit
+
+    def _after(self, point: Candidate) -> float:
+        """The error that is predicted of a choice with more low: squares add up."""
+        squares = self._before**2 + point.predicted_error**2 - self._chosen.predicted_error**2
+        return math.sqrt(max(squares, 0.0))
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
@@ -200,7 +122,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         for path, choice in plan.scopes.items()
     }
     reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
-    return replace(plan, scopes=scopes, reasons=reasons, least=weighed.least(modules) if modules else ())
+    least = kept_in(problem, weighed.with_idle_low() or chosen) if modules else ()
+    return replace(plan, scopes=scopes, reasons=reasons, least=least)
 
 
 def _codes_and_words(
@@ -230,16 +153,6 @@ def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reas
             yield replace(reason, modules=(), operations=names)
 
 
-def _briefly(reasons: Sequence[Reason], objective: str) -> Iterable[Reason]:
-    """Where many gain little, each by another share, one clause for all of them."""
-    small = [reason for reason in reasons if reason.kind == "no-gain" and reason.saves]
-    if len({reason.words for reason in small}) <= SHARES:
-        return reasons
-    most = max(reason.saves or 0.0 for reason in small)
-    words = little(most, objective, alone=small[0].words.startswith(ALONE))
-    return [replace(reason, words=words) if reason.kind == "no-gain" and reason.saves else reason for reason in reasons]
-
-
 def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
     """Modules that a choice keeps in FP32, whole or in part, of those with something in them that has a precision."""
     kept = [owner for owner in _kept(problem, point) if _without_operations(problem, owner) is None]
@@ -250,21 +163,6 @@ def _kept(problem: Problem, point: Candidate) -> list[str]:
     """Modules in FP32, and functions that low ones keep so."""
     kept = [owner for owner in problem.energy.scopes if point.precision.get(owner, "fp32") == "fp32"]
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in kept]
-
-
-def _all_low(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    return evaluate(
-        problem, _changed(problem, chosen, [each for owner in owners for each in lowered_with(problem, owner)])
-    )
-
-
-def _low_in_turn(problem: Problem, chosen: Candidate, owners: Iterable[str], budget: float) -> Candidate:
-    found, tries = chosen, VISITS // max(len(problem.capture.nodes), 1)
-    for owner, _ in zip(owners, range(tries), strict=False):
-        point = evaluate(problem, _changed(problem, found, lowered_with(problem, owner)))
-        if point.predicted_error <= max(budget, chosen.predicted_error):
-            found = point
-    return found
 
 
 def _own_saving(problem: Problem, owner: str) -> float:
@@ -295,26 +193,25 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
 
 
-def _changed(problem: Problem, chosen: Candidate, group: Iterable[str]) -> dict[str, str]:
-    """The choice with these low; a function whose keeping lets others be low stays kept, unless it is the question."""
+def _lowering(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+    """The choice with these low, and what goes along; a function whose keeping lets others be low stays kept, unless it is the
+    question."""
     kept = (path for path in problem.lowest.raised if path != module_of(path))
-    lowered = dict.fromkeys(group, problem.format)
-    return problem.energy.settled({**chosen.precision, **dict.fromkeys(kept, "fp32"), **lowered})
+    group = (each for owner in owners for each in lowered_with(problem, owner))
+    changed = {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
+    return evaluate(problem, problem.energy.settled({**chosen.precision, **changed}))
 
 
-def _forbidden(problem: Problem, chosen: Candidate, now: Resolution, owner: str) -> Reason | None:
-    """Why lowering a module is out of the question; None where it is not."""
-    group = lowered_with(problem, owner)
-    changed = _changed(problem, chosen, group)
-    if changed[owner] == "fp32":
+def _forbidden(problem: Problem, point: Candidate, now: Resolution, owner: str) -> Reason | None:
+    """Why lowering a module is out of the question; None where it is not. point: with it low; now: without."""
+    if point.precision[owner] == "fp32":
         return Reason("author", "the author switches autocast off around it")
-    then = problem.resolve(labelled(changed))
-    broken = [
-        name for name in problem.capture.nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)
-    ]
+    if point.feasible:
+        return None
+    then, nodes, group = problem.resolve(labelled(point.precision)), problem.capture.nodes, lowered_with(problem, owner)
+    broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:
         return None
-    nodes = problem.capture.nodes
     worst = max(
         broken, key=lambda name: (_in(problem, name, owner), nodes[name].owner in group, _weight(problem, name))
     )
@@ -346,18 +243,3 @@ def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, .
 def _weight(problem: Problem, name: str) -> float:
     contribution = problem.contributions.get(name)
     return contribution.isolated if contribution is not None else 0.0
-
-
-def _lowered(problem: Problem, chosen: Candidate, owner: str) -> Lowered:
-    group = lowered_with(problem, owner)
-    point = evaluate(problem, _changed(problem, chosen, group))
-    saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
-    return Lowered(owner, group, point, saves, point.predicted_error, point.price < chosen.price)
-
-
-def _estimated(problem: Problem, chosen: Candidate, owner: str) -> Lowered:
-    group = lowered_with(problem, owner)
-    saved = sum(_own_saving(problem, each) for each in group)
-    square = sum(problem.energy.scopes[each][2] for each in group)
-    predicted = math.sqrt(chosen.predicted_error**2 + min(square, FORBIDDEN))
-    return Lowered(owner, group, None, saved / chosen.cost if chosen.cost else 0.0, predicted, saved > problem.island)

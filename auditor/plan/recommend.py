@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, replace
 from functools import partial
 
@@ -21,6 +21,8 @@ NOISE = 0.03
 USES = ("inference", "training")
 """What a plan is for. A strategy says whether its plans also train."""
 
+Plans = Mapping[str, Plan]
+
 
 def gains(plan: Plan) -> bool:
     """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32: a
@@ -36,18 +38,9 @@ def measured_times(plan: Plan) -> Times | None:
     return times if times and times.speedup else None
 
 
-def memory_share(plan: Plan) -> float | None:
-    """What it needs of FP32's memory: as it was measured where that counts, else as it is predicted, where it is."""
-    if plan.timed and _weighed(plan):
-        return plan.timed.memory_share
-    if plan.memory is None or plan.fp32_memory is None:
-        return None
-    return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
-
-
-def _weighed(plan: Plan) -> bool:
-    """Whether its memory was measured on a GPU."""
-    return plan.timed is not None and plan.timed.decides and plan.timed.memory_share is not None
+def measured_memory(plan: Plan) -> float | None:
+    """The same of its share of FP32's memory."""
+    return plan.timed.memory_share if plan.timed and plan.timed.decides else None
 
 
 def speedup(plan: Plan) -> float:
@@ -62,44 +55,51 @@ def has_fp32(plan: Plan) -> bool:
     return kept or any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
 
 
-def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
+def has_low(plan: Plan) -> bool:
+    """Whether any scope of it is low."""
+    return any(choice.precision != "fp32" for choice in plan.scopes.values())
+
+
+def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
     """Of the plans that hold and gain something, the best by its objective for this use; None where there is none.
 
     A program stands back where a plan keeps the live model what it is. stepped: names of those under which the audited
-    training step holds; None where none was audited.
+    training step holds; None where none was audited. Of those as good, and as fast as each other, the one whose strategy ranks
+    first, then the one with the smallest error.
     """
     good = [plan for plan in _held(plans, use) if gains(plan)]
     good = [plan for plan in good if plan.program is None] or good
-    if use == "training":
-        good = [plan for plan in good if stepped is None or plan.name in stepped]
+    if use == "training" and stepped is not None:
+        good = [plan for plan in good if plan.name in stepped]
     for figure in (_taken, _elapsed):
         least = min(good, key=figure, default=None)
         most = math.inf if least is None else _as_good_as(least, figure)
-        good = [plan for plan in good if min(figure(plan), _at_best(plan, figure)) <= most]
+        good = [plan for plan in good if min(figure(plan), _spread(plan, figure)[0]) <= most]
     closest = min((plan.measured_error or 0.0 for plan in good), default=0.0)
     return min(good, key=partial(_preference, closest), default=None)
 
 
 def recommend(
-    plans: Mapping[str, Plan], max_error: float, use: str = "inference", stepped: Collection[str] | None = None
+    plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
-    """The plan to use, and why.
-
-    The one that is best by the objective, of those whose strategy is for the use. Of those as good as it, and as fast as
-    each other (within `NOISE`), the one whose strategy ranks first, then the one with the smallest error. stepped: see
-    `best_for`.
-    """
+    """The plan to use, and why. stepped: see `best_for`."""
     chosen = best_for(plans, use, stepped)
     if chosen is None:
         _require_runs(plans)
-        return None, _none(plans, max_error, use) + _else(plans, use, stepped)
+        other = next(name for name in USES if name != use)
+        instead = best_for(plans, other, stepped)
+        rest = (
+            f" That is about {use}: for {other}, {_called(instead)} holds it at {_worth(instead)}." if instead else ""
+        )
+        return None, _none(plans, max_error, use) + rest
+    uses = "; ".join(f"for {use}: {_best(plans, use, stepped)}" for use in USES)
     return chosen.name, (
         f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: {_within(chosen, max_error)}, "
-        f"{_share(chosen)}, {staying(chosen)}{_idly(chosen)}{_other(chosen, plans)}. {_uses(plans, stepped)}"
+        f"{_share(chosen)}, {staying(chosen)}{_idly(chosen)}{_other(chosen, plans)}. F{uses[1:]}."
     )
 
 
-def _require_runs(plans: Mapping[str, Plan]) -> None:
+def _require_runs(plans: Plans) -> None:
     """Raises: PlanError(slug="no-verdict") where a plan has no run for a reason that is no error of precision."""
     for plan in plans.values():
         failure = plan.verification.failure if plan.verification else None
@@ -117,92 +117,105 @@ def kept_apart(plan: Plan) -> str:
 
     Of a program, how many operations.
     """
+    kept = {"module": len(plan.kept), "function": len(plan.exceptions)}
     if plan.program is not None:
-        return count(len(plan.program.kept), "operation") if plan.program.kept else ""
-    modules, functions = len(plan.kept), len(plan.exceptions)
-    parts = [count(modules, "module")] if modules else []
-    return " and ".join([*parts, count(functions, "function")] if functions else parts)
+        kept = {"operation": len(plan.program.kept)}
+    return " and ".join(count(many, what) for what, many in kept.items() if many)
 
 
 def staying(plan: Plan) -> str:
     """The same as a clause."""
     kept = kept_apart(plan)
-    several = plan.kept if plan.program is None else plan.program.kept
-    one = len(several) + len(plan.exceptions) == 1
-    return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
+    return (
+        f"{kept} {'stays' if kept.startswith('1 ') and ' and ' not in kept else 'stay'} FP32"
+        if kept
+        else "nothing has to stay FP32"
+    )
 
 
-def saves_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
-    """Whether low precision is within the budget of some plan for this use, and there is nothing to gain by it."""
+def outcome(plans: Plans, use: str = "inference") -> str:
+    """What there is for a use: `plan`; or why there is none: `not asked for`; `loses`: what would do loses too much of the score,
+    or has none; `saves nothing`: low precision holds, and there is nothing to gain by it; `lowers nothing`: nothing runs low under
+    any plan that holds; `out of reach`."""
     held = _held(plans, use)
-    return not any(map(gains, held)) and any(map(_tried_low, held))
+    if best_for(plans, use) is not None:
+        return "plan"
+    if plans and use == "training" and not any(strategy_of(plan.strategy).trains for plan in plans.values()):
+        return "not asked for"
+    if _lost(plans, use):
+        return "loses"
+    if any(map(_ran_low, held)) or any(map(_all_low_held, held)) or any(map(_part_held, held)):
+        return "saves nothing"
+    return "lowers nothing" if held and all(map(has_low, held)) else "out of reach"
 
 
-def lowers_nothing(plans: Mapping[str, Plan], use: str = "inference") -> bool:
-    """Whether no plan for this use runs or casts anything low, though its scopes may be."""
-    held = _held(plans, use)
-    return bool(held) and not any(map(gains, held)) and all(has_low(plan) and not _runs_low(plan) for plan in held)
-
-
-def asked_for(plans: Mapping[str, Plan], use: str) -> bool:
-    """Whether any plan's strategy is for this use, be it within the budget or not."""
-    return not plans or use != "training" or any(strategy_of(plan.strategy).trains for plan in plans.values())
-
-
-def _held(plans: Mapping[str, Plan], use: str) -> list[Plan]:
+def _held(plans: Plans, use: str) -> list[Plan]:
     """Plans for this use that hold the budget."""
-    held = [plan for plan in plans.values() if plan.holds]
-    return [plan for plan in held if use != "training" or strategy_of(plan.strategy).trains]
+    return [plan for plan in plans.values() if plan.holds and (use != "training" or strategy_of(plan.strategy).trains)]
 
 
-def has_low(plan: Plan) -> bool:
-    """Whether any scope of it is low."""
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
-
-
-def _runs_low(plan: Plan) -> bool:
+def _ran_low(plan: Plan) -> bool:
     """Whether anything of it is low when it runs: it is timed otherwise than FP32 then, if only for its casts."""
-    return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
+    differs = plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
+    return has_low(plan) and differs
 
 
-def _tried_low(plan: Plan) -> bool:
-    """Whether a run with something low held the budget: that of the plan, or one that its reasons are from."""
-    return (has_low(plan) and _runs_low(plan)) or _whole(plan) or _part(plan)
-
-
-def _whole(plan: Plan) -> bool:
+def _all_low_held(plan: Plan) -> bool:
     """Whether all low holds the budget: the plan is that, or it was run for its reasons."""
-    return (has_low(plan) and not has_fp32(plan) and _runs_low(plan)) or (bool(plan.kept) and plan.least == ())
+    return (_ran_low(plan) and not has_fp32(plan)) or (bool(plan.kept) and plan.least == ())
 
 
-def _part(plan: Plan) -> bool:
+def _part_held(plan: Plan) -> bool:
     """Whether some of what a plan keeps in FP32 was run low within the budget, and its errors showed."""
     spared = set(plan.kept) - set(plan.kept if plan.least is None else plan.least)
     idle = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
     return any(reason.ran or spared.intersection(reason.modules) for reason in idle)
 
 
-def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
+def _lost(plans: Plans, use: str) -> list[Plan]:
+    """Plans for this use that would gain something within the budget, were it not for their score."""
+    whole = {name: replace(plan, score=None) for name, plan in plans.items()}
+    return [plans[plan.name] for plan in _held(whole, use) if gains(plan) and not plans[plan.name].holds]
+
+
+def _none(plans: Plans, max_error: float, use: str) -> str:
     """Why there is no plan to use."""
     budget = "every criterion" if any(map(_criteria, plans.values())) else f"an error of {max_error:.2g}"
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-    measured = [plan for plan in plans.values() if plan.measured_error is not None and has_low(plan)]
-    best = min(measured, key=lambda plan: plan.measured_error or 0, default=None)
-    if not asked_for(plans, use):
-        return "No plan for training was asked for: those of strategy autocast are for it."
-    if lost := _lost(plans, use):
-        return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(lost)}."
-    if saves_nothing(plans, use):
-        what = GAINS[next(iter(plans.values())).objective]
-        if not any(map(_whole, _held(plans, use))):
+    match outcome(plans, use):
+        case "not asked for":
+            return "No plan for training was asked for: those of strategy autocast are for it."
+        case "loses":
+            return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(_lost(plans, use))}."
+        case "saves nothing":
+            what = GAINS[next(iter(plans.values())).objective]
+            if any(map(_all_low_held, _held(plans, use))):
+                return f"Run it in FP32: low precision holds {budget}, but there is no {what} to gain by it."
             return f"Run it in FP32: what holds {budget} in low precision saves no {what}."
-        return f"Run it in FP32: low precision holds {budget}, but there is no {what} to gain by it."
-    if lowers_nothing(plans, use):
-        return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
-    reached = f"; the best that was reached is {_reached(best)}, by {_called(best)}" if best else _nearest(plans)
-    return f"Run it in FP32: no plan holds {budget} with anything low{reached}."
+        case "lowers nothing":
+            return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
+    return f"Run it in FP32: no plan holds {budget} with anything low{_nearest(plans)}."
+
+
+def _nearest(plans: Plans) -> str:
+    """The smallest error of a plan that runs something low; without one, the smallest within reach of those that do not."""
+    ran = [(plan.measured_error, plan) for plan in plans.values() if plan.measured_error is not None and has_low(plan)]
+    reached = [(plan.reach, plan) for plan in plans.values() if plan.reach is not None]
+    if not (found := ran or reached):
+        return ""
+    error, plan = min(found, key=lambda each: each[0])
+    said = "the best that was reached" if ran else "the smallest error within reach"
+    return f"; {said} is {error:.2g}{' of what a criterion allows' if _criteria(plan) else ''}, by {_called(plan)}"
+
+
+def _least_lost(lost: list[Plan]) -> str:
+    """The nearest that one of these comes to the score."""
+    off = [(abs(p.score.difference), p.name) for p in lost if p.score and p.score.difference is not None]
+    if not off:
+        return f" ({lost[0].score.failure})" if lost[0].score else ""
+    return f": the nearest is off by {min(off)[0]:.2g} ({min(off)[1]})"
 
 
 def _criteria(plan: Plan) -> tuple[CriterionValue, ...]:
@@ -212,79 +225,35 @@ def _criteria(plan: Plan) -> tuple[CriterionValue, ...]:
 
 def _within(plan: Plan, max_error: float) -> str:
     """That a plan keeps to what was allowed, and how much of it that takes."""
-    if not _criteria(plan):
-        if (plan.measured_error or 0.0) > max_error and plan.verification:
-            return (
-                f"measured error {plan.measured_error:.2g}, no more than {FLOOR:g} times what runs in FP32 differ by "
-                f"({plan.verification.noise:.2g})"
-            )
-        return f"measured error {plan.measured_error:.2g} within the budget of {max_error:.2g}"
-    most = max(_criteria(plan), key=lambda one: one.share or 0.0)
-    if not most.share:
-        return "every criterion holds, with nothing lost"
-    return f"every criterion holds, {most.output}: {most.kind} takes {most.share:.2g} of what it allows"
+    error, most = plan.measured_error or 0.0, max(_criteria(plan), key=lambda one: one.share or 0.0, default=None)
+    if most is not None:
+        lost = (
+            f"{most.output}: {most.kind} takes {most.share:.2g} of what it allows"
+            if most.share
+            else "with nothing lost"
+        )
+        return f"every criterion holds, {lost}"
+    if error > max_error and plan.verification:
+        noise = f"{FLOOR:g} times what runs in FP32 differ by ({plan.verification.noise:.2g})"
+        return f"measured error {error:.2g}, no more than {noise}"
+    return f"measured error {error:.2g} within the budget of {max_error:.2g}"
 
 
-def _measures(plan: Plan) -> str:
-    """A plan's error."""
-    taken = f"{plan.measured_error:.2g}"
-    return f"takes {taken} of what a criterion allows" if _criteria(plan) else f"measures {taken}"
-
-
-def _reached(plan: Plan) -> str:
-    """The same, as what could be reached."""
-    return f"{plan.measured_error:.2g}" + (" of what a criterion allows" if _criteria(plan) else "")
-
-
-def _nearest(plans: Mapping[str, Plan]) -> str:
-    """The smallest error within reach of a plan that runs nothing low, where that is known."""
-    found = [plan for plan in plans.values() if plan.reach is not None]
-    best = min(found, key=lambda plan: plan.reach or 0.0, default=None)
-    if best is None or best.reach is None:
-        return ""
-    return f"; the smallest error within reach is {best.reach:.2g}, by {_called(best)}"
-
-
-def _under(plans: Mapping[str, Plan], use: str) -> str:
+def _under(plans: Plans, use: str) -> str:
     """`under autocast or with cast weights`: the strategies of the plans that hold."""
     return " or ".join(dict.fromkeys(strategy_of(plan.strategy).title for plan in _held(plans, use)))
 
 
-def _lost(plans: Mapping[str, Plan], use: str) -> list[Plan]:
-    """Plans for this use that would gain something within the budget, were it not for their score."""
-    whole = {name: replace(plan, score=None) for name, plan in plans.items()}
-    return [plans[plan.name] for plan in _held(whole, use) if gains(plan) and not plans[plan.name].holds]
-
-
-def loses(plans: Mapping[str, Plan], use: str) -> bool:
-    """Whether there is no plan for this use because those that would do lose too much of the score, or have none."""
-    return best_for(plans, use) is None and bool(_lost(plans, use))
-
-
-def _least_lost(lost: Sequence[Plan]) -> str:
-    """The nearest that one of these comes to it."""
-    off = {plan.name: abs(plan.score.difference) for plan in lost if plan.score and plan.score.difference is not None}
-    if not off:
-        return f" ({lost[0].score.failure})" if lost[0].score else ""
-    name = min(off, key=lambda name: off[name])
-    return f": the nearest is off by {off[name]:.2g} ({name})"
-
-
-def _else(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None) -> str:
-    """What there is for the other use, where there is nothing for this one."""
-    other = next(name for name in USES if name != use)
-    found = best_for(plans, other, stepped)
-    return "" if found is None else f" That is about {use}: for {other}, {_called(found)} holds it at {_worth(found)}."
-
-
-def _uses(plans: Mapping[str, Plan], stepped: Collection[str] | None) -> str:
-    """The best plan for each use, with what it is worth."""
-    found = {use: best_for(plans, use, stepped) for use in USES}
-    named = [
-        f"for {use}: {f'{_called(plan)}, {_worth(plan)}' if plan else _without(plans, use)}"
-        for use, plan in found.items()
-    ]
-    return f"F{'; '.join(named)[1:]}."
+def _best(plans: Plans, use: str, stepped: Collection[str] | None) -> str:
+    """The best plan for a use, with what it is worth, or why there is none."""
+    if (best := best_for(plans, use, stepped)) is not None:
+        return f"{_called(best)}, {_worth(best)}"
+    words = {
+        "not asked for": "none was asked for",
+        "lowers nothing": f"nothing runs low {_under(plans, use)}",
+        "saves nothing": f"none that holds saves {GAINS[next(iter(plans.values())).objective]}",
+    }
+    return words.get(outcome(plans, use), "none holds")
 
 
 def _called(plan: Plan) -> str:
@@ -292,34 +261,24 @@ def _called(plan: Plan) -> str:
     return f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)"
 
 
-def _without(plans: Mapping[str, Plan], use: str) -> str:
-    """That there is no plan for a use."""
-    if not asked_for(plans, use):
-        return "none was asked for"
-    if lowers_nothing(plans, use):
-        return f"nothing runs low {_under(plans, use)}"
-    if not saves_nothing(plans, use):
-        return "none holds"
-    return f"none that holds saves {GAINS[next(iter(plans.values())).objective]}"
-
-
 def _worth(plan: Plan) -> str:
     """A plan's figure by its objective."""
-    if plan.objective == "memory" and (share := memory_share(plan)) is not None:
-        return f"{share:.0%} of the memory{' measured' if _weighed(plan) else ''}"
     if plan.objective == "flops":
         return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    return f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
+    words = f"{_taken(plan):.0%} of the memory" if plan.objective == "memory" else f"{speedup(plan):.2f}x"
+    return words + (" measured" if _is_measured(plan) else "")
 
 
 def _idly(plan: Plan) -> str:
     """That a plan holds and yet takes no less than FP32 by its objective, where that is so."""
-    share = memory_share(plan) if plan.objective == "memory" else None
-    taken = _elapsed(plan) if share is None else share
-    if plan.objective == "flops" or taken < 1:
+    if plan.objective == "flops" or _taken(plan) < 1:
         return ""
-    seen = "measured" if (_weighed(plan) if share is not None else measured_times(plan)) else "predicted"
-    return f", {seen} to save no {GAINS[plan.objective]}"
+    return f", {'measured' if _is_measured(plan) else 'predicted'} to save no {GAINS[plan.objective]}"
+
+
+def _is_measured(plan: Plan) -> bool:
+    """Whether what it takes by its objective was measured."""
+    return (measured_memory(plan) if plan.objective == "memory" else measured_times(plan)) is not None
 
 
 def _share(plan: Plan) -> str:
@@ -330,34 +289,34 @@ def _share(plan: Plan) -> str:
 
 
 def _taken(plan: Plan) -> float:
-    """What a plan needs by its objective."""
-    if plan.objective == "memory" and (share := memory_share(plan)) is not None:
+    """What a plan needs by its objective, of what FP32 does."""
+    if plan.objective == "flops":
+        return 1 - plan.low_precision_flops
+    if plan.objective == "time":
+        return _elapsed(plan)
+    if (share := measured_memory(plan)) is not None:
         return share
-    return 1 - plan.low_precision_flops if plan.objective == "flops" else _elapsed(plan)
+    if plan.memory is None or plan.fp32_memory is None:
+        return _elapsed(plan)
+    return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
 
 
 def _elapsed(plan: Plan) -> float:
     return 1 / speedup(plan)
 
 
-def _timely(plan: Plan, figure: Callable[[Plan], float]) -> Times | None:
-    """Its measured times, where the figure goes by them."""
-    return measured_times(plan) if figure is _elapsed or plan.objective == "time" else None
-
-
-def _at_best(plan: Plan, figure: Callable[[Plan], float]) -> float:
-    """What it may need as well, as far as its repeats were apart."""
-    times = _timely(plan, figure)
-    return figure(plan) if times is None else figure(plan) * times.low / times.median
+def _spread(plan: Plan, figure: Callable[[Plan], float]) -> tuple[float, float]:
+    """What it takes at best and at worst, as far as repeats were apart, or predictions are off."""
+    times = measured_times(plan) if figure is _elapsed or plan.objective == "time" else None
+    if times is None:
+        return figure(plan), figure(plan) * (1 + NOISE)
+    return figure(plan) * times.low / times.median, figure(plan) * times.high / times.median
 
 
 def _as_good_as(least: Plan, figure: Callable[[Plan], float]) -> float:
-    """The most that is as good as what the least needs: what its slower repeats took where it was measured, else a little
-    more than is predicted; of FLOPs, which are counted and not predicted, a hundredth of all counts as none."""
-    if figure is _taken and least.objective == "flops":
-        return figure(least) + 0.01
-    times = _timely(least, figure)
-    return figure(least) * (1 + NOISE if times is None else times.high / times.median)
+    """The most that is as good as what the least needs; of FLOPs, which are counted and not predicted, a hundredth of all is
+    none."""
+    return figure(least) + 0.01 if figure is _taken and least.objective == "flops" else _spread(least, figure)[1]
 
 
 def _preference(closest: float, plan: Plan) -> tuple[int, float, float]:
@@ -367,13 +326,13 @@ def _preference(closest: float, plan: Plan) -> tuple[int, float, float]:
     return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, _elapsed(plan)
 
 
-def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
-    rivals = [
+def _other(chosen: Plan, plans: Plans) -> str:
+    """What becomes of the other format under the same strategy."""
+    alike = (
         p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format and runs(p.format)
-    ]
-    if not rivals:
+    )
+    if (rival := next(alike, None)) is None:
         return ""
-    rival = rivals[0]
     failings: tuple[tuple[Callable[[Plan], bool], str], ...] = (
         (lambda plan: plan.verification is None or plan.verification.failure is None, "fails to run"),
         (lambda plan: plan.verified, "does not hold the budget"),
@@ -385,4 +344,6 @@ def _other(chosen: Plan, plans: Mapping[str, Plan]) -> str:
             elsewhere = any(passes(plan) for plan in plans.values() if plan.format == rival.format)
             strategy = f" {strategy_of(rival.strategy).title}" if elsewhere else ""
             return f"; {label(rival.format)}{strategy} {failing}"
-    return f"; {label(rival.format)} {_measures(rival)} with {_share(rival)}"
+    taken = f"{rival.measured_error:.2g}"
+    taken = f"takes {taken} of what a criterion allows" if _criteria(rival) else f"measures {taken}"
+    return f"; {label(rival.format)} {taken} with {_share(rival)}"

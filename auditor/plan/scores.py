@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..artefact.emit import emit
-from ..artefact.strategies import SHIPPED
 from ..errors import MeasureError
-from ..isolation.members import size_of
-from ..numerics.formats import DEFAULT, runs
+from ..numerics.formats import runs
 from ..options import Options
 from ..pulse import beat
-from ..records import Evaluation, Plan, ScopeChoice, Subject
+from ..records import Evaluation, Plan, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
-from .workbench import Workbench, reference
+from .workbench import Workbench, emitted, raising, reference
 
 
 @dataclass(frozen=True)
@@ -33,13 +30,12 @@ class InFp32:
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """The plans, those that are verified with their scores, in the process that verified them."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified and runs(plan.format)}
-        most = len(self.given.values)
-
-        def at_work() -> tuple[Verifier, Path]:
-            return bench.verifier, Path(bench.scratch)
-
-        given = self.scorer.given(tuple(wanted), wanted, most, at_work) if wanted else {}
-        scores = {name: judged(self.scorer.scoring, self.given, found) for name, found in given.items()}
+        scorer, most = self.scorer, len(self.given.values)
+        fresh = partial(scorer.fresh, tuple(wanted), most) if scorer.scoring.place is not None else None
+        given: dict[str, Given | str] = {}
+        if wanted:
+            given = bench.ask(wanted, fresh, lambda runs: {name: scorer.here(runs, name, most) for name in wanted})
+        scores = {name: judged(scorer.scoring, self.given, found) for name, found in given.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
@@ -72,36 +68,21 @@ class Scorer:
 
     def of_fp32(self) -> Given | str:
         """What the function gives of the FP32 model, in a process of its own where it can be made there."""
-        with ExitStack() as held:
-
-            def begun() -> tuple[Verifier, Path]:
-                where: dict[str, Any] = {"seed": self.seed, "device": self.device, "timeout": self.timeout}
-                batches = self.subject.batches[:1]
-                expected = reference(self.subject, batches[0], self.seed)
-                return held.enter_context(Verifier.begun(batches, expected=expected, **where))
-
-            return self.given((FP32,), raising(self.subject), None, begun)[FP32]
-
-    def given(
-        self,
-        names: Sequence[str],
-        plans: Mapping[str, Plan],
-        most: int | None,
-        process: Callable[[], tuple[Verifier, Path]],
-    ) -> dict[str, Given | str]:
-        """What the function gives, by name. process: what runs emitted files, and where these lie, for a model that can be
-        made there and a function that is found there."""
-        subject, scoring = self.subject, self.scoring
-        if subject.origin is not None and scoring.place is not None:
-            try:
-                verifier, folder = process()
-                file = folder / "patched_model.py"
-                file.write_text(emit(subject.origin, size_of(subject.model), plans, None, folder), encoding="utf-8")
-                return verifier.scores(file, names, scoring, most, lambda words: tell(words, most))
-            except NotHandedOver:
-                pass
+        subject, plans = self.subject, raising(self.subject)
+        if subject.origin is not None and self.scoring.place is not None:
+            expected = reference(subject, subject.batches[0], self.seed)
+            where: dict[str, Any] = {"seed": self.seed, "device": self.device, "timeout": self.timeout}
+            with (
+                suppress(NotHandedOver),
+                Verifier.begun(subject.batches[:1], expected=expected, **where) as (verifier, folder),
+            ):
+                return self.fresh((FP32,), None, verifier, emitted(subject, plans, folder))[FP32]
         runs = Runs(partial(in_hand, subject.model, plans), device=self.device, seed=self.seed)
-        return {name: self.here(runs, name, most) for name in names}
+        return self.here(runs, FP32, None)
+
+    def fresh(self, names: Sequence[str], most: int | None, verifier: Verifier, file: Path) -> dict[str, Given | str]:
+        """What the function gives of the plans of an emitted file, in another process. most: see `tell`."""
+        return verifier.scores(file, names, self.scoring, most, lambda words: tell(words, most))
 
     def here(self, runs: Runs, name: str, most: int | None) -> Given | str:
         """What the function gives of one of the runs in this process. most: see `tell`."""
@@ -115,21 +96,3 @@ class Scorer:
 def tell(words: str, most: int | None) -> None:
     """A sign of life, with how far the function is. most: numbers that there will be."""
     beat(f"{words} of {most:,}" if words and most and most > 1 else words)
-
-
-def raising(subject: Subject) -> dict[str, Plan]:
-    """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
-    if subject.raised == "none":
-        return {}
-    plan = Plan(
-        name=FP32,
-        strategy=SHIPPED[0],
-        format=DEFAULT[0],
-        scopes={"": ScopeChoice("fp32")},
-        predicted_error=0.0,
-        low_precision_flops=0.0,
-        predicted_speedup=1.0,
-        raised=subject.raised,
-        stored_low=subject.stored_low,
-    )
-    return {FP32: plan}

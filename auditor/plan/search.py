@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from ..records import Plan
@@ -54,16 +54,12 @@ class Space(Protocol[P]):
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
         ...
 
-    def error(self, point: P, enough: float = math.inf) -> float:
-        """Error of a replay, inf where it does not run; logged. enough: beyond it, how large it is does not matter."""
+    def error(self, point: P) -> float:
+        """Error of a replay, inf where it does not run; logged."""
         ...
 
     def holding(self) -> list[P]:
-        """Choices that hold the budget, as runs of the whole model said, and were not rejected."""
-        ...
-
-    def simpler(self, point: P, limit: float) -> P:
-        """A choice that is easier to live with than `point`, about as cheap, and has an error of at most `limit`; else `point`."""
+        """Choices that are known to hold the budget before any search, and were not rejected."""
         ...
 
     def reject(self, point: P) -> None:
@@ -79,28 +75,23 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
     """
     if not runs:
         return space.proposed(limit)
-    best = cheapest(space.holding(), space.nothing)
+    best = min((*space.holding(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
     for run in range(runs):
-        for hope in (1.0, FAR, math.inf if run == 0 and best == space.nothing else FAR):
-            point = space.proposed(min(hope * limit / correction, ceiling))
-            if cheaper := point.price < (1.0 if best == space.nothing else 1 - LITTLE) * best.price:
-                break
-        if not cheaper:
+        most = best.price if best == space.nothing else (1 - LITTLE) * best.price
+        hopes = (1.0, FAR, math.inf) if run == 0 and best == space.nothing else (1.0, FAR)
+        points = (space.proposed(min(hope * limit / correction, ceiling)) for hope in hopes)
+        point = next((point for point in points if point.price < most), None)
+        if point is None:
             break
-        error = space.error(point, limit)
+        error = space.error(point)
         if math.isfinite(error) and point.predicted_error:
             correction = min(max(error / point.predicted_error, 1 / MOST_OFF), MOST_OFF)
         if error <= limit:
             best = point
         else:
             ceiling = point.predicted_error * (STRICTER if math.isfinite(error) else 0.5)
-    return space.simpler(best, limit)
-
-
-def cheapest(points: Sequence[P], otherwise: P) -> P:
-    """The one of the lowest price; where none has a lower one, the other."""
-    return min((otherwise, *points), key=lambda point: point.price)
+    return best
 
 
 def verified(

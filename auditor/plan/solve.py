@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..execution.chosen import labelled
 from ..execution.resolve import Resolution
-from ..paths import nearest_above
+from ..paths import enclosing, nearest_above
 from .costs import cast_seconds
 from .energy import FORBIDDEN, Energy
 from .problem import Problem, Term
 
-STEPS = 24
-"""Points looked at between two neighbours of the curve."""
+VISITS = 12_000
+"""Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +78,73 @@ def _cuts(energy: Energy) -> list[set[str]]:
     return list(found.values())
 
 
-def between(problem: Problem, faster: Candidate, slower: Candidate) -> list[Candidate]:
-    """Points between two neighbours of the curve, fastest first, ending with `slower`.
+def between(problem: Problem, faster: Candidate, slower: Candidate, allowed: float) -> Candidate:
+    """The cheapest choice between two neighbours of the curve that is predicted to have an error of at most `allowed`.
 
-    Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered one
-    after the other, those first that save most time per squared error.
+    Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered, those first
+    that save most time per squared error, as many as there can be.
     """
     energy = problem.energy
     worth = {owner: (high - low) / max(error, 1e-30) for owner, (low, high, error) in energy.scopes.items()}
     pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
     pending.sort(key=lambda owner: (-worth[owner], owner))
-    precision, steps = dict(slower.precision), [slower]
-    stride = max(1, len(pending) // STEPS)
-    for count, owner in enumerate(pending, start=1):
-        for other in {owner, *energy.tied_to(owner)}:
-            precision[other] = problem.format
-        if count % stride == 0 and count < len(pending):
-            steps.append(evaluate(problem, energy.settled(precision)))
-    return [step for step in reversed(steps) if step is slower or step.cost < slower.cost]
+    best, first, last = slower, 0, len(pending) - 1
+    while first < last:
+        middle = (first + last + 1) // 2
+        lowered = {other for owner in pending[:middle] for other in {owner, *energy.tied_to(owner)}}
+        point = evaluate(problem, energy.settled({**slower.precision, **dict.fromkeys(lowered, problem.format)}))
+        if point.predicted_error <= allowed:
+            first, best = middle, min(best, point, key=lambda each: each.price)
+        else:
+            last = middle - 1
+    return best
+
+
+def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Candidate:
+    """The cheapest choice within `allowed` that small changes lead to: of one scope, of all below a module, or of two.
+
+    Downhill from each start, first to an error within the limit, then to the lowest price.
+    """
+    tries, seen = max(VISITS // max(len(problem.capture.nodes), 1), 20), set[frozenset[tuple[str, str]]]()
+
+    def rank(point: Candidate) -> tuple[float, float]:
+        return max(0.0, point.predicted_error - min(allowed, math.sqrt(FORBIDDEN) / 2)), point.price
+
+    def walked(best: Candidate) -> Candidate:
+        better = True
+        while better:
+            better = False
+            for change in _changes(problem):
+                precision = problem.energy.settled({**best.precision, **change})
+                if (key := frozenset(precision.items())) in seen:
+                    continue
+                if len(seen) > tries:
+                    return best
+                seen.add(key)
+                if rank(point := evaluate(problem, precision)) < rank(best):
+                    best, better = point, True
+        return best
+
+    return min(map(walked, starts), key=rank)
+
+
+def _changes(problem: Problem) -> Iterator[dict[str, str]]:
+    """Scopes with another precision: lowered those first that save most, raised those that save least; then pairs."""
+    energy, below = problem.energy, dict[str, set[str]]()
+    singles = {tuple(sorted({owner, *energy.tied_to(owner)})) for owner in energy.scopes}
+    for owner in energy.scopes:
+        for path in enclosing(owner):
+            below.setdefault(path, set()).update({owner, *energy.tied_to(owner)})
+    groups = sorted(
+        {*singles, *(tuple(sorted(inside)) for inside in below.values())},
+        key=lambda group: (-sum(energy.scopes[owner][1] - energy.scopes[owner][0] for owner in group), group),
+    )
+    for first, last in zip(groups, reversed(groups), strict=True):
+        yield dict.fromkeys(first, problem.format)
+        yield dict.fromkeys(last, "fp32")
+    for pair in itertools.combinations(sorted(singles), 2):
+        for kinds in itertools.product((problem.format, "fp32"), repeat=2):
+            yield {owner: kind for group, kind in zip(pair, kinds, strict=True) for owner in group}
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
@@ -115,7 +165,7 @@ def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
         if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
             elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
     cost_of_all = problem.whole_price(resolution, elapsed)
-    price = cost_of_all + problem.island * _changes(precision)
+    price = cost_of_all + problem.island * _length(precision)
     share = low_flops / flops if flops else 0.0
     return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, cost_of_all)
 
@@ -129,7 +179,7 @@ def _square(problem: Problem, resolution: Resolution, terms: Sequence[Term]) -> 
     return max(sum(square for name, square in (*own, *rounded) if name in path) for path in problem.paths)
 
 
-def _changes(precision: Mapping[str, str]) -> int:
+def _length(precision: Mapping[str, str]) -> int:
     """Scopes whose precision differs from that of the scope above them: the length of the plan."""
     known = {"", *precision}
     above = {owner: nearest_above(owner, known) for owner in precision}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..artefact.emit import emit
-from ..devices import let_go, name_of
-from ..isolation.members import size_of
+from ..devices import name_of
 from ..isolation.process import loose
 from ..numerics.formats import runs
 from ..records import Plan, Timed, Times, Timing
 from ..trees import tensors_in
-from ..verify import FP32, TODAY, NotHandedOver, Runs, Verifier, in_hand
-from .scores import raising
+from ..verify import FP32, TODAY
 from .workbench import Workbench
 
 WAYS = ("eager", "compiled", "cuda_graph")
@@ -36,9 +31,12 @@ def timed_plans(
     today = bool(loose(bench.flags, bench.device))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
-    found = {
-        name: one if isinstance(one, Timed) else _lost(one) for name, one in _times(bench, run, names, tick).items()
-    }
+    given = bench.ask(
+        run,
+        lambda verifier, file: verifier.times(file, names, bench.flags, lambda words: tick("timing")),
+        lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
+    )
+    found = {name: one if isinstance(one, Timed) else _lost(one) for name, one in given.items()}
     whole = found[FP32]
     timing = Timing(
         device=name_of(bench.device),
@@ -68,27 +66,6 @@ def against(found: Timed, whole: Timed) -> Timed:
     if found.memory is not None and whole.memory:
         changed["memory_share"] = found.memory / whole.memory
     return replace(found, **changed)
-
-
-def _times(
-    bench: Workbench, plans: Mapping[str, Plan], names: Sequence[str], tick: Callable[[str], None]
-) -> dict[str, Timed | str]:
-    """In a process of its own, for a model that can be made there; this one keeps no memory of a GPU that it does not use."""
-    subject = bench.subject
-    if subject.origin is not None:
-        let_go(bench.device)
-        where: dict[str, Any] = {"seed": bench.seed, "device": bench.device, "timeout": bench.timeout}
-        batches = bench.checks[:1]
-        expected = bench.reference(batches[0])
-        try:
-            with Verifier.begun(batches, expected=expected, **where) as (verifier, folder):
-                file, emitted = Path(folder, "patched_model.py"), {**plans, **raising(subject)}
-                file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), "utf-8")
-                return verifier.times(file, names, bench.flags, lambda words: tick("timing"))
-        except NotHandedOver:
-            pass
-    runs = Runs(partial(in_hand, subject.model, plans), bench.checks[:1], bench.device, bench.seed)
-    return {name: runs.time(name, bench.flags, apart=False) for name in names}
 
 
 def _lost(why: str) -> Timed:

@@ -51,13 +51,9 @@ def yardstick_of(
     metric = _of_the_cpu(metric) if metric is not None else None
     if flips and capture is not None:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
-    if metric is None and not criteria:
-        return Yardstick(max_error)
     if criteria:
-        shares = bound(criteria, max_error, outputs, metric)
-        return Yardstick(1.0, shares)
-    assert metric is not None
-    return Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
+        return Yardstick(1.0, bound(criteria, max_error, outputs, metric))
+    return Yardstick(max_error) if metric is None else Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
 
 
 def _of_the_cpu(metric: Distance) -> Distance:
@@ -107,19 +103,11 @@ def in_unit(found: Calibration, unit: float) -> Calibration:
     """The same measurements, contributions times `unit`."""
     if unit == 1.0:
         return found
-    return replace(
-        found,
-        contributions={
-            name: {fmt: _times(contribution, unit) for fmt, contribution in formats.items()}
-            for name, formats in found.contributions.items()
-        },
-    )
 
+    def times(one: Contribution) -> Contribution:
+        return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)
 
-def _times(contribution: Contribution, unit: float) -> Contribution:
-    return replace(
-        contribution,
-        isolated=contribution.isolated * unit,
-        own=contribution.own * unit,
-        cast=contribution.cast * unit,
-    )
+    changed = {
+        name: {fmt: times(one) for fmt, one in by_format.items()} for name, by_format in found.contributions.items()
+    }
+    return replace(found, contributions=changed)

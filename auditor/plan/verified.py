@@ -5,53 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import torch
 
-from ..artefact.emit import emit
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line
 from ..execution.chosen import scoped
 from ..execution.strategies import running
-from ..isolation.members import size_of
+from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
+from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error, worst_output_error
 from ..raised import let_through
-from ..records import Baseline, CriterionValue, Plan, Verification
-from ..verify import Answers, NotHandedOver, Runs, in_hand, said_no_memory
+from ..records import Baseline, CriterionValue, Plan, Today, Verification
+from ..verify import Answers, failure_of, said_no_memory
+from .modules import worst_of
 from .recommend import has_fp32
-from .scores import raising
 from .workbench import Workbench
 
-Given = dict[str, Answers | str]
 
-
-def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> Given:
+def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> dict[str, Answers | str]:
     """What the model answers under each plan, on each of the bench's checks, or the one-line reason why it does not.
 
     waiting: called every second.
     """
-    fresh = bench.subject.origin is not None and not bench.not_fresh
-    return _in_fresh_process(bench, plans, waiting) if fresh else _in_this_process(bench, plans)
-
-
-def _in_fresh_process(
-    bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]
-) -> dict[str, Answers | str]:
-    subject = bench.subject
-    try:
-        verifier, file = bench.verifier, Path(bench.scratch, "patched_model.py")
-        emitted = {**plans, **raising(subject)}
-        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, file.parent), encoding="utf-8")
-        return verifier.answers(file, list(plans), waiting)
-    except NotHandedOver as problem:
-        bench.not_fresh.append(str(problem))
-        return _in_this_process(bench, plans)
+    return bench.ask(
+        plans,
+        lambda verifier, file: verifier.answers(file, list(plans), waiting),
+        lambda runs: {name: runs.answers(name) for name in plans},
+    )
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -61,14 +46,6 @@ def fresh_told(bench: Workbench) -> tuple[str, ...]:
         "the model, and did not run its plans."
         for reason in bench.not_fresh[:1]
     )
-
-
-def _in_this_process(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Answers | str]:
-    """Models that were handed over as objects have no source to build them from again: they are patched for a while."""
-    gradients = bench.graded is not None  # of the model before it is patched
-    load = partial(in_hand, bench.subject.model, plans)
-    runs = Runs(load, bench.checks, bench.device, bench.seed, gradients, bench.most)
-    return {name: runs.answers(name) for name in plans}
 
 
 Tick = Callable[[str], None]
@@ -126,22 +103,22 @@ def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: P
         return _failed(bench, plan, str(error))
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.floor.joint)):
         return _failed(bench, plan, otherwise)
-    finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
+    is_finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
     named = _criteria(bench, pairs, graded)
     result = replace(
         _unrun(bench),
-        error=found if finite else None,
-        joint=None if bench.distance is output_error else _number(worst_of([output_error(r, c) for r, c in pairs])),
+        error=found if is_finite else None,
+        joint=None if bench.distance is output_error else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         criteria=named,
         apart=apart(pairs),
-        finite=finite,
-        worst_output=worst if finite and math.isfinite(worst) else None,
-        with_gradients=enabled if finite else None,
+        finite=is_finite,
+        worst_output=worst if is_finite and math.isfinite(worst) else None,
+        with_gradients=enabled if is_finite else None,
         noise=bench.floor.error,
         floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
         ungraded=bench.ungraded,
     )
-    verified = finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
+    verified = is_finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
     return replace(plan, measured_error=result.error, verified=verified, verification=result)
 
 
@@ -150,10 +127,6 @@ def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> t
     if not isinstance(bench.distance, Criteria):
         return ()
     return bench.distance.values(pairs, [graded] if graded else [])
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
@@ -185,21 +158,9 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) 
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 
 
-def worst_of(values: Sequence[float]) -> float:
-    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
-
-
-def as_run(baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> dict[str, Baseline]:
-    """The baselines, those taken from the run of a plan where it lowers everything: the model without a plan is that model."""
-    found = dict(baselines)
-    for name, plan in plans.items():
-        if not has_fp32(plan) and plan.measured_error is not None:
-            criteria = plan.verification.criteria if plan.verification else ()
-            found[name] = replace(
-                found[name], measured_error=plan.measured_error, finite=True, failure=None, criteria=criteria
-            )
-    return found
+def finite(error: float) -> tuple[float | None, bool]:
+    """What is kept of an error, and whether it is finite."""
+    return (error, True) if math.isfinite(error) else (None, False)
 
 
 def is_outdone(plan: Plan, baseline: Baseline) -> bool:
@@ -208,3 +169,21 @@ def is_outdone(plan: Plan, baseline: Baseline) -> bool:
         return False
     noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
     return plan.measured_error > baseline.measured_error + noise
+
+
+def today_of(bench: Workbench) -> Today | None:
+    """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
+    in IEEE arithmetic, as far as that is from itself."""
+    allowed = loose(bench.flags, bench.device)
+    if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
+        return None
+    references = bench.references(bench.checks)
+
+    try:
+        with under(bench.flags):
+            found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
+        worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+    except Exception as error:
+        let_through(error)
+        return Today(allowed, None, False, failure_of(error))
+    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *finite(worst))

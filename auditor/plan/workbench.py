@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from ..artefact.emit import emit
+from ..artefact.strategies import SHIPPED
 from ..capture.imitation import Imitation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
 from ..devices import is_native
 from ..folder import own
 from ..isolation.answer import answer
+from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import Flags
 from ..measure.calibrate import Calibration
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
+from ..numerics.formats import DEFAULT
 from ..options import Options
-from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Subject, Verdict
+from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
-from ..verify import Verifier, unwound
+from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand, unwound
 from .costs import Cost, costs_of
+from .modules import Trial
 from .problem import Problem
-from .trial import Trial
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,23 @@ class Workbench:
         )
         return self.held.enter_context(verifier)
 
+    def ask(
+        self,
+        plans: Mapping[str, Plan],
+        fresh: Callable[[Verifier, Path], dict[str, T]] | None,
+        here: Callable[[Runs], dict[str, T]],
+    ) -> dict[str, T]:
+        """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
+        object or cannot be had there, of the model patched for a while."""
+        if self.subject.origin is not None and not self.not_fresh and fresh is not None:
+            try:
+                return fresh(self.verifier, emitted(self.subject, plans, self.scratch))
+            except NotHandedOver as problem:
+                self.not_fresh.append(str(problem))
+        gradients = self.graded is not None  # of the model before it is patched
+        load = partial(in_hand, self.subject.model, plans)
+        return here(Runs(load, self.checks, self.device, self.seed, gradients, self.most))
+
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
@@ -154,19 +178,24 @@ class Workbench:
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from: the same for all who ask."""
         if (strategy, fmt) not in self._problems:
-            self._problems[strategy, fmt] = self._problem(strategy, fmt)
+            measured = self.contributions[fmt], self.verdicts[fmt]
+            stored = self.subject.raised, self.subject.stored_low
+            self._problems[strategy, fmt] = Problem(
+                self.capture,
+                self.costs,
+                *measured,
+                strategy,
+                fmt,
+                self.gpu,
+                *stored,
+                self.contributions,
+                self.objective,
+            )
         return self._problems[strategy, fmt]
 
     @cached_property
     def _problems(self) -> dict[tuple[str, str], Problem]:
         return {}
-
-    def _problem(self, strategy: str, fmt: str) -> Problem:
-        measured = self.contributions[fmt], self.verdicts[fmt]
-        stored = self.subject.raised, self.subject.stored_low
-        return Problem(
-            self.capture, self.costs, *measured, strategy, fmt, self.gpu, *stored, self.contributions, self.objective
-        )
 
 
 def workbench(
@@ -206,3 +235,29 @@ def workbench(
 def reference(subject: Subject, batch: Batch, seed: int = 0) -> NamedTensors:
     """FP32 outputs of the model as it is."""
     return answer(subject.model, batch, seed=seed)
+
+
+def emitted(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
+    """`patched_model.py` with these plans, written into a folder."""
+    file = Path(folder, "patched_model.py")
+    content = emit(subject.origin, size_of(subject.model), {**plans, **raising(subject)}, None, file.parent)
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+def raising(subject: Subject) -> dict[str, Plan]:
+    """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
+    if subject.raised == "none":
+        return {}
+    plan = Plan(
+        name=FP32,
+        strategy=SHIPPED[0],
+        format=DEFAULT[0],
+        scopes={"": ScopeChoice("fp32")},
+        predicted_error=0.0,
+        low_precision_flops=0.0,
+        predicted_speedup=1.0,
+        raised=subject.raised,
+        stored_low=subject.stored_low,
+    )
+    return {FP32: plan}

@@ -32,7 +32,7 @@ class ScopeChoice:
     cost: Annotated[
         float | None,
         Written(
-            "share of the plan's predicted time that lowering this island's own operations would save, casts not counted; "
+            "share of what the plan takes, by its objective, that lowering this island's own operations would save, casts not counted; "
             "`null` where it runs low",
         ),
     ] = None

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from ..numerics.formats import runs
-from ..plan.recommend import loses
+from ..plan.recommend import outcome
 from ..records.audit import Audit
 from .criteria import loosest, valued
 from .findings import causes
@@ -28,7 +28,7 @@ def following(audit: Audit, directory: Path) -> str:
         return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):
         return "audit a format that torch computes in: --formats fp16,bf16."
-    if loses(audit.plans, audit.use):
+    if outcome(audit.plans, audit.use) == "loses":
         return f"{(said := advice(audit))[0].lower()}{said[1:]}"
     first = next(iter(causes(audit).wanting), None)
     if first is not None:

@@ -12,7 +12,7 @@ from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import asked_for, best_for, gains, kept_apart, loses, lowers_nothing, saves_nothing
+from ..plan.recommend import best_for, gains, kept_apart, outcome
 from ..records import Baseline, Plan
 from ..records.audit import Audit
 from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
@@ -200,7 +200,7 @@ def _for_inference_alone(audit: Audit, chosen: PlanView | None) -> bool:
 def _headline(audit: Audit, chosen: PlanView | None) -> str:
     if chosen is None and audit.plans and not any(map(runs, audit.formats)):
         return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
-    if chosen is None and not asked_for(audit.plans, audit.use):
+    if chosen is None and outcome(audit.plans, audit.use) == "not asked for":
         return f"No plan for {audit.use} was asked for."
     if chosen is None:
         return f"Keep it in FP32: {nothing(audit)}."
@@ -212,14 +212,15 @@ def _headline(audit: Audit, chosen: PlanView | None) -> str:
 
 def nothing(audit: Audit) -> str:
     """Why no plan is recommended."""
-    if not asked_for(audit.plans, audit.use):
+    found = outcome(audit.plans, audit.use)
+    if found == "not asked for":
         return f"no plan for {audit.use} was asked for"
-    if loses(audit.plans, audit.use):
+    if found == "loses":
         return f"no plan that holds the error budget of {audit.max_error:g} keeps the score"
-    if lowers_nothing(audit.plans, audit.use):
+    if found == "lowers nothing":
         return "nothing in it runs low under any plan that holds"
     met = "every criterion" if audit.criteria else f"the error budget of {audit.max_error:g}"
-    if saves_nothing(audit.plans, audit.use):
+    if found == "saves nothing":
         return f"what holds {met} in low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
     if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
         return f"no plan for {audit.use} met {met}"
@@ -233,7 +234,7 @@ def _proof(audit: Audit, chosen: PlanView | None) -> str:
         )
     if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
         return f"{audit.training.recommendation}."
-    if chosen is None and loses(audit.plans, audit.use):
+    if chosen is None and outcome(audit.plans, audit.use) == "loses":
         return advice(audit)
     if chosen is None and not nothing(audit).startswith("no plan met"):
         return audit.recommendation

@@ -40,7 +40,7 @@ GOAL = {
 `pulse` and `leaving` to telling, all other loose ones to flow."""
 
 BUDGET = {
-    "artefact": (1060, "artefact"),
+    "artefact": (1030, "artefact"),
     "capture": (3830, "capture"),
     "cli": (1740, "settings"),
     "criteria": (1090, "criteria"),
@@ -54,7 +54,7 @@ BUDGET = {
     "measure": (3270, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
-    "plan": (3860, "plan"),
+    "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),

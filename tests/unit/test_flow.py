@@ -103,7 +103,7 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     asked = {"mode": "training", "loss_fn": nn.functional.mse_loss, "strategies": ("autocast",)}
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     assert {"measure", "training", "baseline", "plan", "low steps"} <= set(heard)  # nothing flagged lies together here
-    assert len(heard["plan"]) > 5
+    assert len(heard["plan"]) > 2
 
 
 def written_past_torch(x: torch.Tensor) -> torch.Tensor:

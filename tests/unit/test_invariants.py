@@ -33,7 +33,7 @@ from auditor.numerics.operations import operation
 from auditor.plan import plans
 from auditor.plan import verified as answering
 from auditor.plan.energy import timed_in
-from auditor.plan.trial import Trial
+from auditor.plan.modules import Trial
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.verify import run_patched
 from tests.fake_cuda import NAMES

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.autocast import STRATEGY, AutocastRuntime
-from auditor.capture.imitated import imitated
 
 
 @pytest.mark.parametrize(
@@ -55,14 +54,3 @@ def test_an_fp32_scope_raises_what_enters_and_lies_outside_of_autocast() -> None
 def test_nothing_is_stored_low() -> None:
     assert STRATEGY.stores == frozenset()
     assert AutocastRuntime.stored(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
-
-
-def test_without_a_plan_one_region_around_the_call() -> None:
-    layer, batch = nn.Linear(1, 1), ((torch.ones(1),), {})
-    with imitated("cuda"):
-        found = STRATEGY.without_plan(layer, batch, torch.bfloat16)
-        assert found.batch is batch
-        with found.storing():
-            assert layer(*batch[0]).dtype is torch.float32
-            with found.calling():
-                assert layer(*batch[0]).dtype is torch.bfloat16

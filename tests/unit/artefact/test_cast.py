@@ -47,15 +47,3 @@ def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dty
     layer = nn.Linear(2, 2).to(LOW)
     result = CastRuntime.run(layer, None, "bf16", output, (torch.ones(1, 2, dtype=given),), {})
     assert result.dtype is expected
-
-
-def test_without_a_plan_the_model_is_low_inside_and_as_it_was_afterwards() -> None:
-    model = nn.Linear(1, 1)
-    before = model.weight.detach().clone()
-    found = STRATEGY.without_plan(model, ((torch.ones(1), torch.tensor([1])), {}), LOW)
-    (x, index), _ = found.batch
-    assert (x.dtype, index.dtype) == (LOW, torch.int64)
-    with found.storing(), found.calling():
-        assert model.weight.dtype is LOW
-    assert model.weight.dtype is WIDE
-    assert torch.equal(model.weight.detach(), before)

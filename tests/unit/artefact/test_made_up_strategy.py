@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.artefact.base import PlainRun, Strategy
+from auditor.artefact.base import Strategy
 from auditor.artefact.cast import Cast, CastRuntime
 from auditor.artefact.emit import emit
 from auditor.artefact.runtime import Runtime, by_scope, call, convert
@@ -26,7 +25,7 @@ from auditor.errors import AuditorError, PlanError
 from auditor.isolation import isolated
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
-from auditor.records import Batch, Plan, ScopeChoice
+from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.reporters import reporter
 from auditor.verify import Answers, Verifier
@@ -96,9 +95,6 @@ class Stored(Strategy):
 
     def computes_in(self, precision: str) -> str:
         return "fp32"
-
-    def without_plan(self, model: nn.Module, batch: Batch, dtype: torch.dtype) -> PlainRun:
-        return PlainRun(batch, storing=partial(with_rounded_weights, model, dtype))
 
     def gains(self, plan: Plan) -> bool:
         return any(choice.precision != "fp32" for choice in plan.scopes.values())

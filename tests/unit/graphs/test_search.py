@@ -28,7 +28,7 @@ class Runs:
     def __init__(self, factor: float, broken: str = "") -> None:
         self.factor, self.broken, self.count = factor, broken, 0
 
-    def error(self, table: Table, low: frozenset[str], enough: float = 0.0) -> float:
+    def error(self, table: Table, low: frozenset[str]) -> float:
         self.count += 1
         if self.broken in low:
             raise Refused(self.broken, RuntimeError("there is no kernel"))

@@ -15,10 +15,9 @@ from auditor.measure.measure import measure
 from auditor.measure.regions import run_regions
 from auditor.numerics.metrics import output_error
 from auditor.plan.costs import costs_of
-from auditor.plan.modules import Modules
+from auditor.plan.modules import Modules, Trial
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
-from auditor.plan.trial import Trial
 from auditor.records import Verdict
 from tests.problems import NOTHING, owners_of
 from tests.subjects import FORMATS, normal, subject_of

@@ -18,12 +18,11 @@ from auditor.execution.strategies import plain, running
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.plan.choices import accepted, as_plan, everything, scopes_of
+from auditor.plan.choices import as_plan, everything, scopes_of
 from auditor.plan.costs import costs_of
-from auditor.plan.modules import Modules
+from auditor.plan.modules import Modules, Trial
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate
-from auditor.plan.trial import Trial
 from auditor.records import Capture, ScopeChoice, Verdict
 from tests.capturing import Function
 from tests.problems import NOTHING, drawn, owners_of
@@ -108,33 +107,6 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert space.error(evaluate(problem, {"": "fp32"})) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
         trial.error(running(capture, "cast", plain("fp16"), "fp16"))
-
-
-def test_scopes_that_refuse_or_are_unsafe_stay_fp32_and_all_else_is_low() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Function(factored), nn.Linear(3, 3), nn.Tanh()).eval()
-    with torch.no_grad():
-        model[0].weight.copy_(torch.eye(3)), model[0].bias.zero_()
-    capture = capture_of(model, torch.eye(3))
-    verdicts = {name: Verdict("unsafe" if node.owner == "3" else "safe", "") for name, node in capture.nodes.items()}
-    nothing = dict.fromkeys(capture.nodes, NOTHING)
-    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
-    found = accepted(problem, trial_of(model, capture, (torch.eye(3),)))
-    assert found is not None
-    kept = {owner for owner, precision in found.precision.items() if precision == "fp32"}
-    assert kept == {"1", "3"}
-
-
-def test_nothing_is_accepted_where_a_scope_in_fp32_refuses_what_it_is_given() -> None:
-    capture = capture_of(Function(factored), torch.eye(3))
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    nothing = dict.fromkeys(capture.nodes, NOTHING)
-    problem = Problem(capture, costs_of(capture), nothing, verdicts, "cast", "fp16", "A100")
-
-    def refuses(*_: object) -> float:
-        raise UnsupportedInFormat("matmul got float16 and float32 together", "")
-
-    trial = Trial(capture, Function(factored), (((torch.eye(3),), {}),), ((torch.eye(3),),), refuses)
-    assert accepted(problem, trial) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from auditor.plan import reasons as reasons_module
 from auditor.plan.choices import as_candidate, as_plan, everything
 from auditor.plan.modules import Modules
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import Weighed, with_reasons
+from auditor.plan.reasons import Lowered, Weighed, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Finding, Plan, Verdict
@@ -54,8 +54,9 @@ def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_all_low_is_what_its_own_run_says(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph may hold on its batches where the model does not on those that plans are verified on."""
-    lowered = reasons_module._lowered
-    monkeypatch.setattr(reasons_module, "_lowered", lambda *args: replace(lowered(*args), saves=0.0, gains=False))
+    monkeypatch.setattr(
+        reasons_module, "Lowered", lambda owner, point, saves, gains: Lowered(owner, point, 0.0, gains=False)
+    )
     problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     low = everything(problem, "fp16")
     space = Foretold(problem, 0.5, off=1e-3, known=[] if holds else [(low, 0.6)])
@@ -79,8 +80,9 @@ def half_low() -> tuple[Problem, Candidate]:
 @pytest.fixture
 def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is lowered gains."""
-    lowered = reasons_module._lowered
-    monkeypatch.setattr(reasons_module, "_lowered", lambda *args: replace(lowered(*args), gains=True, saves=0.1))
+    monkeypatch.setattr(
+        reasons_module, "Lowered", lambda owner, point, saves, gains: Lowered(owner, point, 0.1, gains=True)
+    )
 
 
 def kept(point: Candidate) -> set[str]:
@@ -96,7 +98,7 @@ def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     assert half.predicted_error < alone[least] < alone[most] < both
     for target, left in ((both, set()), ((alone[least] + alone[most]) / 2, {most}), (half.predicted_error, {"1", "3"})):
         space = Foretold(problem, 1.0001 * target / MARGIN)
-        assert kept(Weighed(space, half).improved()) == left
+        assert kept(Weighed(space, half).improved(MARGIN * space.budget)) == left
 
 
 @pytest.mark.usefixtures("gaining")

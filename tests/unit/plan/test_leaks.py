@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
-from auditor.plan.leaks import lowest
+from auditor.plan.exceptions import lowest
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Contribution, Verdict

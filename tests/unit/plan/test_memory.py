@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor, nn
 
-from auditor.plan.costs import costs_of
-from auditor.plan.memory import memory_of
+from auditor.plan.costs import costs_of, memory_of
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Memory, Verdict
 from tests.problems import NOTHING

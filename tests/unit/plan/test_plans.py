@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.execution.running import Running
 from auditor.plan import plans as module
-from auditor.plan.choices import as_plan, everything
-from auditor.plan.plans import everything_low, plans_of
+from auditor.plan.choices import as_plan
+from auditor.plan.modules import Trial
+from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN
-from auditor.records import Plan
+from auditor.plan.workbench import Workbench
+from auditor.records import Baseline, Plan
 from tests.planning import Foretold, bench_of
 from tests.small_models import Deep
 from tests.subjects import normal, seeded
@@ -37,23 +40,26 @@ class Overflowing(nn.Module):
 
 
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the plans that were searched for by runs."""
-    found: list[str] = []
-    choose = module.choose
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Running]:
+    """What was replayed."""
+    found, error = list[Running](), Trial.error
 
-    def counted(space: Any, limit: float, *runs: int) -> Any:
-        if not runs:
-            found.append(space.problem.name)
-        return choose(space, limit, *runs)
+    def counted(self: Trial, how: Running) -> float:
+        found.append(how)
+        return error(self, how)
 
-    monkeypatch.setattr(module, "choose", counted)
+    monkeypatch.setattr(Trial, "error", counted)
     return found
 
 
-def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(searches: list[str]) -> None:
+def planned(bench: Workbench, **baselines: Baseline) -> dict[str, Plan]:
+    planner = Planner(bench, ("cast",), ("bf16",), lambda _: None)
+    return planner.plans({**planner.baselines(), **baselines})
+
+
+def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replays: list[Running]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16))
-    assert searches == []
+    assert replays == []
     for name, plan in audit.plans.items():
         assert plan.verified
         assert [choice.precision for choice in plan.scopes.values()] == [plan.format]
@@ -73,51 +79,66 @@ def test_what_holds_is_what_the_model_gives_under_plain_autocast() -> None:
     assert audit.baselines["autocast_bf16"].rules_only.measured_error == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_budget_that_everything_low_breaks_is_searched_for(searches: list[str]) -> None:
+def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Running]) -> None:
     model, x = mlp(), normal(4, 16)
     plain = auditor.audit(model, x, strategies="cast", formats="bf16").baselines["cast_bf16"].measured_error
     assert plain is not None
-    searches.clear()
+    replays.clear()
     audit = auditor.audit(model, x, strategies="cast", formats="bf16", max_error=plain * 0.9)
-    assert "cast_bf16" in searches
+    assert replays
     assert audit.baselines["cast_bf16"].measured_error == plain
     plan = audit.plans["cast_bf16"]
     assert not plan.verified or plan.measured_error <= plain * 0.9
 
 
-def test_what_is_unsafe_is_not_tried() -> None:
+def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(Overflowing), normal(4, 16) * 100)
     assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
-    tried = everything_low(bench, ("cast",), ("fp16", "bf16"), lambda _: None)
-    assert set(tried) == {"cast_bf16"}
+    planner = Planner(bench, ("cast",), ("fp16", "bf16"), lambda _: None)
+    baselines = planner.baselines()
+    assert not baselines["cast_fp16"].finite
+    plans = planner.plans(baselines)
+    assert "fp32" in {choice.precision for choice in plans["cast_fp16"].scopes.values()}
+    assert "fp32" not in {choice.precision for choice in plans["cast_bf16"].scopes.values()}
 
 
-def test_what_was_tried_and_does_not_hold_is_no_plan(searches: list[str]) -> None:
-    bench = bench_of(mlp(), normal(4, 16))
-    problem = bench.problem("cast", "bf16")
-    broken = {"cast_bf16": Plan("cast_bf16", "cast", "bf16", {}, 0.0, 1.0, 1.0, measured_error=1.0, verified=False)}
-    baselines = {"cast_bf16": auditor.records.Baseline(1.0, True)}
-    (plan,) = plans_of(bench, ("cast",), ("bf16",), baselines, lambda _: None, broken).values()
-    assert searches == [problem.name]
-    assert plan is not broken["cast_bf16"]
-    assert plan.verified
+def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, verify = list[Plan](), module.verify
+
+    def counted(bench: Any, plans: dict[str, Plan], tick: Any) -> dict[str, Plan]:
+        ran.extend(plans.values())
+        return verify(bench, plans, tick)
+
+    monkeypatch.setattr(module, "verify", counted)
+    for budget in (0.01, 0.0025):
+        ran.clear()
+        auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=budget)
+        made = [(plan.name, *sorted(path for path, c in plan.scopes.items() if c.precision == "fp32")) for plan in ran]
+        assert len(made) == len(set(made))
 
 
-def test_quick_is_one_format_one_strategy_and_no_search(searches: list[str]) -> None:
+def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() -> None:
+    plan = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9).plans["cast_bf16"]
+    assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
+    low = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9, quick=True)
+    assert plan.reach is not None and plan.reach > 1e-9
+    assert low.baselines["autocast_bf16"].measured_error == low.plans["autocast_bf16"].reach
+
+
+def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Running]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16), quick=True)
     assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
     assert audit.plans["autocast_fp16"].verified
     audit = auditor.audit(mlp(), normal(4, 16), quick=True, formats=("bf16", "fp16"), strategies=("cast", "autocast"))
     assert set(audit.plans) == {"cast_bf16"}
-    assert searches == []
+    assert replays == []
 
 
-def test_quick_without_a_search_still_finds_what_is_predicted_to_hold_and_runs_it(searches: list[str]) -> None:
+def test_quick_without_a_search_still_finds_what_is_predicted_to_hold_and_runs_it() -> None:
     model, x = mlp(), normal(4, 16)
     plain = auditor.audit(model, x, quick=True, formats="bf16").baselines["autocast_bf16"].measured_error
     assert plain is not None
     audit = auditor.audit(model, x, quick=True, formats="bf16", max_error=0.9 * plain)
-    assert searches == []
     plan = audit.plans["autocast_bf16"]
     assert plan.verified
     assert plan.measured_error <= 0.9 * plain
@@ -153,27 +174,26 @@ def test_an_artefact_that_is_further_off_than_the_model_without_a_plan_gives_way
 
 def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_way_to_fp32() -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.0025)
-    baselines = {
-        "cast_bf16": auditor.records.Baseline(1e-9, True)
-    }  # of another model: everything low does not hold here
-    (plan,) = plans_of(bench, ("cast",), ("bf16",), baselines, lambda _: None).values()
+    (plan,) = planned(bench, cast_bf16=Baseline(1e-9, True)).values()  # of another model
     assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
-    baselines = {"cast_bf16": auditor.records.Baseline(0.5, True)}
-    (plan,) = plans_of(bench, ("cast",), ("bf16",), baselines, lambda _: None).values()
+    (plan,) = planned(bench).values()
     assert plan.verified
     assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
 
 
 def test_what_a_plan_of_another_strategy_keeps_is_taken_over_where_it_is_better_and_holds() -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
-    spaces = {name: Foretold(bench.problem(name, "bf16"), 0.5) for name in ("autocast", "cast")}
-    low = as_plan(spaces["autocast"].problem, everything(spaces["autocast"].problem, "bf16"))
+    planner = Planner(bench, ("autocast", "cast"), ("bf16",), lambda _: None)
+    spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
+    planner.spaces = dict(spaces)
+    low = as_plan(spaces["autocast_bf16"].problem, spaces["autocast_bf16"].low)
     known = {
-        "autocast": replace(low, measured_error=0.001, verified=True, predicted_speedup=2.0),
-        "cast": as_plan(spaces["cast"].problem, spaces["cast"].nothing),
+        "autocast_bf16": replace(low, measured_error=0.001, verified=True, predicted_speedup=2.0),
+        "cast_bf16": as_plan(spaces["cast_bf16"].problem, spaces["cast_bf16"].nothing),
     }
-    ((name, point),) = module._shared(spaces, known)
-    assert (name, set(point.precision.values())) == ("cast", {"bf16"})
-    spaces["cast"].off = math.inf
-    spaces["cast"].log.clear()
-    assert list(module._shared(spaces, known)) == []
+    baselines = dict.fromkeys(known, Baseline(0.5, True))
+    ((name, point),) = planner._better(known, baselines)
+    assert (name, set(point.precision.values())) == ("cast_bf16", {"bf16"})
+    spaces["cast_bf16"].off = math.inf
+    spaces["cast_bf16"].log.clear()
+    assert list(planner._better(known, baselines)) == []

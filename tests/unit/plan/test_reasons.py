@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED
 from auditor.execution.chosen import scoped
-from auditor.plan.baselines import baselines_of
 from auditor.plan.choices import as_candidate
-from auditor.plan.plans import plans_of
+from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import together
 from auditor.plan.solve import evaluate
@@ -76,8 +75,8 @@ MODELS = {
 def planned(request: pytest.FixtureRequest) -> Planned:
     model, inputs, budget = MODELS[request.param]
     bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
-    baselines = baselines_of(bench, SHIPPED, FORMATS)
-    return bench, plans_of(bench, SHIPPED, FORMATS, baselines, lambda detail: None)
+    planner = Planner(bench, SHIPPED, FORMATS, lambda detail: None)
+    return bench, planner.plans(planner.baselines())
 
 
 def problems(bench: Workbench, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.plan.recommend import best_for, lowers_nothing, recommend, saves_nothing
+from auditor.plan.recommend import best_for, outcome, recommend
 from auditor.records import Memory, Plan, Reason, ScopeChoice, Timed, Times, Verification
 
 ROOT = {"": ScopeChoice("fp16")}
@@ -118,13 +118,13 @@ def test_nothing_gains(objective: str, what: str) -> None:
     idle = (Reason("no-gain", "lowering it saves no time", ("",)),)
     whole = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
     found = plans(replace(whole, reasons=idle, least=(), objective=objective))
-    assert saves_nothing(found)
-    assert not lowers_nothing(found)
+    assert outcome(found) == "saves nothing"
     assert recommend(found, 0.01) == (
         None,
         f"Run it in FP32: low precision holds an error of 0.01, but there is no {what} to gain by it.",
     )
-    assert not saves_nothing(plans(replace(whole, reasons=(Reason("unsafe", "x is unsafe: it overflows", ("",)),))))
+    unsafe = (Reason("unsafe", "x is unsafe: it overflows", ("",)),)
+    assert outcome(plans(replace(whole, reasons=unsafe))) == "out of reach"
 
 
 def test_all_low_is_said_to_hold_only_where_a_run_was() -> None:
@@ -144,8 +144,7 @@ def test_all_low_is_said_to_hold_only_where_a_run_was() -> None:
 def test_where_nothing_runs_low_nobody_says_that_low_precision_holds() -> None:
     raised = (Reason("strategy", "autocast runs softmax in FP32 by itself", operations=("softmax",)),)
     idle = replace(BASE, low_precision_flops=0.0, predicted_speedup=1.0, measured_error=0.0, reasons=raised)
-    assert lowers_nothing(plans(idle))
-    assert not saves_nothing(plans(idle))
+    assert outcome(plans(idle)) == "lowers nothing"
     assert recommend(plans(idle), 0.01) == (None, "Run it in FP32: nothing in it runs low under autocast.")
     both = plans(idle, named("cast_bf16"))
     assert recommend(both, 0.01)[1].endswith("for training: nothing runs low under autocast.")
@@ -260,7 +259,7 @@ def test_what_repeats_do_not_tell_apart_is_as_fast() -> None:
 def test_a_plan_that_was_measured_to_be_slower_than_fp32_gains_nothing() -> None:
     slower = replace(BASE, timed=on_a_gpu(1.15, 1.2, 1.3))
     assert recommend(plans(slower), 0.01)[0] is None
-    assert saves_nothing(plans(slower))
+    assert outcome(plans(slower)) == "saves nothing"
     untold = replace(BASE, timed=on_a_gpu(1.05, 1.2, 1.3))  # within the spread of both
     name, reason = recommend(plans(untold), 0.01)
     assert name == "autocast_fp16" and ", measured to save no time" in reason

@@ -38,15 +38,12 @@ class Line:
     def proposed(self, allowed: float) -> Point:
         return next((point for point in self.points if point.predicted_error <= allowed), self.nothing)
 
-    def error(self, point: Point, enough: float = math.inf) -> float:
+    def error(self, point: Point) -> float:
         self.asked.append(point)
         return point.predicted_error * self.off[self.points.index(point)]
 
     def holding(self) -> list[Point]:
         return [point for point in self.known if point not in self.rejected]
-
-    def simpler(self, point: Point, limit: float) -> Point:
-        return point
 
     def reject(self, point: Point) -> None:
         self.rejected.append(point)

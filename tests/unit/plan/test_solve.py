@@ -163,7 +163,7 @@ def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd:
     problem = drawn("shielded", "autocast", rnd)
     assert problem.energy.shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
     curve = candidates(problem)
-    points = [*curve, *(step for pair in itertools.pairwise(curve) for step in between(problem, *pair))]
+    points = [*curve, *(between(problem, *pair, pair[0].predicted_error) for pair in itertools.pairwise(curve))]
     for point in points:
         assert point.precision["router"] == "fp32" or point.precision[""] == "fp16"
 

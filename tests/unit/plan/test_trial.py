@@ -15,8 +15,8 @@ from auditor.execution.strategies import running
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.plan import trial as module
-from auditor.plan.trial import Trial
+from auditor.plan import modules as module
+from auditor.plan.modules import Trial
 from auditor.records import Capture
 from tests.subjects import capture_of, normal, seeded
 
