@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.graphs.onnxfile import with_onnx
-from auditor.graphs.onnxmodel import counted, tidied
-from auditor.graphs.onnxrounded import rounded
+from auditor.graphs.onnxfile import as_bytes, counted, read, rounded, tidied, with_onnx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from benchmarks import subjects
@@ -96,9 +94,11 @@ def subject(name: str) -> Subject:
 
 def exported(given: Subject) -> Any:
     """The model in FP32, as the other tools take it, epsilons and all."""
+    import onnx_ir
+
     made = torch.onnx.export(copy.deepcopy(given.model), given.args, dynamo=True, verbose=False, optimize=False)
     assert made is not None
-    return tidied(made.model)
+    return onnx_ir.to_proto(tidied(made.model))
 
 
 def answers(content: bytes, feed: Feed) -> list[Tensor]:
@@ -184,10 +184,12 @@ def _one(make: Callable[..., bytes], given: Subject, model: Any, feed: Feed, ref
         return {"failure": _line(error)}
     found: Row = {"seconds": round(elapsed, 2)}
     try:
-        nodes, high, casts = counted(content)
+        written = read(content)
+        nodes, high, casts = counted(written)
         found |= {"operations": nodes, "fp32": high, "casts": casts}
         found["onnxruntime error"] = _plain(given.distance(reference, answers(content, feed)))
-        error = given.distance(reference, answers(rounded(content, "fp16"), feed))
+        rounded(written, "fp16")
+        error = given.distance(reference, answers(as_bytes(written), feed))
         found |= {"error": _plain(error), "holds": error <= given.tolerance}
     except Exception as raised:
         found["failure"] = _line(raised)

@@ -1,6 +1,5 @@
 """Plans as graphs: every operation of an exported graph with a precision of its own, saved as files that run by themselves."""
 
-from .scoring import scored
-from .stage import Planned, graphs_of
+from .stage import Planned, graphs_of, scored
 
 __all__ = ["Planned", "graphs_of", "scored"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -18,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..errors import PlanError, first_line
+from ..execution.execute import Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.eager import unfused
@@ -26,6 +26,7 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..raised import let_through
 from ..records import Batch
+from ..trees import tensors_in
 
 _aten = torch.ops.aten
 
@@ -38,15 +39,22 @@ INNER = "model"
 
 @dataclass(frozen=True)
 class Exported:
-    """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}.
+    """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}; `meta["val"]` of
+    its nodes has outlines of what they gave for the audited batch.
 
-    audited: the batch it was exported for; example: what it was exported on, that batch twice where it is of size one.
-    fixed: why it takes batches of the audited size alone; "" where it takes any.
+    audited: the batch it was exported for. fixed: why it takes batches of the audited size alone; "" where it takes any.
     """
 
     graph_module: fx.GraphModule
     audited: Batch
-    example: Batch
+    fixed: str
+
+
+class Saved(NamedTuple):
+    """content: what a file holds that `torch.export.load` reads. casts: conversions in its graph. fixed: see Exported."""
+
+    content: bytes
+    casts: int
     fixed: str
 
 
@@ -56,21 +64,26 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
     Raises: PlanError(slug="cannot-export") for what torch.export does not take.
     """
     wrapped = _Plain(model, batch[1])
-    example, fixed = _open(batch)
-    if not fixed:
-        try:
-            program = program_of(wrapped, example, dynamic=True)
-            if varies(program) and _takes(program, wrapped, batch):
-                return Exported(_functional(program), batch, example, "")
-            fixed = "the model's own code fixes it"
-        except Exception as error:
-            let_through(error)
-            fixed = f"torch.export cannot leave it open ({first_line(error)[:160]})"
     try:
-        return Exported(_functional(program_of(wrapped, batch, dynamic=False)), batch, batch, fixed)
+        program, fixed = _program(wrapped, batch, takes=lambda program: _takes(program, wrapped, batch))
+        module = _functional(program)
+        _outline(module, batch)
     except Exception as error:
         let_through(error)
         raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
+    return Exported(module, batch, fixed)
+
+
+def saved(module: fx.GraphModule, of: Exported) -> Saved:
+    """A lowered graph as a file. Raises: PlanError(slug="cannot-export") where torch.export cannot write one."""
+    try:
+        program, fixed = _program(module, of.audited, of.fixed)
+        file = io.BytesIO()
+        torch.export.save(program, file)
+    except Exception as error:
+        let_through(error)
+        raise cannot(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
+    return Saved(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
 
 
 def cannot(said: str) -> PlanError:
@@ -78,15 +91,33 @@ def cannot(said: str) -> PlanError:
     return PlanError(f"{said}: plans of the other strategies do without.", slug="cannot-export")
 
 
-def program_of(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """What torch.export makes of a module. dynamic: the first dimension of the inputs is left open. Raises: what it raises."""
+def _program(
+    module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
+) -> tuple[ExportedProgram, str]:
+    """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
+    if not (fixed := fixed or _fixed(batch)):
+        try:
+            program = _traced(module, batch, dynamic=True)
+            if _varies(program) and takes(program):
+                return program, ""
+            fixed = "the model's own code fixes it"
+        except Exception as error:
+            let_through(error)
+            fixed = f"torch.export cannot leave it open ({first_line(error)[:160]})"
+    return _traced(module, batch, dynamic=False), fixed
+
+
+def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
+    """dynamic: the first dimension of the inputs is left open; one of size one is doubled, since torch takes that for fixed."""
+    if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
+        batch = _twice(batch)
     args, kwargs = batch
     shapes = _shapes(module.forward, args, kwargs) if dynamic else None
-    with isolated(module, batch), torch.no_grad(), _quietly(), unfused():
+    with isolated(module, batch), torch.no_grad(), quietly(), unfused():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def varies(program: ExportedProgram) -> bool:
+def _varies(program: ExportedProgram) -> bool:
     """Whether the first dimension of every input may have any size."""
     names = set(program.graph_signature.user_inputs)
     held = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
@@ -97,30 +128,29 @@ def varies(program: ExportedProgram) -> bool:
 def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
     """Whether it answers as the model does for the batch and for that batch twice. Raises: what either raises."""
     module = program.module()
-    for args, kwargs in (batch, twice(batch)):
-        found = [answer(each, (args, kwargs)) for each in (module, model)]
-        if not output_error(found[1], found[0]) <= SAME:
-            return False
-    return True
+    return all(output_error(answer(model, each), answer(module, each)) <= SAME for each in (batch, _twice(batch)))
 
 
-def twice(batch: Batch) -> Batch:
+def _twice(batch: Batch) -> Batch:
     """Every tensor of a batch with itself behind it."""
     found: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
     return found
 
 
-def module_of(program: ExportedProgram) -> fx.GraphModule:
-    """The program as a module that checks none of its inputs' sizes."""
-    module = program.module()
-    assert isinstance(module, fx.GraphModule)
-    for node in list(module.graph.nodes):
-        checks = node.op == "call_module" and node.target == "_guards_fn"
-        if checks or node.target is _aten._assert_tensor_metadata.default:
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return module
+def _outline(module: fx.GraphModule, batch: Batch) -> None:
+    """Run it once, and write down at every node what it gives, without the entries."""
+    with isolated(module, batch), torch.no_grad():
+        for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
+            node.meta["val"] = outlines(result)
+
+
+def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
+    """A value with tensors of its shapes that have no entries. fp32: the dtype of those that are FP32."""
+
+    def outline(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x, dtype=fp32 if x.dtype is torch.float32 else x.dtype, device="meta")
+
+    return pytree.tree_map_only(torch.Tensor, outline, value)
 
 
 class _Plain(nn.Module):
@@ -163,18 +193,12 @@ def _is_plain(output: Any) -> bool:
     return isinstance(output, torch.Tensor)
 
 
-def _open(batch: Batch) -> tuple[Batch, str]:
-    """The batch to export on so that its size is left open, or why that cannot be. One of size one is taken twice: torch
-    takes a size of one for a fixed one."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    sizes = {x.shape[0] if x.dim() else 0 for x in tensors}
-    if not tensors:
-        return batch, "it takes no tensors"
-    if len(sizes) != 1 or 0 in sizes:
-        return batch, "the inputs do not share a first dimension"
-    if sizes != {1}:
-        return batch, ""
-    return twice(batch), ""
+def _fixed(batch: Batch) -> str:
+    """Why the size of a batch cannot be left open; "" where it may be."""
+    sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
+    if not sizes:
+        return "it takes no tensors"
+    return "the inputs do not share a first dimension" if len(sizes) != 1 or 0 in sizes else ""
 
 
 def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +212,16 @@ def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
-    """The graph without writes in place, casts that change nothing and checks of dtypes."""
+    """The graph without writes in place, casts that change nothing and checks of inputs, sizes and dtypes."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
-        with torch.no_grad(), _quietly():
+        with torch.no_grad(), quietly():
             program = program.run_decompositions({})
-    module = module_of(program)
+    module = program.module()
+    assert isinstance(module, fx.GraphModule)
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and (same := _same(node)) is not None:
+        if node.target in ("_guards_fn", _aten._assert_tensor_metadata.default):
+            module.graph.erase_node(node)
+        elif node.op == "call_function" and (same := _same(node)) is not None:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
         elif node.target is _aten._native_batch_norm_legit_no_training.default:
@@ -205,44 +232,19 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training, `x[:]`,
-    `y.expand_as(x)` where what reads it would expand it by itself."""
+    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
     row = row_of(node)
     if row.thins:
         return source if len(node.args) > 2 and node.args[2] is False else None
-    if node.target is _aten.slice.Tensor:
-        return source if _is_whole(node) else None
-    if node.target is _aten.expand_as.default:
-        return source if _is_broadcast(source, node) else None
     if not row.cast or "memory_format" in node.kwargs:
         return None
     given, found = source.meta.get("val"), node.meta.get("val")
     if not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None
     return source if (given.dtype, given.device) == (found.dtype, found.device) else None
-
-
-def _is_whole(slice: fx.Node) -> bool:
-    """Whether a slice takes all there is, of whatever size."""
-    given = dict(zip(("start", "end", "step"), slice.args[2:], strict=False)) | slice.kwargs
-    start, end, step = (given.get(name) for name in ("start", "end", "step"))
-    return (start in (None, 0), end in (None, sys.maxsize), step in (None, 1)) == (True, True, True)
-
-
-def _is_broadcast(source: fx.Node, expanded: fx.Node) -> bool:
-    """Whether all that reads it takes entry by entry what it was expanded to, too: the answer is of that shape anyway."""
-    given, model = source.meta.get("val"), expanded.args[1]
-    if not isinstance(given, torch.Tensor) or not given.dim():
-        return False  # one of no dimensions does not count in the result's dtype
-    return all(
-        isinstance(user.target, torch._ops.OpOverload)
-        and torch.Tag.pointwise in user.target.tags
-        and model in user.args
-        for user in expanded.users
-    )
 
 
 def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -259,12 +261,12 @@ def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """What torch.export tells of its own doings is not for the user of an audit, be it by a plain print."""
+def quietly() -> Iterator[None]:
+    """What torch's exporters tell of their own doings is not for the user of an audit, be it by a plain print."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,21 +1,17 @@
-"""Programs as ONNX models: written, checked, and run by onnxruntime in a fresh process."""
+"""Programs as ONNX models: written, checked, and run by onnxruntime in a fresh process, once more with every value rounded."""
 
 from __future__ import annotations
 
 import io
-import logging
 import math
 import tempfile
-import warnings
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError, MeasureError, first_line
 from ..folder import own
@@ -23,14 +19,17 @@ from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..raised import let_through
-from ..records import Audit, Batch, Onnx, Plan, Program
+from ..records import Audit, Onnx, Plan
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
-from .onnxmodel import counted, lowered_ends, tidied
-from .onnxrounded import rounded
+from .exported import quietly
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
+
+_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+
+_NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def require() -> None:
@@ -58,40 +57,41 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             slug="no-program",
         )
     require()
-    written = {name: _written(audit, plan, ends) for name, plan in plans.items()}
-    files = {f"{name}{ONNX}": content for name, content in written.items() if isinstance(content, bytes)}
-    ran = _ran(audit, plans, files) if files else {}
-    told = {
-        name: replace(plan, program=_told(plan, ends, written[name], ran.get(name), ran.get(f"{name}{AS_IT_IS}")))
-        for name, plan in plans.items()
-    }
-    return replace(audit, plans={**audit.plans, **told}, programs={**audit.programs, **files})
+    written, failed = dict[str, bytes](), dict[str, str]()
+    for name, plan in plans.items():
+        try:
+            written[name] = _written(audit, plan, ends)
+        except Exception as error:
+            let_through(error)
+            failed[name] = f"it could not be written: {first_line(_cause(error))[:200]}"
+    errors = failed | (_ran(audit, plans, written) if written else {})
+    told = {}
+    for name, plan in plans.items():
+        assert plan.program is not None
+        found = _told(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
+        told[name] = replace(plan, program=replace(plan.program, onnx=found))
+    return replace(
+        audit,
+        plans={**audit.plans, **told},
+        programs={**audit.programs, **{f"{name}{ONNX}": content for name, content in written.items()}},
+    )
 
 
-def _written(audit: Audit, plan: Plan, ends: str) -> bytes | str:
-    """The model, or why there is none."""
+def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
+    """The model as a file. Raises: what torch's exporter or the checker raises."""
     import onnx
 
     assert plan.program is not None
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
-            made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
-            assert made is not None
-            model = tidied(made.model)
-            if ends == "low":
-                lowered_ends(model, plan.format)
-            onnx.checker.check_model(model, full_check=True)
-            content: bytes = model.SerializeToString()
-            return content
-    except Exception as error:
-        let_through(error)
-        return f"it could not be written: {first_line(_cause(error))[:200]}"
-    finally:
-        logging.disable(level)
+    with quietly():
+        program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
+        made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
+        assert made is not None
+        model = tidied(made.model)
+        if ends == "low":
+            lowered_ends(model, plan.format)
+        content = as_bytes(model)
+        onnx.checker.check_model(content, full_check=True)
+        return content
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -99,41 +99,29 @@ def _cause(error: BaseException) -> BaseException:
     return error if error.__cause__ is None else _cause(error.__cause__)
 
 
-def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, float | str]:
-    """The error of each model and of each as a GPU rounds, or why it has none. files: the models."""
-    batches = _batches(audit, next(iter(plans.values())))
-    seed = audit.environment.seed
-    expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=seed)] for batch in batches]
-    tried = {name.removesuffix(ONNX): content for name, content in files.items()}
-    tried |= {
-        f"{name}{AS_IT_IS}": found for name in list(tried) if (found := _rounding(tried[name], plans[name].format))
-    }
+def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
+    """The error of each model and, under its name with AS_IT_IS, as a GPU rounds, or why it has none."""
+    held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
+    batches = audit.subject.held_out if held else audit.subject.batches
+    tried = dict(written)
+    for name, content in written.items():
+        try:
+            model = read(content)
+            rounded(model, plans[name].format)
+            tried[f"{name}{AS_IT_IS}"] = as_bytes(model)
+        except Exception as error:  # it stays without that number
+            let_through(error)
     with tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         for name, content in tried.items():
             (folder / f"{name}{ONNX}").write_bytes(content)
-        given: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches))
         try:
-            with Verifier(given, folder, gradients=False) as verifier:
+            with Verifier(batches, folder, gradients=False) as verifier:
                 answers = verifier.answers(folder, list(tried))
         except NotHandedOver as error:
             return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
+    expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, found) for name, found in answers.items()}
-
-
-def _rounding(content: bytes, format: str) -> bytes | None:
-    """The model rounding as a GPU does; None where that cannot be written."""
-    try:
-        return rounded(content, format)
-    except Exception as error:
-        let_through(error)
-        return None
-
-
-def _batches(audit: Audit, plan: Plan) -> tuple[Batch, ...]:
-    """What the plan was judged on."""
-    held = plan.verification is not None and plan.verification.inputs == "held-out"
-    return audit.subject.held_out if held else audit.subject.batches
 
 
 def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
@@ -147,29 +135,178 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
 
 
-def _told(
-    plan: Plan, ends: str, written: bytes | str, ran: float | str | None, as_rounded: float | str | None
-) -> Program:
-    """The plan's program, with what is known of it as an ONNX model."""
+def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None) -> Onnx:
+    """What is known of a plan as an ONNX model. content: of the file, where there is one."""
     import onnxruntime
 
-    assert plan.program is not None
-    nodes, high, casts = counted(written) if isinstance(written, bytes) else (0, 0, 0)
-    failure = written if isinstance(written, str) else ran if isinstance(ran, str) else None
+    failure = ran if isinstance(ran, str) else None
     if failure and "NOT_IMPLEMENTED" in failure:
         lacking = failure.partition("Could not find an implementation for ")[2].partition(" ")[0]
         failure = f"onnxruntime's CPU provider has no {label(plan.format)} kernel for {lacking or 'an operation'}; its types are checked"
     checked = plan.verification
-    found = Onnx(
-        f"{plan.name}{ONNX}" if isinstance(written, bytes) else "",
+    return Onnx(
+        f"{plan.name}{ONNX}" if content else "",
         ends,
-        nodes,
-        high,
-        casts,
+        *(counted(read(content)) if content else (0, 0, 0)),
         f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
         ran if isinstance(ran, float) else None,
         None if checked is None else checked.error if checked.joint is None else checked.joint,
         failure,
         as_rounded if isinstance(as_rounded, float) else None,
     )
-    return replace(plan.program, onnx=found)
+
+
+def tidied(model: Any) -> Any:
+    """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice.
+
+    The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
+    """
+    from onnx_ir.passes import common
+    from onnxscript.optimizer import fold_constants
+
+    common.InlinePass()(model)
+    fold_constants(model)
+    common.ShapeInferencePass()(model)
+    fold_constants(model)  # casts to the type of another value, which is known by now
+    for tidy in (
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+        common.ShapeInferencePass(),
+    ):
+        tidy(model)
+    return model
+
+
+def read(content: bytes) -> Any:
+    """A model with the types of all values."""
+    import onnx
+    import onnx_ir
+    from onnx_ir.passes import common
+
+    model = onnx_ir.from_proto(onnx.load_from_string(content))
+    common.ShapeInferencePass()(model)
+    return model
+
+
+def as_bytes(model: Any) -> bytes:
+    """A model as a file holds it."""
+    import onnx_ir
+
+    content: bytes = onnx_ir.to_proto(model).SerializeToString()
+    return content
+
+
+def counted(model: Any) -> tuple[int, int, int]:
+    """Operations of a model, those of them that are in FP32, and casts.
+
+    Operations read or give floating values; casts, constants and what only looks at shapes are none. One is in what it reads
+    first and gives first: Resize wants its scales in FP32 whatever it is in.
+    """
+    import onnx_ir
+
+    types = onnx_ir.DataType
+    floating = {types.FLOAT, types.DOUBLE, *map(_type, _TYPES)}
+    computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
+    found = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
+    operations, high = sum(bool(each & floating) for each in found), sum(types.FLOAT in each for each in found)
+    return operations, high, sum(node.op_type == "Cast" for node in model.graph)
+
+
+def _type(format: str) -> Any:
+    """What ONNX calls a format."""
+    import onnx_ir
+
+    return onnx_ir.DataType[_TYPES[format]]
+
+
+def lowered_ends(model: Any, format: str) -> None:
+    """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
+    import onnx_ir
+    from onnx_ir.passes import common
+
+    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    for given in graph.inputs:
+        if given.dtype != wide:
+            continue
+        given.dtype, uses = low, given.uses()
+        raised = onnx_ir.node("Cast", [given], {"to": wide})
+        for user, index in uses:
+            if _casts_to(user, low):
+                user.outputs[0].replace_all_uses_with(given)
+            else:
+                user.replace_input_with(index, raised.outputs[0])
+        graph.insert_before(graph[0], raised)
+    for index, returned in enumerate(graph.outputs):
+        if returned.dtype != wide:
+            continue
+        made, inner = returned.producer(), returned
+        if _casts_to(made, wide) and made.inputs[0].dtype == low:
+            end = onnx_ir.node("Identity", [made.inputs[0]])
+        else:
+            end = onnx_ir.node("Cast", [inner], {"to": low})
+        graph.append(end)
+        _take_place(graph, index, end.outputs[0], low)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _casts_to(node: Any, kind: Any) -> bool:
+    return node is not None and node.op_type == "Cast" and node.attributes["to"].as_int() == kind
+
+
+def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
+    """Return a value under the name of the one that was returned before."""
+    before = graph.outputs[index]
+    value.shape, value.dtype = before.shape, kind
+    name, before.name = before.name, f"{before.name}_inner"
+    value.name = name
+    graph.outputs[index] = value
+
+
+def rounded(model: Any, format: str) -> None:
+    """Every value of a format in FP32, in place, rounded by two casts: operations compute in FP32 and round once, as on a GPU.
+
+    onnxruntime's CPU provider runs low formats without a kernel, and all between, in FP32. Raises: ValueError where a node has
+    graphs of its own.
+    """
+    import onnx_ir
+
+    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    for node in graph:
+        for name, attribute in node.attributes.items():
+            if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
+                raise ValueError(f"{node.op_type} has a graph of its own")
+            if attribute.type == onnx_ir.AttributeType.TENSOR and attribute.value.dtype == low:
+                node.attributes[name] = onnx_ir.AttrTensor(name, _widened(attribute.value))
+            if name in ("to", "dtype") and attribute.as_int() == low:
+                node.attributes[name] = onnx_ir.AttrInt64(name, wide)
+    for stored in graph.initializers.values():
+        if stored.dtype == low:
+            stored.const_value = _widened(stored.const_value)
+            stored.dtype = wide
+    first = graph[0]
+    for value in [*graph.inputs, *(given for node in graph for given in node.outputs)]:
+        if value.dtype != low:
+            continue
+        value.dtype, uses = wide, value.uses()
+        narrow = onnx_ir.node("Cast", [value], {"to": low})
+        back = onnx_ir.node("Cast", narrow.outputs, {"to": wide})
+        for user, index in uses:
+            user.replace_input_with(index, back.outputs[0])
+        if (made := value.producer()) is None:
+            graph.insert_before(first, [narrow, back])
+        else:
+            graph.insert_after(made, [narrow, back])
+        for index, returned in enumerate(graph.outputs):
+            if returned is value:
+                _take_place(graph, index, back.outputs[0], wide)
+
+
+def _widened(tensor: Any) -> Any:
+    import onnx_ir
+
+    return onnx_ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)

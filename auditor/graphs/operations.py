@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from ..execution.execute import Executor, low_literals, with_literals
-from ..isolation import isolated
+from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import op_name, row_of, target_of, tensors_of
-from ..plan.costs import Cost, cast_seconds, seconds
+from ..plan.costs import TIE, cast_seconds, costs_in, price
 from ..plan.energy import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..raised import let_through
-from ..records import Batch, Literals
-from .aligned import aligned
-from .exported import Exported
+from ..records import Capture, Contribution, Literals
+from .exported import INNER, outlines
+
+FUSED = 0.1
+"""Share of the time of a cast that it takes in a graph: what compiles one makes it part of the operation beside it, and
+what does not is better off with few of them."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that reads FP32 values. low, high: seconds in the format and in FP32; error: what it adds to the
+    """An operation that reads FP32 values. low, high: its price in the format and in FP32; error: what it adds to the
     squared error of the outputs, low; flops: multiply-adds counted as two. captured: its name in the recorded graph.
-    kept: why it may not run low, "" where it may; refused: whether that is since it cannot.
+    kind: of records.Kept where it may not run low, and kept: why not.
     """
 
     name: str
@@ -41,14 +43,14 @@ class Operation:
     error: float
     flops: int
     captured: str | None
+    kind: str = ""
     kept: str = ""
-    refused: bool = False
     literals: Literals | None = None
 
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 value. made_by: the operation that gives it, None for what is there before. cast: seconds of a conversion;
+    """An FP32 value. made_by: the operation that gives it, None for what is there before. cast: the price of a conversion;
     error: what rounding it adds to the squared error. stored: whether it is a weight, converted once and for all. returned:
     whether the caller gets it.
     """
@@ -71,64 +73,49 @@ class Table:
 
     def may_be_low(self) -> frozenset[str]:
         """Operations that a plan may lower."""
-        return frozenset(name for name, operation in self.operations.items() if not operation.kept)
+        return frozenset(name for name, operation in self.operations.items() if not operation.kind)
 
     def can_be_low(self) -> frozenset[str]:
         """Operations that run low at all, whatever comes of it."""
-        return frozenset(name for name, operation in self.operations.items() if not operation.refused)
+        return frozenset(name for name, operation in self.operations.items() if operation.kind != "refused")
+
+    def low_flops(self, low: frozenset[str]) -> float:
+        """Share of the floating-point operations that run low."""
+        whole = sum(operation.flops for operation in self.operations.values())
+        return sum(self.operations[name].flops for name in low) / whole if whole else 0.0
 
 
-class Seen:
-    """One FP32 run of an exported graph: outlines of what every node gave, and which recorded operation each one is."""
-
-    def __init__(self, exported: Exported, batch: Batch, bench: Workbench) -> None:
-        self.graph = exported.graph_module.graph
-        self.values: dict[str, Any] = {}
-        with isolated(exported.graph_module, batch), torch.no_grad():
-            for n, result in Executor(exported.graph_module).steps(*pytree.tree_leaves(batch)):
-                self.values[n.name] = pytree.tree_map_only(torch.Tensor, lambda x: _outline(x, x.dtype), result)
-        self.captured = aligned(self.graph, self.values, bench.capture.first)
-        self._costs = bench.costs
-
-    def cost(self, node: fx.Node) -> Cost:
-        """That of the recorded operation; of one that has none, what it moves."""
-        known = self._costs.get(self.captured.get(node.name, ""))
-        return known or Cost(0, self._elements(node), bool(row_of(node).view))
-
-    def given(self, node: fx.Node) -> int:
-        """Floating elements of what a node gives."""
-        return sum(x.numel() for x in tensors_of(self.values.get(node.name)) if x.is_floating_point())
-
-    def _elements(self, node: fx.Node) -> int:
-        return self.given(node) + sum(map(self.given, node.all_input_nodes))
-
-
-def table_of(seen: Seen, format: str, bench: Workbench) -> Table:
-    """What a plan in a format is solved from."""
-    makers = _makers(seen)
-    found = _Reader(seen, format, bench, makers)
-    operations = {node.name: found.operation(node) for node in seen.graph.nodes if found.reads(node)}
-    returned = {node.name for node in seen.graph.output_node().all_input_nodes}
-    values = {}
-    for node in seen.graph.nodes:
-        if node.op != "output" and is_fp32(seen.values.get(node.name)):
-            maker = makers.get(node.name)
-            values[node.name] = found.value(node, maker if maker in operations else None, node.name in returned)
+def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
+    """What a plan in a format is solved from. graph: exported, its values outlined."""
+    reader = _Reader(graph, format, bench)
+    operations = {node.name: reader.operation(node) for node in graph.nodes if _reads(node)}
+    returned, makers = graph.output_node().all_input_nodes, _makers(graph)
+    values = {
+        node.name: reader.value(node, maker if (maker := makers.get(node)) in operations else None, node in returned)
+        for node in graph.nodes
+        if node.op != "output" and _is_fp32(node)
+    }
     return Table(format, operations, values)
 
 
-def is_fp32(value: Any) -> bool:
-    """Whether it is one FP32 tensor."""
+def _reads(node: fx.Node) -> tuple[str, ...]:
+    """FP32 values that an operation reads; none for one that only picks from several."""
+    if node.op != "call_function" or is_pick(node):
+        return ()
+    return tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
+
+
+def _is_fp32(node: fx.Node) -> bool:
+    value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
-def _makers(seen: Seen) -> dict[str, str]:
+def _makers(graph: fx.Graph) -> dict[fx.Node, str]:
     """{value: the operation that gives it}: of one picked from several, the one that gave these."""
-    found: dict[str, str] = {}
-    for node in seen.graph.nodes:
+    found: dict[fx.Node, str] = {}
+    for node in graph.nodes:
         if node.op == "call_function":
-            picked = is_pick(node) and node.args[0].op == "call_function"
-            found[node.name] = found[node.args[0].name] if picked else node.name
+            found[node] = found.get(node.args[0], node.name) if is_pick(node) else node.name
     return found
 
 
@@ -138,77 +125,55 @@ def is_pick(node: fx.Node) -> bool:
 
 
 class _Reader:
-    """Reads operations and values off a run."""
+    """Reads operations and values off a graph."""
 
-    def __init__(self, seen: Seen, format: str, bench: Workbench, makers: Mapping[str, str]) -> None:
-        self.seen, self.format, self.bench, self.makers = seen, format, bench, makers
-        self.dtype = dtype_of(format)
-        self.contributions, self.verdicts = bench.contributions[format], bench.verdicts[format]
-        recorded = bench.capture.first.placeholders
-        self.places = {p.fqn: p.name for p in recorded if p.fqn is not None}
-        inputs = (n for n in seen.graph.nodes if n.op == "placeholder" and tensors_of(seen.values[n.name]))
-        taken = (p.name for p in recorded if p.kind == "input")
-        self.inputs = {node.name: name for node, name in zip(inputs, taken, strict=False)}
-
-    def reads(self, node: fx.Node) -> tuple[str, ...]:
-        """FP32 values that an operation reads; none for one that only picks from several."""
-        if node.op not in ("call_function", "call_module") or is_pick(node):
-            return ()
-        return tuple(source.name for source in node.all_input_nodes if is_fp32(self.seen.values.get(source.name)))
+    def __init__(self, graph: fx.Graph, format: str, bench: Workbench) -> None:
+        self.format, self.dtype, self.bench = format, dtype_of(format), bench
+        self.costs, self.captured = costs_in(graph), aligned(graph, bench.capture.first)
 
     def operation(self, node: fx.Node) -> Operation:
-        captured = self.seen.captured.get(node.name)
+        captured, cost = self.captured.get(node.name), self.costs[node.name]
         literals = self._literals(node, captured)
-        refused = _refused(node, self.seen.values, self.dtype, literals)
-        cost = self.seen.cost(node)
-        contribution = self.contributions.get(captured or "")
+        contribution, elements = self._contribution(node), _elements(node)
+        low, high = (
+            price(self.bench.objective, cost, elements, each, self.bench.gpu) for each in (self.format, "fp32")
+        )
+        kept = self._kept(node, captured, literals)
+        square = _square(contribution.own) if contribution else 0.0
         return Operation(
-            node.name,
-            op_name(node.target),
-            self.reads(node),
-            self._price(cost, node, self.format),
-            self._price(cost, node, "fp32"),
-            _square(contribution.own) if contribution else 0.0,
-            cost.flops,
-            captured,
-            refused or self._forbidden(node, captured),
-            bool(refused),
-            literals,
+            node.name, op_name(node.target), _reads(node), low, high, square, cost.flops, captured, *kept, literals
         )
 
     def value(self, node: fx.Node, made_by: str | None, returned: bool) -> Value:
-        stored = node.op == "get_attr"
-        held = self.places.get(str(node.target).partition(".")[2]) if stored else self.seen.captured.get(node.name)
-        contribution = self.contributions.get(held or self.inputs.get(node.name, ""))
-        cast = cast_seconds(self.seen.values[node.name].numel(), self.format, self.bench.gpu)
+        contribution = self._contribution(node)
         share = FUSED if self.bench.objective == "time" else TIE
+        cast = share * cast_seconds(_elements(node), self.format, self.bench.gpu)
         square = _square(contribution.cast) if contribution else 0.0
-        return Value(node.name, made_by, share * cast, square, stored, returned)
+        return Value(node.name, made_by, cast, square, node.op == "get_attr", returned)
+
+    def _contribution(self, node: fx.Node) -> Contribution | None:
+        return self.bench.contributions[self.format].get(self.captured.get(node.name, ""))
 
     def _literals(self, node: fx.Node, captured: str | None) -> Literals | None:
         """What Python writes at an operation in the format, where that has the arguments that it was recorded with."""
         known = self.bench.capture.nodes.get(captured or "")
         return low_literals(known, self.format) if known and known.op == op_name(node.target) else None
 
-    def _price(self, cost: Cost, node: fx.Node, format: str) -> float:
-        """What it counts for, as the objective has it: in seconds, those of bytes and FLOPs too."""
-        elapsed = seconds(cost, format, self.bench.gpu)
-        if self.bench.objective == "time":
-            return elapsed
-        if self.bench.objective == "flops":
-            own = seconds(Cost(cost.flops, 0, False), "fp32", self.bench.gpu) if format == "fp32" else 0.0
-        else:
-            own = 0.0 if cost.free else seconds(Cost(0, self.seen.given(node), False), format, self.bench.gpu)
-        return own + TIE * elapsed
-
-    def _forbidden(self, node: fx.Node, captured: str | None) -> str:
-        """Why an operation may not run low though it can."""
+    def _kept(self, node: fx.Node, captured: str | None, literals: Literals | None) -> tuple[str, str]:
+        """Why an operation may not run low, in one word and in a clause."""
+        if refused := _refused(node, self.dtype, literals):
+            return "refused", refused
         if captured is None:
-            return "" if _only_moves(row_of(node)) else "the recorded run has no operation that it could be told to be"
-        verdict = self.verdicts.get(captured)
+            moves = _only_moves(row_of(node))
+            return ("", "") if moves else ("untested", "the recorded run has no operation that it could be told to be")
+        verdict = self.bench.verdicts[self.format].get(captured)
         if verdict is None or verdict.verdict not in ("unsafe", "untested"):
-            return ""
-        return f"{verdict.verdict}: {verdict.reason}"
+            return "", ""
+        return verdict.verdict, f"{verdict.verdict}: {verdict.reason}"
+
+
+def _elements(node: fx.Node) -> int:
+    return sum(x.numel() for x in tensors_of(node.meta["val"]) if x.is_floating_point())
 
 
 def _only_moves(row: table.Operation) -> bool:
@@ -222,34 +187,18 @@ def _writers() -> frozenset[str]:
     return frozenset(table.operation(name).scatter for name in table.packets()) - {""}
 
 
-FUSED = 0.1
-"""Share of the time of a cast that it takes in a graph: what compiles one makes it part of the operation beside it, and
-what does not is better off with few of them."""
-
-TIE = 1e-3
-"""What a second counts for where the objective is not time: of plans that are as good, the faster one."""
-
-
 def _square(effect: float) -> float:
     """Squared, what is not finite being more than any budget."""
     return min(effect**2, FORBIDDEN) if math.isfinite(effect) else FORBIDDEN
 
 
-def _refused(node: fx.Node, values: Mapping[str, Any], dtype: torch.dtype, literals: Literals | None) -> str:
+def _refused(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
     """Why an operation cannot run low: found on the shapes alone. "" where it gives low tensors for low ones."""
-    if node.op != "call_function":
-        return "it is a module of its own"
-    given = [x for source in node.all_input_nodes for x in tensors_of(values.get(source.name))]
-    floats = {x.dtype for x in given if x.is_floating_point() or x.is_complex()}
-    if floats != {torch.float32}:
+    given = [x for source in node.all_input_nodes for x in tensors_of(source.meta.get("val"))]
+    if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "it reads what is neither FP32 nor of whole numbers"
-
-    def outline(source: fx.Node) -> Any:
-        return pytree.tree_map_only(
-            torch.Tensor, lambda x: _outline(x, dtype if x.dtype is torch.float32 else x.dtype), values[source.name]
-        )
-
-    args, kwargs = fx.node.map_arg(low_arguments(node, dtype, literals), outline)
+    low = low_arguments(node, dtype, literals)
+    args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:
         with torch.no_grad():
             result = target_of(node)(*args, **kwargs)
@@ -258,11 +207,6 @@ def _refused(node: fx.Node, values: Mapping[str, Any], dtype: torch.dtype, liter
         return "torch has no kernel for it that takes low values of these shapes"
     found = {x.dtype for x in tensors_of(result) if x.is_floating_point() or x.is_complex()}
     return "" if found <= {dtype} else "it gives FP32 whatever it reads"
-
-
-def _outline(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """One of its shape without entries."""
-    return torch.empty_like(x, dtype=dtype, device="meta")
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
@@ -275,7 +219,38 @@ def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) 
     return tuple(map(asked, args)), {key: asked(value) for key, value in kwargs.items()}
 
 
-def low_flops(table: Table, low: frozenset[str]) -> float:
-    """Share of the floating-point operations that run low."""
-    whole = sum(operation.flops for operation in table.operations.values())
-    return sum(table.operations[name].flops for name in low) / whole if whole else 0.0
+def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
+    """{node of the exported graph: recorded operation, weight or input}: the same ones in the same order.
+
+    What has no counterpart is left out.
+    """
+    places = {p.fqn: p.name for p in capture.placeholders if p.fqn is not None}
+    inputs = [p.name for p in capture.placeholders if p.kind == "input"]
+    tensors = [node for node in graph.nodes if tensors_of(node.meta.get("val"))]
+    weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
+    found = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
+    found |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
+    computing = [node for node in tensors if node.op == "call_function"]
+    ours = [
+        (*_place(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture), n.name) for n in computing
+    ]
+    theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
+    matcher = SequenceMatcher(None, [each[:2] for each in ours], [each[:2] for each in theirs], autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
+        found |= {ours[a + step][2]: theirs[b + step][2] for step in range(size)}
+    return found
+
+
+def owner_of(node: fx.Node) -> str:
+    """Path of the module whose forward wrote it, "" for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]).partition("@")[0] if stack else ""
+    parts = [part for part in path.split(".") if part not in ("L['self']", "L__self__")]
+    return ".".join(parts[1:] if parts[:1] == [INNER] else parts)
+
+
+def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
+    """A module that has several paths goes by one of them; names that differ by tracer alone are one."""
+    first = next((path for path, others in capture.aliases.items() if owner in others), owner)
+    name = table.packet(op).removesuffix("_copy")
+    return first, (table.operation(op).traced_as or name, tuple(shape))

@@ -1,29 +1,33 @@
-"""The plans that are programs: solved operation by operation, saved, run in a fresh process and judged."""
+"""The plans that are programs: solved operation by operation, saved, run in a fresh process, judged and scored."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from ..artefact.strategies import GRAPHS
+from ..artefact.strategies import GRAPHS, SHIPPED
 from ..errors import PlanError, first_line
 from ..numerics.formats import runs
+from ..plan.costs import memory_of
+from ..plan.scores import InFp32, tell
 from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import judged
 from ..plan.workbench import Workbench
-from ..raised import let_through
-from ..records import Baseline, Plan, Program, ScopeChoice, Timing, Today
-from ..verify import PROGRAM, Answers
-from .artefact import Artefact, answers, artefact
-from .cut import Network
-from .exported import cannot, exported
-from .kept import kept_of
-from .lowered import lowered
-from .needed import memory_in_fp32, memory_needed
-from .operations import Seen, Table, low_flops, table_of
-from .search import Choice, Operations, without
-from .trial import Refused, Trial, fitting
+from ..records import Baseline, Batch, Memory, Plan, Program, ScopeChoice, Timing, Today
+from ..score import judged as scored_against
+from ..verify import PROGRAM, Answers, NotHandedOver, Runs, Verifier
+from ..verify import saved as as_saved
+from .choices import Choice, Network, Operations, Refused, Trial, kept_of
+from .exported import Saved, cannot, exported, saved
+from .lowered import lowered, memory_needed
+from .operations import Table, table_of
+
+T = TypeVar("T")
 
 Tick = Callable[[str], None]
 
@@ -47,14 +51,6 @@ class Planned:
         return replace(self, baselines={**baselines, **self.baselines}, plans={**plans, **self.plans})
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A plan, and its file."""
-
-    plan: Plan
-    artefact: Artefact
-
-
 def graphs_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> Planned:
     """A plan for every format that torch computes in, verified on inputs it was not made from where there are any.
 
@@ -76,103 +72,156 @@ class _Stage:
     """One exported model, and what its plans have in common."""
 
     def __init__(self, bench: Workbench, tick: Tick) -> None:
-        self.bench, self.tick = bench, tick
+        self.tick, subject = tick, bench.subject
         tick("exporting the model")
-        self.exported = exported(bench.subject.model, bench.subject.batches[0])
-        self.batches = fitting(self.exported, bench, bench.subject.batches)
-        if not self.batches or self.batches[0] is not bench.subject.batches[0]:
+        self.exported = exported(subject.model, subject.batches[0])
+        agrees = Trial(self.exported, bench).agrees
+        if not agrees(subject.batches[0]):
             raise cannot("the graph that torch.export makes of the model does not answer as the model does")
-        held_out = tuple(fitting(self.exported, bench, bench.subject.held_out))
-        alike = len(held_out) == len(bench.subject.held_out)
-        self.judging = bench if alike else replace(bench, subject=replace(bench.subject, held_out=held_out))
-        self.seen = Seen(self.exported, self.batches[0], bench)
-        self.trial = Trial(self.exported, bench, self.batches)
+        batches, held_out = (tuple(filter(agrees, some)) for some in (subject.batches, subject.held_out))
+        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
+            bench = replace(bench, subject=replace(subject, batches=batches, held_out=held_out))
+        self.bench, self.trial = bench, Trial(self.exported, bench)
         self.in_fp32 = memory_in_fp32(bench)
 
     def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
         """All there is."""
-        tables = {f"{strategy}_{fmt}": table_of(self.seen, fmt, self.bench) for fmt in formats if runs(fmt)}
-        spaces = {name: Operations(table, self.trial) for name, table in tables.items()}
-        found: dict[str, _Made] = {}
+        baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
+        for format in filter(runs, formats):
+            name = f"{strategy}_{format}"
+            table, baselines[name] = self._all_low(self._table(format, self.bench))
+            spaces[name] = Operations(table, self.trial)
+        files = dict[str, bytes]()
 
         def make(name: str, limit: float) -> Choice:
             self.tick(name.replace("_", " "))
-            return spaces[name].without_refused(choose(spaces[name], limit, 0 if self.bench.quick else RUNS))
+            return choose(spaces[name], limit, 0 if self.bench.quick else RUNS)
 
         def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
-            made = {name: self._made(name, strategy, spaces[name], choice) for name, choice in chosen.items()}
-            found.update(self._verified(made))
-            return {name: found[name].plan for name in chosen}
+            plans = {}
+            for name, choice in chosen.items():
+                module = lowered(self.exported, spaces[name].table, choice.low)
+                file = saved(module, self.exported)
+                files[f"{name}{PROGRAM}"] = file.content
+                plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
+            return self._verified(plans, files)
 
-        verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
-        return Planned(
-            {name: each.plan for name, each in found.items()},
-            {name: self._baseline(table) for name, table in tables.items()},
-            {f"{name}{PROGRAM}": each.artefact.content for name, each in found.items()},
-        )
+        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)[1]
+        return Planned(plans, baselines, files)
 
-    def _made(self, name: str, strategy: str, space: Operations, choice: Choice) -> _Made:
-        module = lowered(self.exported, space.table, choice.low)
-        file = artefact(module, self.exported)
-        plan = self._plan(name, strategy, space, choice, file)
-        needed = memory_needed(module, self.seen, space.table, choice.low)
-        return _Made(replace(plan, memory=needed, fp32_memory=self.in_fp32), file)
+    def _table(self, format: str, bench: Workbench) -> Table:
+        return table_of(self.exported.graph_module.graph, format, bench)
 
-    def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Artefact) -> Plan:
+    def _all_low(self, table: Table) -> tuple[Table, Baseline]:
+        """The table without what raises where everything is low that can be, and what that comes to."""
+        low = table.can_be_low()
+        while True:
+            try:
+                error = self.trial.error(table, low)
+                return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
+            except Refused as refused:
+                name = refused.name
+                if name not in low:
+                    return table, Baseline(None, False, first_line(refused.said))
+                if name in table.may_be_low():
+                    kept = f"it does not run low: {refused}"[:200]
+                    operation = replace(table.operations[name], kind="refused", kept=kept)
+                    table = replace(table, operations={**table.operations, name: operation})
+                low -= {name}
+
+    def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Saved, needed: Memory) -> Plan:
         table = space.table
-        program = Program(
-            f"{name}{PROGRAM}",
-            len(table.operations),
-            len(choice.low),
-            file.casts,
-            kept_of(space, choice, MARGIN * self.bench.max_error),
-            file.fixed or None,
-        )
+        kept = kept_of(space, choice, MARGIN * self.bench.max_error)
+        counts = len(table.operations), len(choice.low), file.casts
         return Plan(
             name=name,
             strategy=strategy,
             format=table.format,
             scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
             predicted_error=choice.predicted_error,
-            low_precision_flops=low_flops(table, choice.low),
+            low_precision_flops=table.low_flops(choice.low),
             predicted_speedup=self._speedup(space, choice),
             objective=self.bench.objective,
             target=self.bench.gpu,
-            program=program,
+            program=Program(f"{name}{PROGRAM}", *counts, kept, file.fixed or None),
+            memory=needed,
+            fp32_memory=self.in_fp32,
         )
 
     def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
         network = space.network
         if self.bench.objective != "time":
-            network = Network(table_of(self.seen, space.table.format, replace(self.bench, objective="time")))
-        elapsed, slowest = network.price(choice.low).seconds, network.price(frozenset()).seconds
+            network = Network(self._table(space.table.format, replace(self.bench, objective="time")))
+        elapsed, slowest = network.price(choice.low).price, network.price(frozenset()).price
         return slowest / elapsed if elapsed else 1.0
 
-    def _verified(self, made: Mapping[str, _Made]) -> dict[str, _Made]:
-        """Each with what its file answers in a fresh process, on the inputs that plans are judged on."""
-        bench = self.judging
-        batches = bench.subject.held_out or tuple(self.batches)
-        expected = Answers([bench.reference(batch) for batch in batches], bench.graded)
-        self.tick("running the programs")
-        given = answers(bench, {name: each.artefact for name, each in made.items()}, batches, self._waiting)
-        return {
-            name: replace(each, plan=judged(bench, each.plan, expected, given[name])) for name, each in made.items()
-        }
+    def _verified(self, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, Plan]:
+        """Each with what its file answers, on the inputs that plans are judged on."""
+        bench = self.bench
+        expected = Answers(bench.references(bench.checks), bench.graded)
 
-    def _waiting(self) -> None:
-        self.tick("running the programs")
+        def tick() -> None:
+            self.tick("running the programs")
 
-    def _baseline(self, table: Table) -> Baseline:
-        """The graph with everything low that can be."""
-        while True:
-            try:
-                error = self.trial.error(table, table.can_be_low())
-                return Baseline(error if math.isfinite(error) else None, math.isfinite(error))
-            except Refused as refused:
-                if refused.name not in table.can_be_low():
-                    return Baseline(None, False, first_line(refused.said))
-                table = without(table, refused)
-            except Exception as error:
-                let_through(error)
-                return Baseline(None, False, first_line(error))
+        tick()
+        given = run_as_files(
+            bench,
+            {file: files[file] for file in (f"{name}{PROGRAM}" for name in plans)},
+            bench.checks,
+            lambda verifier, folder: verifier.answers(folder, list(plans), tick),
+            lambda runs: {name: runs.answers(name) for name in plans},
+        )
+        return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
+
+
+def memory_in_fp32(bench: Workbench) -> Memory:
+    """What the model needs in FP32, which every other plan of the audit is held against too."""
+    format = next(iter(bench.contributions))
+    nothing_low = bench.problem(SHIPPED[0], format).resolve(lambda owner: "fp32")
+    return memory_of(bench.capture, bench.costs, nothing_low, format)
+
+
+def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
+    """The programs, those that are verified with their scores. score: of the FP32 model; None where nobody asked."""
+    programs = {name: plan.program for name, plan in planned.plans.items() if plan.verified and plan.program}
+    if score is None or not programs:
+        return planned
+    most, scoring = len(score.given.values), score.scorer.scoring
+    given = run_as_files(
+        bench,
+        {program.file: planned.files[program.file] for program in programs.values()},
+        bench.subject.batches[:1],
+        lambda verifier, folder: verifier.scores(
+            folder, list(programs), scoring, most, lambda words: tell(words, most)
+        ),
+        lambda runs: {name: score.scorer.here(runs, name, most) for name in programs},
+    )
+    plans = {
+        name: replace(planned.plans[name], score=scored_against(scoring, score.given, given[name])) for name in given
+    }
+    return replace(planned, plans={**planned.plans, **plans})
+
+
+def run_as_files(
+    bench: Workbench,
+    files: Mapping[str, bytes],
+    batches: Sequence[Batch],
+    apart: Callable[[Verifier, Path], T],
+    here: Callable[[Runs], T],
+) -> T:
+    """What programs or ONNX models in a folder give: in a process of its own, or in this one where that cannot be."""
+    folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    how: dict[str, Any] = {
+        "seed": bench.seed,
+        "device": bench.device,
+        "gradients": bench.graded is not None,
+        "most": bench.most,
+    }
+    try:
+        with Verifier(batches, folder, timeout=bench.timeout, **how) as verifier:
+            return apart(verifier, folder)
+    except NotHandedOver:
+        return here(Runs(partial(as_saved, folder, bench.device), batches, **how))

@@ -95,6 +95,9 @@ def _is_float(x: torch.Tensor) -> bool:
 
 DEFAULT_DEVICE = "A100"
 
+TIE = 1e-3
+"""What a second counts for where the objective is not time: of plans that are as good, the faster one."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -107,8 +110,13 @@ class Cost:
 
 def costs_of(capture: Capture) -> dict[str, Cost]:
     """{node: Cost} from the shapes that were recorded."""
+    return costs_in(capture.graph_module.graph)
+
+
+def costs_in(graph: fx.Graph) -> dict[str, Cost]:
+    """The same of any graph with shapes."""
     found = {}
-    for node in capture.graph_module.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function":
             read = [tensors_of(source.meta.get("val")) for source in node.all_input_nodes]
             tensors = [*(x for group in read for x in group), *tensors_of(node.meta.get("val"))]
@@ -155,6 +163,18 @@ def traffic_seconds(bytes: int, device: str = DEFAULT_DEVICE) -> float:
 def cast_seconds(elements: int, format: str, device: str = DEFAULT_DEVICE) -> float:
     """Time to read `elements` in FP32 and write them in a format, or the reverse."""
     return traffic_seconds(elements * (FORMATS["fp32"].bytes + FORMATS[format].bytes), device)
+
+
+def price(objective: str, cost: Cost, elements: int, precision: str, device: str = DEFAULT_DEVICE) -> float:
+    """What one node counts for, as the objective has it, in seconds. elements: floating ones that it gives."""
+    elapsed = seconds(cost, precision, device)
+    if objective == "time":
+        return elapsed
+    if objective == "flops":
+        own = 0.0 if FORMATS[precision].low else seconds(Cost(cost.flops, 0, False), "fp32", device)
+    else:
+        own = 0.0 if cost.free else traffic_seconds(FORMATS[precision].bytes * elements, device)
+    return own + TIE * elapsed
 
 
 def output_elements(capture: Capture) -> Mapping[str, int]:

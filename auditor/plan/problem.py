@@ -17,7 +17,7 @@ from ..execution.strategies import running
 from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
-from .costs import Cost, cast_seconds, memory_of, output_elements, seconds, traffic_seconds
+from .costs import TIE, Cost, cast_seconds, memory_of, output_elements, price, seconds, traffic_seconds
 from .energy import FORBIDDEN, Energy, energy_of, timed_in
 from .exceptions import Lowest, exceptions_of, lowest
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
-
-TIE = 1e-3
-"""What a second counts for where the objective is not time: of plans that are as good, the faster one."""
 
 
 class Term(NamedTuple):
@@ -130,16 +127,7 @@ class Problem:
 
     def node_price(self, name: str, resolution: Resolution) -> float:
         """What one node counts for, as the objective has it."""
-        cost, dtype = self.costs[name], timed_in(resolution, name)
-        elapsed = seconds(cost, dtype, self.device)
-        if self.objective == "time":
-            return elapsed
-        if self.objective == "flops":
-            own = 0.0 if is_low(dtype) else seconds(Cost(cost.flops, 0, False), "fp32", self.device)
-        else:
-            size = FORMATS[dtype].bytes if dtype in FORMATS else FORMATS["fp32"].bytes
-            own = 0.0 if cost.free else traffic_seconds(size * self.elements[name], self.device)
-        return own + TIE * elapsed
+        return price(self.objective, self.costs[name], self.elements[name], timed_in(resolution, name), self.device)
 
     def cast_price(self, name: str) -> float:
         """What converting one value counts for."""

@@ -4,7 +4,7 @@ from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .failures import failure_of, said_no_memory, says_nothing
 from .lifetime import unwound
 from .loaders import ONNX, PROGRAM, in_hand, saved
-from .running import FP32, TODAY, Answers, Outputs, Runs, answers_of, counted, run_patched
+from .running import FP32, TODAY, Answers, Runs, counted, run_patched
 
 __all__ = [
     "FP32",
@@ -14,10 +14,8 @@ __all__ = [
     "TODAY",
     "Answers",
     "NotHandedOver",
-    "Outputs",
     "Runs",
     "Verifier",
-    "answers_of",
     "counted",
     "failure_of",
     "in_hand",

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import offload as mapped
+from .. import offload
 from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
 from ..isolation.process import Flags
 from ..numerics.metrics import output_error
-from ..records import Batch, Timed
+from ..records import Batch, Timed, Times
 from ..score import Given, Scoring
+from ..trees import tensors_in
 from .failures import NOT_RUN, said_no_memory
 from .lifetime import Process, end, ended, hand, start, unwound
 from .running import Answers, Told
-from .timing import timed_of
-
-T = TypeVar("T")
 
 TIMEOUT = 1800.0
 """Seconds after which a plan that has not answered is given up."""
@@ -37,14 +33,12 @@ TIMEOUT = 1800.0
 POLL, GRACE = 0.02, 1.0
 """Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
 
-READY, UNREAD, FAILED = "ready", "unread", "failed"
-"""Files that say how far the process came: the model is built; the inputs could not be read; the user's code failed."""
+STARTED = "started.pt"
+"""The file that says how far the process came: `failed`, what the user's code raised; `unread`, why there are no inputs; else
+`answer`, what the model that was built there answers in FP32 on the first batch, where it was built."""
 
 COUNTED = "counted"
 """The file that says of which plan the user's function gave how many numbers so far."""
-
-SAME = "fp32.pt"
-"""The file with what the model answers in FP32 as it was built there, on the first batch."""
 
 ALIKE = 1e-3
 """Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
@@ -58,25 +52,6 @@ LATER = 20.0
 
 class NotHandedOver(Exception):
     """The model that is audited, with its inputs, cannot be had in another process; the message says why."""
-
-
-@dataclass(frozen=True)
-class _Task(Generic[T]):
-    """What a process is to do with plans of a file. asked: beside them; record: what it gives of each."""
-
-    file: Path
-    asked: Mapping[str, Any]
-    record: Callable[..., T]
-    timeout: float
-    waiting: Callable[[], None]
-
-    def read(self, file: Path) -> T | str:
-        """What was given of one plan, or the reason why nothing was."""
-        try:
-            content = torch.load(file, weights_only=True, mmap=True)  # read where it is compared
-        except Exception as error:
-            return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
-        return str(content["failure"]) if "failure" in content else self.record(**content)
 
 
 class Verifier:
@@ -113,17 +88,16 @@ class Verifier:
             "device": device,
             "gradients": gradients,
             "most": most,
-            "memory": limit.size if (limit := mapped.now()) else None,
-            "places": [str(x.device) for x in pytree.tree_leaves(list(batches)) if isinstance(x, torch.Tensor)],
+            "memory": limit.size if (limit := offload.now()) else None,
+            "places": [str(x.device) for x in tensors_in(list(batches))],
         }
         self._process: Process | None = None
-        self._folder, self._begun = scratch, 0
+        self._begun = 0
         try:
             torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
-            self._settings["unread"] = (
-                f"the inputs cannot be pickled ({type(error).__name__}: {first_line(error)[:160]})"
-            )
+            said = f"the inputs cannot be pickled ({type(error).__name__}: {first_line(error)[:160]})"
+            self._settings["unread"] = said
 
     @classmethod
     @contextmanager
@@ -149,7 +123,7 @@ class Verifier:
 
         waiting: called every second. Raises: NotHandedOver where the inputs cannot be read in the other process.
         """
-        return self._done(_Task(patched_file, {}, Answers, self._timeout, waiting), plans)
+        return self._done(patched_file, plans, {}, self._timeout, waiting)
 
     def scores(
         self,
@@ -163,60 +137,49 @@ class Verifier:
 
         plans: FP32 among them is the model itself. most: see `given_by`. told: called every second. Raises: NotHandedOver.
         """
-        assert scoring.place is not None
-        place, file = scoring.place, self._scratch / COUNTED
-        asked = {"function": place.text, "most": most, "limit": self._timeout}
+        if scoring.place is None:
+            raise NotHandedOver("the function that scores is in hand alone")
+        file = self._scratch / COUNTED
 
         def waiting() -> None:
             told(file.read_text(encoding="utf-8") if file.exists() else "")
 
         file.unlink(missing_ok=True)
-        task = _Task(patched_file, {"score": asked}, Given, self._timeout + LATER, waiting)
-        return self._done(task, plans)
+        asked = {"score": {"function": scoring.place.text, "most": most, "limit": self._timeout}}
+        return self._done(patched_file, plans, asked, self._timeout + LATER, waiting)
 
     def times(
-        self,
-        patched_file: Path,
-        plans: Sequence[str],
-        flags: Flags,
-        told: Told = lambda words: None,
+        self, patched_file: Path, plans: Sequence[str], flags: Flags, told: Told = lambda words: None
     ) -> dict[str, Timed | str]:
         """What one forward on the first batch takes under each plan, or the one-line reason why nothing was measured.
 
         plans: FP32 and TODAY among them are the model itself, the latter under `flags`. told: called every second. Raises: NotHandedOver.
         """
         asked = {"time": {"flags": dict(flags), "threads": torch.get_num_threads()}}
-        return self._done(_Task(patched_file, asked, timed_of, self._timeout, lambda: told("")), plans)
+        return self._done(patched_file, plans, asked, self._timeout, lambda: told(""))
 
-    def _done(self, task: _Task[T], plans: Sequence[str]) -> dict[str, T | str]:
-        found: dict[str, T | str] = {}
+    def _done(
+        self, file: Path, plans: Sequence[str], asked: Mapping[str, Any], timeout: float, waiting: Callable[[], None]
+    ) -> dict[str, Any]:
+        """What is asked of each plan; of one that the process did not survive, why, and another goes on with the rest."""
+        found: dict[str, Any] = {}
         while left := [plan for plan in plans if plan not in found]:
-            more = self._answered(task, left)
-            found |= more
+            folder, known = self._numbered(), self._process
+            files = [folder / f"{index}.pt" for index in range(len(left))]
+            job = {"folder": str(folder), "file": str(file), "plans": left, **asked}
+            try:
+                failure = self._run(job, files, timeout, waiting)
+                self._check_start(failure)
+            except BaseException:
+                self._give_up()
+                raise
+            answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
+            shutil.rmtree(folder, ignore_errors=True)
+            if not answered and known is not None and self._process is None:
+                continue  # it had ended since it answered others
+            missing = [plan for plan in left if plan not in answered]
+            found |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)
         return found
-
-    def _answered(self, task: _Task[T], plans: Sequence[str]) -> dict[str, T | str]:
-        """What one process answers; the plan that it did not survive among that, or all where it did not get to them.
-
-        Nothing where it had ended since it answered others.
-        """
-        job = self._numbered("job")
-        asked = {"file": str(task.file), "plans": list(plans), **task.asked}
-        (job / "job.json").write_text(json.dumps(asked), encoding="utf-8")
-        files = [job / f"{index}.pt" for index in range(len(plans))]
-        known = self._process
-        try:
-            failure = self._run(job, files, task.timeout, task.waiting)
-            self._check_start(failure)
-        except BaseException:
-            self._give_up()
-            raise
-        found = {plan: task.read(file) for plan, file in zip(plans, files, strict=True) if file.exists()}
-        shutil.rmtree(job, ignore_errors=True)
-        if not found and known is not None and self._process is None:
-            return {}
-        missing = [plan for plan in plans if plan not in found]
-        return found | dict.fromkeys(missing[:1], NOT_RUN + failure)
 
     def _check_start(self, failure: str) -> None:
         """Hold what was built in the process against what is audited.
@@ -224,58 +187,53 @@ class Verifier:
         Raises: LoadError(slug="not-rebuilt") where the user's code did not build the model again, or it does not run in
         FP32; NotHandedOver where that is another model, or cannot be given its inputs.
         """
-        if (file := self._folder / FAILED).exists():
-            text = file.read_text(encoding="utf-8")
+        if not (file := self._folder / STARTED).exists():
+            said = f"the model could not be built in a fresh process: {failure}"
+            raise LoadError(f"{said}. {REBUILD}", slug="not-rebuilt")
+        started = torch.load(file, weights_only=True, mmap=True)
+        if said := started.get("failed"):
             raise (
-                torch.OutOfMemoryError(text) if said_no_memory(text) else LoadError(f"{text}. {REBUILD}", "not-rebuilt")
+                torch.OutOfMemoryError(said) if said_no_memory(said) else LoadError(f"{said}. {REBUILD}", "not-rebuilt")
             )
-        if (file := self._folder / UNREAD).exists():
-            raise NotHandedOver(file.read_text(encoding="utf-8"))
-        if not (self._folder / READY).exists():
-            raise LoadError(
-                f"the model could not be built in a fresh process: {failure}. {REBUILD}", slug="not-rebuilt"
-            )
-        if self._expected is None or not (file := self._folder / SAME).exists():
+        if "unread" in started:
+            raise NotHandedOver(started["unread"])
+        if self._expected is None or "answer" not in started:
             return
         expected, self._expected = [x.cpu() for x in self._expected], None
-        answer = torch.load(file, weights_only=True, mmap=True)
         try:
-            difference = output_error(expected, answer)
+            difference = output_error(expected, started["answer"])
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
             raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
 
-    def _run(self, job: Path, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
+    def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer."""
         let_go(self._settings["device"])  # the other process is to use it
-        if (limit := mapped.now()) is not None:
+        if (limit := offload.now()) is not None:
             limit.let_go()
-        try:
-            process = self._process = self._process or self._started()
-        except OSError as error:
-            return f"the process that runs patched_model.py could not be started: {error}"
-        hand(process, str(job))
-        if not _done(process, files, timeout, waiting):
+        if self._process is None:
+            self._folder = self._numbered()
+            try:
+                self._process = start()
+            except OSError as error:
+                return f"the process that runs patched_model.py could not be started: {error}"
+            hand(self._process, {"folder": str(self._folder), **self._settings})
+        process = self._process
+        hand(process, job)
+        if not _answered(process, files, timeout, waiting):
             self._give_up()
             return f"the process that ran it gave no answer within {timeout:g} seconds"
-        if (code := process.poll()) is None:
+        if process.poll() is None:
             return ""
-        failure = _ending(code, process.messages)
+        failure = _ending(process)
         self._give_up()
         return failure
 
-    def _started(self) -> Process:
-        self._folder = self._numbered("process")
-        (self._folder / "settings.json").write_text(json.dumps(self._settings), encoding="utf-8")
-        process = start()
-        hand(process, str(self._folder))
-        return process
-
-    def _numbered(self, name: str) -> Path:
-        """A folder of that name that there is not yet."""
+    def _numbered(self) -> Path:
+        """A folder that there is not yet."""
         self._begun += 1
-        folder = self._scratch / f"{name}_{self._begun}"
+        folder = self._scratch / str(self._begun)
         folder.mkdir()
         return folder
 
@@ -285,7 +243,16 @@ class Verifier:
             self._process = None
 
 
-def _done(process: Process, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> bool:
+def _read(file: Path) -> Any:
+    """What was given of one plan, or the reason why nothing was."""
+    try:
+        with torch.serialization.safe_globals([Answers, Given, Timed, Times]):
+            return torch.load(file, weights_only=True, mmap=True)  # read where it is compared
+    except Exception as error:
+        return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
+
+
+def _answered(process: Process, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> bool:
     """Wait until all plans have answered or the process has ended; False once it takes longer than `timeout` over one."""
     since = told = time.monotonic()
     answered = 0
@@ -303,12 +270,13 @@ def _done(process: Process, files: Sequence[Path], timeout: float, waiting: Call
     return False
 
 
-def _ending(code: int, messages: IO[bytes]) -> str:
+def _ending(process: Process) -> str:
     """How a process ended, with the last line it wrote."""
-    messages.seek(0)
-    text = messages.read()[-4096:].decode(errors="replace")
+    process.messages.seek(0)
+    text = process.messages.read()[-4096:].decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     last = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in lines[-1].strip()) if lines else ""
+    code = process.returncode
     how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code} and no answer"
     return f"the process that ran it {how}" + (f": {last[:300]}" if last else "")
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -105,28 +105,25 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a group, and that group, unless it has ended by itself."""
     if process.poll() is None:
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # a line that it did not live to read
             process.stdin.close()
 
 
-def hand(process: subprocess.Popen[bytes], line: str) -> None:
-    """Write a line for `tasks` of a process to give; one that has ended is left in peace."""
+def hand(process: subprocess.Popen[bytes], job: Any) -> None:
+    """Give a process something for `jobs` there; one that has ended is left in peace."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
-        process.stdin.write(os.fsencode(line) + b"\n")
+        process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
 
 
 def ended(process: subprocess.Popen[bytes], grace: float) -> bool:
     """Tell a process that nothing more comes, and give it so many seconds to end by itself; whether it did."""
-    hand(process, "")
+    hand(process, None)
     try:
         process.wait(grace)
     except subprocess.TimeoutExpired:
@@ -134,39 +131,27 @@ def ended(process: subprocess.Popen[bytes], grace: float) -> bool:
     return True
 
 
-def tasks() -> tuple[Path, Mapping[str, Any], Iterator[Path]] | None:
-    """What this process was started for: a folder, the settings in there, and the folder of one job after the other.
+def jobs() -> Iterator[Any]:
+    """What this process is handed, one after the other: first settings, among them `scratch`.
 
-    None where there was nothing to do. This process ends when whoever holds the other end of its standard input is gone,
-    and the folder that the settings call `scratch` with it. Standard input is empty for everybody else.
+    This process ends when whoever holds the other end of its standard input is gone, and the folder that the settings call
+    `scratch` with it. Standard input is empty for everybody else.
     """
-    scratch: list[Path] = []
-    lines = _lines(scratch)
-    first = next(lines, None)
-    if first is None:
-        return None
-    folder = Path(first)
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    scratch.append(Path(settings["scratch"]))
-    return folder, settings, map(Path, lines)
-
-
-def _lines(scratch: list[Path]) -> Iterator[str]:
-    """The lines of standard input, up to an empty one."""
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    handed: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def watch() -> None:
-        begun = b""
-        while told := os.read(pipe, 4096):
-            *whole, begun = (begun + told).split(b"\n")
-            for line in whole:
-                lines.put(os.fsdecode(line))
+        scratch: list[str] = []
+        with os.fdopen(pipe, encoding="utf-8") as lines:
+            for line in lines:
+                job = json.loads(line)
+                scratch = scratch or [job["scratch"]]
+                handed.put(job)
         for folder in scratch:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    return iter(lines.get, "")
+    return iter(handed.get, None)

@@ -30,8 +30,6 @@ Load = Callable[[str], AbstractContextManager[nn.Module]]
 Told = Callable[[str], None]
 """Hears how far the user's function is, in words; "" where it has given nothing so far."""
 
-Outputs = list[list[torch.Tensor]]
-
 FP32, TODAY = "fp32", "fp32_today"
 """What the model itself is called among the plans: as it is, and under the flags of the audit's caller."""
 
@@ -43,7 +41,7 @@ class Answers:
     graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for.
     """
 
-    outputs: Outputs
+    outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
 
 
@@ -63,10 +61,25 @@ class Runs:
     most: int | None = None
 
     def answers(self, plan: str) -> Answers | str:
-        """What the model answers on each batch."""
+        """What the model answers on each batch without gradients and, on the first, with them.
+
+        On a GPU it also has to run where PyTorch's fused transformer path is open, as it is to its user; on a CPU what would
+        run there is not what a GPU runs.
+        """
 
         def run(model: nn.Module) -> Answers | str:
-            return answers_of(model, self.batches, self.device, self.seed, self.gradients, self.most)
+            outputs = run_patched(model, self.batches, self.device, self.seed, self.most)
+            if is_native(self.device):
+                answer(model, self.batches[0], seed=self.seed, fused=True)
+            if not self.gradients:
+                return Answers(outputs)
+            around = partial(as_on, self.device, self.most)
+            try:
+                graded = answer(model, self.batches[0], seed=self.seed, around=around, gradients=True)
+            except Exception as error:
+                let_through(error, memory=False)
+                return f"with gradients enabled, {failure_of(error)}"
+            return Answers(outputs, [x.cpu() for x in graded])
 
         return self._given(plan, ieee(), run)
 
@@ -108,43 +121,13 @@ class Runs:
 
 def run_patched(
     model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
-) -> Outputs:
+) -> list[list[torch.Tensor]]:
     """Output tensors, on the CPU, of a model that carries its own scopes; one list per batch.
 
     The model is called as its user calls it. Raises: whatever it raises, or a GPU would raise.
     """
     around = partial(as_on, device, most)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
-
-
-def answers_of(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    device: str,
-    seed: int = 0,
-    gradients: bool = True,
-    most: int | None = None,
-) -> Answers | str:
-    """What a patched model answers without gradients and, on the first batch, with them; or why it has no answer.
-
-    gradients, most: see Runs. On a GPU it also has to run where PyTorch's fused transformer path is open, as it is to its
-    user; on a CPU what would run there is not what a GPU runs.
-    """
-    try:
-        outputs = run_patched(model, batches, device, seed, most)
-        if is_native(device):
-            answer(model, batches[0], seed=seed, fused=True)
-    except Exception as error:
-        let_through(error, memory=False)
-        return failure_of(error)
-    if not gradients:
-        return Answers(outputs)
-    try:
-        graded = answer(model, batches[0], seed=seed, around=partial(as_on, device, most), gradients=True)
-    except Exception as error:
-        let_through(error, memory=False)
-        return f"with gradients enabled, {failure_of(error)}"
-    return Answers(outputs, [x.cpu() for x in graded])
 
 
 def counted(plan: str, count: int) -> str:

@@ -6,18 +6,18 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..devices import has_clock, is_native, type_of
+from ..devices import is_native, type_of
 from ..isolation import isolated
-from ..isolation.answer import copied
+from ..isolation.answer import answer, copied
 from ..isolation.members import modules_of
 from ..isolation.process import reseed
 from ..isolation.tensors import memory
@@ -38,8 +38,8 @@ SECONDS = 2.0
 PATIENCE = 30.0
 """Seconds of warm-up, building apart, after which a model that slow is warm."""
 
-T = TypeVar("T")
 Call = Callable[..., Any]
+Number = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -51,33 +51,45 @@ class Forward:
     device: str
     seed: int
 
-    def run(self, call: Call, measured: AbstractContextManager[T]) -> T:
-        """One forward with `call` in the model's place; what measured it."""
+    def run(self, call: Call, measure: Callable[[str], AbstractContextManager[Number]]) -> float:
+        """One forward with `call` in the model's place, nothing intercepting operations; what measured it."""
         with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            with torch.no_grad(), measured as found:
+            with torch.no_grad(), _disable_current_modes(), measure(self.device) as found:
                 call(*args, **kwargs)
-            return found
-
-    def seconds(self, call: Call) -> float:
-        """What it takes."""
-        return self.run(call, _unseen(clock(self.device)))()
+        return found()
 
     def times(self, call: Call) -> Times:
         """Median and quartiles over repeats, after those that warm up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
-            last = self.seconds(call)
+            last = self.run(call, clock)
             if time.monotonic() - begun > PATIENCE:
                 break
         wanted = min(MOST, max(FEWEST, round(SECONDS / max(last, 1e-9))))
-        found = [self.seconds(call) for _ in range(wanted)]
+        found = [self.run(call, clock) for _ in range(wanted)]
         low, median, high = statistics.quantiles(found, n=4, method="inclusive")
         return Times(median, low, high, wanted)
 
+    def compiled(self) -> Times:
+        """The same, compiled."""
+        try:
+            return self.times(torch.compile(self.model, dynamic=False))
+        finally:
+            torch.compiler.reset()
+
+    def graphed(self) -> Times:
+        """The same of a CUDA graph of the forward, replayed; the inputs that it reads stay where they are."""
+        graph = torch.cuda.CUDAGraph()
+        args, kwargs = copied(self.batch)
+        reseed(self.seed)
+        with torch.no_grad(), torch.cuda.graph(graph):
+            self.model(*args, **kwargs)
+        return self.times(lambda *args, **kwargs: graph.replay())
+
     def memory(self) -> int:
         """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
-        most = self.run(self.model, _unseen(peak(self.device)))()
+        most = int(self.run(self.model, peak))
         held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
         held += tensors_in(copied(self.batch))
         storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
@@ -91,91 +103,46 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
     is. The model comes back as it was.
     """
     forward = Forward(model, batch, device, seed)
+    ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.times(model), "memory": forward.memory}
+    missing = {"compiled": "the model was handed over as an object: compiling it would leave traces in its process"}
+    if apart:
+        ways, missing = {**ways, "compiled": forward.compiled}, {}
+        if device.startswith("cuda"):
+            ways["cuda_graph"] = forward.graphed
     found: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-
-    def take(name: str, measure: Callable[[], Any]) -> None:
+    with isolated(model, batch):
         try:
-            found[name] = measure()
+            answer(model, batch, seed=seed)  # whose writes are seen, and undone
         except Exception as error:
             let_through(error, memory=False)
-            missing[name] = failure_of(error)
-
-    with isolated(model, batch):
-        take("first", lambda: forward.run(model, nullcontext()))  # whose writes are seen, and undone
-        if "first" in missing:
-            return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), missing["first"]))
-        take("eager", lambda: forward.times(model))
-        take("memory", forward.memory)
-        if not apart:
-            missing["compiled"] = (
-                "the model was handed over as an object: compiling it would leave traces in its process"
-            )
-        else:
-            take("compiled", lambda: _compiled(forward))
-            if device.startswith("cuda"):
-                take("cuda_graph", lambda: _graphed(forward))
-    found.pop("first", None)
+            return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
+        for name, measure in ways.items():
+            try:
+                found[name] = measure()
+            except Exception as error:
+                let_through(error, memory=False)
+                missing[name] = failure_of(error)
     return Timed(**found, missing=missing)
 
 
-def _compiled(forward: Forward) -> Times:
-    try:
-        return forward.times(torch.compile(forward.model, dynamic=False))
-    finally:
-        torch.compiler.reset()
-
-
-def _graphed(forward: Forward) -> Times:
-    """A CUDA graph of the forward, replayed; the inputs that it reads stay where they are."""
-    graph = torch.cuda.CUDAGraph()
-    args, kwargs = copied(forward.batch)
-    reseed(forward.seed)
-    with torch.no_grad(), torch.cuda.graph(graph):
-        forward.model(*args, **kwargs)
-    return forward.times(lambda *args, **kwargs: graph.replay())
-
-
-def timed_of(**plain: Any) -> Timed:
-    """One made again from plain data."""
-    times = {name: Times(**found) for name, found in plain.items() if isinstance(found, dict) and name != "missing"}
-    return Timed(**{**plain, **times})
-
-
 @contextmanager
-def _unseen(measured: AbstractContextManager[T]) -> Iterator[T]:
-    """In the body nothing intercepts operations."""
-    with _disable_current_modes(), measured as found:
-        yield found
-
-
-@contextmanager
-def clock(device: str) -> Iterator[Callable[[], float]]:
+def clock(device: str) -> Iterator[Number]:
     """Call the answer after the body for the seconds that it took on the device, its queue empty before and after."""
-    module = torch.get_device_module(type_of(device)) if is_native(device) else None
-    if module is not None:
-        module.synchronize(device)
-    if module is None or not has_clock(device):
-        begun = time.perf_counter()
-        yield lambda: ended - begun
-        if module is not None:
-            module.synchronize(device)
-        ended = time.perf_counter()
-        return
-    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    start.record()
-    yield lambda: float(start.elapsed_time(end)) / 1000
-    end.record()
-    end.synchronize()
+    module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
+    module.synchronize(device)
+    begun = time.perf_counter()
+    yield lambda: ended - begun
+    module.synchronize(device)
+    ended = time.perf_counter()
 
 
-def peak(device: str) -> AbstractContextManager[Callable[[], int]]:
+def peak(device: str) -> AbstractContextManager[Number]:
     """Call the answer after the body for the most bytes that torch's allocator gave out in it at one time."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
 @contextmanager
-def _of_a_gpu(device: str) -> Iterator[Callable[[], int]]:
+def _of_a_gpu(device: str) -> Iterator[Number]:
     module = torch.get_device_module(type_of(device))
     module.synchronize(device)
     module.reset_peak_memory_stats(device)
@@ -186,7 +153,7 @@ def _of_a_gpu(device: str) -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def _of_the_cpu() -> Iterator[Callable[[], int]]:
+def _of_the_cpu() -> Iterator[Number]:
     """From torch's profiler, which is told of every allocation; it writes two lines to stderr, and is kept from that."""
     with _silent():
         profiler = torch.autograd.profiler.profile(use_kineto=False, profile_memory=True)

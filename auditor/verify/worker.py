@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .. import offload as mapped
+from .. import offload
 from ..devices import is_native, is_spread
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
@@ -27,14 +24,14 @@ from ..loading.placement import sent
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
 from ..raised import out_of_memory
-from ..records import Batch, Timed
+from ..records import Batch
 from ..recursion import deep
-from ..score import Given, Unscored, named
-from .artefact import COUNTED, FAILED, READY, SAME, UNREAD
+from ..score import Given, named
+from .artefact import COUNTED, STARTED
 from .failures import failure_of
-from .lifetime import tasks
+from .lifetime import jobs
 from .loaders import import_file, patched, saved
-from .running import FP32, Answers, Runs, counted
+from .running import FP32, Runs, counted
 
 QUIET = 0.5
 """Seconds between two words of how far the user's function is."""
@@ -44,61 +41,64 @@ def main() -> None:
     """For one job after the other write what each of its plans answers, gives or takes, as soon as it has."""
     sys.dont_write_bytecode = True  # nothing of an audit stays in the user's folders
     warnings.simplefilter("ignore")
-    if (given := tasks()) is None:
+    handed = jobs()
+    if (settings := next(handed, None)) is None:
         return
-    folder, settings, jobs = given
-    if (first := next(jobs, None)) is None:
-        return
-    with mapped.limited(settings["memory"]):
-        if (started := start(folder, Path(_asked(first)["file"]), settings)) is None:
+    first = next(handed)
+    with offload.limited(settings["memory"]):
+        model, batches, said = start(Path(first["file"]), settings)
+        write(Path(settings["folder"], STARTED), said)
+        if batches is None:
             return
-        if (limit := mapped.now()) is not None:
+        if (limit := offload.now()) is not None:
             limit.loaded()
-        (folder / READY).touch()
-        do(first, *started, settings)
-        for job in jobs:
-            do(job, *started, settings)
+        for job in chain([first], handed):
+            do(job, model, batches, settings)
 
 
-def start(folder: Path, file: Path, settings: Mapping[str, Any]) -> tuple[nn.Module | None, list[Batch]] | None:
-    """The batches and, for a `patched_model.py`, the model, once it has run on the first of them in FP32.
+Started = tuple[nn.Module | None, list[Batch] | None, dict[str, Any]]
+"""The model of a `patched_model.py`, the batches, and what STARTED is to hold; no batches: nothing can be run."""
 
-    None where that cannot be, which is written down.
-    """
+
+def start(file: Path, settings: Mapping[str, Any]) -> Started:
+    """Build the model where there is one, read the batches, and run it on the first of them in FP32."""
     if file.is_dir():
-        batches = read_batches(folder, settings)
-        on_device = partial(torch.Tensor.to, device=settings["device"])
-        return None if batches is None else (None, pytree.tree_map_only(torch.Tensor, on_device, batches))
+        try:
+            return None, read_batches(settings, settings["device"]), {}
+        except NotRead as error:
+            return None, None, {"unread": str(error)}
     sys.argv = [str(file)]  # a source that looks at its arguments finds none
     what = "building the model"
     try:
         module = import_file(str(file))
         model = built(module, settings)
-        if (batches := read_batches(folder, settings)) is None:
-            return None
+        batches = read_batches(settings)
         materialise(model, batches[0], settings["seed"])
         what = "running the model in FP32"
         with deep(), ieee(), patched(module, model, FP32):
-            torch.save([x.cpu() for x in answer(model, batches[0], seed=settings["seed"])], folder / SAME)
+            found = [x.cpu() for x in answer(model, batches[0], seed=settings["seed"])]
+    except NotRead as error:
+        return None, None, {"unread": str(error)}
     except (Exception, SystemExit) as error:
         said = failure_of(error) if out_of_memory(error) else blame(error)
-        (folder / FAILED).write_text(f"{what} in a fresh process raised {said}", encoding="utf-8")
-        return None
-    return model, batches
+        return None, None, {"failed": f"{what} in a fresh process raised {said}"}
+    return model, batches, {"answer": found}
 
 
-def read_batches(folder: Path, settings: Mapping[str, Any]) -> list[Batch] | None:
-    """The inputs, on the devices that they came from; None where they cannot be read here, which is written down."""
-    reason = settings.get("unread")
-    if reason is None:
-        try:
-            batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
-            places = iter(settings["places"])
-            return pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)  # type: ignore[no-any-return]
-        except Exception as error:
-            reason = f"the inputs cannot be read in another process ({failure_of(error)})"
-    (folder / UNREAD).write_text(reason, encoding="utf-8")
-    return None
+class NotRead(Exception):
+    """The inputs cannot be read here; the message says why."""
+
+
+def read_batches(settings: Mapping[str, Any], device: str | None = None) -> list[Batch]:
+    """The inputs, on one device, or on those that they came from. Raises: NotRead."""
+    if (reason := settings.get("unread")) is not None:
+        raise NotRead(reason)
+    try:
+        batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
+        places = iter(settings["places"])
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device or next(places)), batches)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise NotRead(f"the inputs cannot be read in another process ({failure_of(error)})") from error
 
 
 def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
@@ -106,57 +106,37 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     reseed(settings["seed"])
     with module.imported(module.SOURCE, module.__file__):
         reseed(settings["seed"])
-    with mapped.in_this_thread():
+    with offload.in_this_thread():
         model: nn.Module = module.original()
     switch(model, training=False)
     device = settings["device"]
     return sent(model, device) if is_native(device) and not is_spread(device) else model
 
 
-def do(job: Path, model: nn.Module | None, batches: list[Batch], settings: Mapping[str, Any]) -> None:
+def do(job: Mapping[str, Any], model: nn.Module | None, batches: list[Batch], settings: Mapping[str, Any]) -> None:
     """One job: what each of its plans answers, is scored or takes."""
-    asked, device = _asked(job), settings["device"]
-    file = Path(asked["file"])
+    file, device = Path(job["file"]), settings["device"]
     load = partial(saved, file, device) if model is None else partial(patched, import_file(str(file)), model)
     runs = Runs(load, batches, device, settings["seed"], settings["gradients"], settings["most"])
-    for index, plan in enumerate(asked["plans"]):
-        if (timing := asked.get("time")) is not None:
+    for index, plan in enumerate(job["plans"]):
+        if (timing := job.get("time")) is not None:
             torch.set_num_threads(timing["threads"])
-            write(job, index, runs.time(plan, timing["flags"], apart=True))
-        elif (scoring := asked.get("score")) is not None:
-            write(job, index, score(runs, plan, scoring, settings))
+            found: Any = runs.time(plan, timing["flags"], apart=True)
+        elif (scoring := job.get("score")) is not None:
+            found = score(runs, plan, scoring, Path(settings["scratch"]))
         else:
-            write(job, index, runs.answers(plan))
+            found = runs.answers(plan)
+        write(Path(job["folder"], f"{index}.pt"), found)
 
 
-def score(runs: Runs, plan: str, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> Given | str:
+def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Given | str:
     """What the user's function gives of the model under a plan, or why it gives nothing."""
-    limit = asked["limit"]
     try:
-        with deep(), _ended_after(limit):
+        with deep():
             scoring = named(asked["function"], seed=runs.seed)
-            return runs.score(plan, scoring, asked["most"], limit, _teller(plan, Path(settings["scratch"])))
     except Exception as error:
-        return str(error) if isinstance(error, Unscored) else failure_of(error)
-
-
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """Whatever the body is at, it ends with Unscored; where the system has no timers, whoever waits ends the process."""
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Unscored(f"the function gave no score within {seconds:g} seconds")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        return failure_of(error)
+    return runs.score(plan, scoring, asked["most"], asked["limit"], _teller(plan, scratch))
 
 
 def _teller(plan: str, scratch: Path) -> Callable[[int], None]:
@@ -172,19 +152,8 @@ def _teller(plan: str, scratch: Path) -> Callable[[int], None]:
     return tell
 
 
-def write(folder: Path, index: int, answer: Answers | Given | Timed | str) -> None:
-    """What one plan answers, in a file that is there as a whole or not at all."""
-    plain = (
-        asdict(answer)
-        if isinstance(answer, Timed)
-        else {"failure": answer}
-        if isinstance(answer, str)
-        else vars(answer)
-    )
-    unfinished = folder / "unfinished"
-    torch.save(plain, unfinished)
-    unfinished.replace(folder / f"{index}.pt")
-
-
-def _asked(job: Path) -> Any:
-    return json.loads((job / "job.json").read_text(encoding="utf-8"))
+def write(file: Path, content: Any) -> None:
+    """A file that is there as a whole or not at all."""
+    unfinished = file.with_name("unfinished")
+    torch.save(content, unfinished)
+    unfinished.replace(file)

@@ -42,19 +42,19 @@ GOAL = {
 BUDGET = {
     "artefact": (960, "artefact"),
     "capture": (3830, "capture"),
-    "cli": (1740, "settings"),
+    "cli": (1730, "settings"),
     "criteria": (1090, "criteria"),
     "document": (2200, "document"),
     "execution": (2070, "execution"),
     "fleet": (580, "fleet"),
-    "graphs": (1920, "graphs"),
+    "graphs": (1480, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
-    "loose files": (1790, "flow"),
+    "loose files": (1780, "flow"),
     "measure": (3270, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
-    "plan": (3230, "plan"),
+    "plan": (3240, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),
@@ -62,11 +62,11 @@ BUDGET = {
     "score": (450, "criteria"),
     "snippets": (650, "snippets"),
     "training": (1700, "training"),
-    "verify": (1250, "verify"),
+    "verify": (1120, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 43740, 358, 22
+LINES, FILES, ROOMS = 41660, 334, 22
 """Of all of them."""
 
 

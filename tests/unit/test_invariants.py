@@ -241,7 +241,7 @@ def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
         return dict.fromkeys(wanted, why)
 
     monkeypatch.setattr(answering, "answered", unanswered)
-    monkeypatch.setattr(programs, "answers", unanswered)
+    monkeypatch.setattr(programs, "run_as_files", lambda bench, *rest: {"graph_bf16": why})
     return auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from auditor.graphs.exported import Exported, exported
-from auditor.graphs.operations import Seen, Table, table_of
+from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
 from tests.planning import bench_of
 from tests.unit.graphs.models import flat
@@ -25,13 +25,8 @@ def graph(bench: Workbench) -> Exported:
 
 
 @pytest.fixture(scope="session")
-def seen(bench: Workbench, graph: Exported) -> Seen:
-    return Seen(graph, bench.subject.batches[0], bench)
-
-
-@pytest.fixture(scope="session")
-def table(bench: Workbench, seen: Seen) -> Table:
-    return table_of(seen, "fp16", bench)
+def table(bench: Workbench, graph: Exported) -> Table:
+    return table_of(graph.graph_module.graph, "fp16", bench)
 
 
 @pytest.fixture

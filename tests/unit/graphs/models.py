@@ -54,7 +54,9 @@ def drawn(rnd: random.Random, count: int) -> Table:
 def made(
     name: str, reads: tuple[str, ...], low: float, high: float, error: float = 0.0, kept: bool = False
 ) -> Operation:
-    return Operation(name, "aten.made.up", reads, low, high, error, 1, None, "unsafe: so it was drawn" if kept else "")
+    return Operation(
+        name, "aten.made.up", reads, low, high, error, 1, None, *(("unsafe", "unsafe: so it was drawn") if kept else ())
+    )
 
 
 def long(count: int) -> Table:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.graphs import artefact as artefacts
-from auditor.graphs.artefact import answers, artefact
-from auditor.graphs.exported import Exported
+from auditor.graphs import stage
+from auditor.graphs.exported import Exported, saved
 from auditor.graphs.lowered import lowered
 from auditor.graphs.operations import Table
 from auditor.plan.workbench import Workbench
@@ -21,18 +20,28 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     bench: Workbench, graph: Exported, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = lowered(graph, table, frozenset({"linear", "linear_1"}))
-    made = artefact(module, graph)
+    made = saved(module, graph)
     assert made.fixed == ""
     x = torch.randn(6, 16)
     read: Any = torch.export.load(io.BytesIO(made.content)).module()
     assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
-    fresh = answers(bench, {"mine": made}, bench.subject.batches, lambda: None)["mine"]
+
+    def answered() -> Answers | str:
+        return stage.run_as_files(
+            bench,
+            {"mine.pt2": made.content},
+            bench.subject.batches,
+            lambda verifier, folder: verifier.answers(folder, ["mine"])["mine"],
+            lambda runs: runs.answers("mine"),
+        )
+
+    fresh = answered()
 
     def refused(*given: object, **named: object) -> None:
         raise NotHandedOver("no")
 
-    monkeypatch.setattr(artefacts, "Verifier", refused)
-    here = answers(bench, {"mine": made}, bench.subject.batches, lambda: None)["mine"]
+    monkeypatch.setattr(stage, "Verifier", refused)
+    here = answered()
     assert isinstance(fresh, Answers)
     assert isinstance(here, Answers)
     assert all(torch.equal(a, b) for a, b in zip(fresh.outputs[0], here.outputs[0], strict=True))

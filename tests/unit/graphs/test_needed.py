@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from auditor.graphs.exported import exported
-from auditor.graphs.lowered import lowered
-from auditor.graphs.needed import memory_in_fp32, memory_needed
-from auditor.graphs.operations import Seen, table_of
+from auditor.graphs.lowered import lowered, memory_needed
+from auditor.graphs.operations import table_of
+from auditor.graphs.stage import memory_in_fp32
 from auditor.records import Memory
 from tests.planning import bench_of
 
@@ -40,10 +40,9 @@ def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activati
     torch.manual_seed(0)
     bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
     graph = exported(bench.subject.model, bench.subject.batches[0])
-    seen = Seen(graph, bench.subject.batches[0], bench)
-    table = table_of(seen, "fp16", bench)
+    table = table_of(graph.graph_module.graph, "fp16", bench)
     low = table.may_be_low() - set(high)
     assert len(low) == 4 - len(high)
-    found = memory_needed(lowered(graph, table, low), seen, table, low)
+    found = memory_needed(lowered(graph, table, low))
     assert found == Memory(weights, activations)
     assert memory_in_fp32(bench) == Memory(4 * (1024 + 256), 4 * (128 + 512 + 512))

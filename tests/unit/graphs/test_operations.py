@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from auditor.graphs.exported import exported
-from auditor.graphs.operations import Seen, Table, low_flops, table_of
+from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
 from tests.planning import bench_of
 
@@ -23,7 +23,7 @@ def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table
         assert each.flops == bench.costs[each.captured].flops > 0
         assert each.error == bench.contributions["fp16"][each.captured].own ** 2
         assert each.low < each.high
-    assert low_flops(table, frozenset(each.name for each in products)) == 1.0
+    assert table.low_flops(frozenset(each.name for each in products)) == 1.0
 
 
 def test_values_know_who_makes_them_and_what_rounding_them_costs(bench: Workbench, table: Table) -> None:
@@ -53,7 +53,7 @@ def test_what_cannot_run_low_says_so() -> None:
     model, x = Odd().eval(), torch.randn(5, 4)
     bench = bench_of(model, x, formats=("bf16",))
     graph = exported(model, ((x,), {}))
-    table = table_of(Seen(graph, bench.subject.batches[0], bench), "bf16", bench)
+    table = table_of(graph.graph_module.graph, "bf16", bench)
     said = {operation.op: operation for operation in table.operations.values()}
     assert said["aten.linear.default"].kept == ""
     assert said["aten.linalg_inv.default"].kept
@@ -64,7 +64,7 @@ def test_what_cannot_run_low_says_so() -> None:
 def test_what_operations_count_for_is_the_objective(objective: str, free: bool, model: nn.Module) -> None:
     x = torch.randn(4, 16)
     bench = bench_of(model, x, formats=("fp16",), objective=objective)
-    table = table_of(Seen(exported(model, ((x,), {})), bench.subject.batches[0], bench), "fp16", bench)
+    table = table_of(exported(model, ((x,), {})).graph_module.graph, "fp16", bench)
     linear, relu = table.operations["linear"], table.operations["relu"]
     assert linear.low < linear.high
     assert (relu.high - relu.low < 2e-3 * (linear.high - linear.low)) == free

@@ -1,4 +1,4 @@
-"""From cuts to a choice: within the budget as it runs, and no operation in it that raised."""
+"""From cuts to a choice: within the budget as it runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from auditor.graphs.cut import Network
+from auditor.graphs.choices import Choice, Network, Operations, Refused
 from auditor.graphs.operations import Table, Value
-from auditor.graphs.search import Choice, Operations, without
-from auditor.graphs.trial import Refused
 from auditor.plan.search import choose
 from tests.unit.graphs.models import made
 
@@ -30,7 +28,7 @@ class Runs:
     def __init__(self, factor: float, broken: str = "") -> None:
         self.factor, self.broken, self.count = factor, broken, 0
 
-    def error(self, table: Table, low: frozenset[str], enough: float = 0.0) -> float:
+    def error(self, table: Table, low: frozenset[str]) -> float:
         self.count += 1
         if self.broken in low:
             raise Refused(self.broken, RuntimeError("there is no kernel"))
@@ -39,7 +37,7 @@ class Runs:
 
 def search(table: Table, trial: Any, budget: float) -> tuple[Operations, Choice]:
     space = Operations(table, trial)
-    return space, space.without_refused(choose(space, budget))
+    return space, choose(space, budget)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
@@ -66,11 +64,10 @@ def test_what_its_artefact_did_not_bear_out_is_not_chosen_again() -> None:
     assert space.log[found.low] <= 0.01  # what the run said stays for the reasons
 
 
-def test_what_raises_is_kept_and_says_so() -> None:
+def test_what_raises_is_no_choice() -> None:
     space, found = search(chain(1e-6, 1e-6, 1e-6), Runs(1.0, "op_1"), 0.01)
-    assert found.low == {"op_0", "op_2"}
-    assert space.table.operations["op_1"].kept == "it does not run low: there is no kernel"
-    assert space.table.can_be_low() == {"op_0", "op_2"}
+    assert "op_1" not in found.low
+    assert space.log[frozenset(space.table.operations)] == math.inf
 
 
 def test_nothing_is_low_where_nothing_holds() -> None:
@@ -80,10 +77,3 @@ def test_nothing_is_low_where_nothing_holds() -> None:
 def test_without_runs_the_prediction_decides() -> None:
     space = Operations(chain(1e-6, 1e-2), None)  # type: ignore[arg-type]
     assert choose(space, 0.01, 0).low == {"op_0"}
-
-
-def test_a_table_without_an_operation_is_another_one() -> None:
-    table: Any = chain(1e-6)
-    changed = without(table, Refused("op_0", RuntimeError("no")))
-    assert table.may_be_low() == {"op_0"}
-    assert changed.may_be_low() == frozenset()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.graphs.choices import Refused, Trial
 from auditor.graphs.exported import Exported
 from auditor.graphs.operations import Table
-from auditor.graphs.trial import Refused, Trial, fitting
 from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 
@@ -19,7 +19,7 @@ from auditor.plan.workbench import Workbench
 def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
     bench: Workbench, graph: Exported, table: Table, model: nn.Module
 ) -> None:
-    trial = Trial(graph, bench, bench.subject.batches)
+    trial = Trial(graph, bench)
     x, low = bench.subject.batches[0][0][0], frozenset({"linear"})
     first: Any = model.first
     with torch.no_grad():
@@ -38,16 +38,15 @@ def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, ta
     odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
     values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
     with pytest.raises(Refused) as caught:
-        Trial(graph, bench, bench.subject.batches).error(
-            replace(odd, format="bf16", values=values), frozenset({"linear"})
-        )
+        Trial(graph, bench).error(replace(odd, format="bf16", values=values), frozenset({"linear"}))
     assert caught.value.name == "linear"
 
 
 def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: Exported) -> None:
     good = bench.subject.batches[0]
     odd = ((torch.randn(4, 17),), {})
-    assert fitting(graph, bench, [good]) == [good]
+    trial = Trial(graph, bench)
+    assert trial.agrees(good)
     bench.known[id(odd)] = bench.reference(good)
-    assert fitting(graph, bench, [odd]) == []
+    assert not trial.agrees(odd)
     del bench.known[id(odd)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -33,10 +32,11 @@ finally:
 
 FOLLOWING = """
 import sys, time
-from auditor.verify.lifetime import tasks
-folder, settings, jobs = tasks()
+from auditor.verify.lifetime import jobs
+handed = jobs()
+next(handed)
 print(repr(sys.stdin.read()), flush=True)
-print([str(job) for job in jobs], flush=True)
+print(list(handed), flush=True)
 time.sleep(60)
 """
 
@@ -111,9 +111,8 @@ def test_a_group_is_killed_with_its_leader(tmp_path: Path, root: Path) -> None:
 def test_a_child_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    (scratch / "settings.json").write_text(json.dumps({"scratch": str(scratch)}))
     process = started(root, FOLLOWING)
-    hand(process, str(scratch))
+    hand(process, {"scratch": str(scratch)})
     assert process.stdout is not None
     assert process.stdout.readline() == b"''\n"  # its own standard input is empty
     assert scratch.exists()
@@ -121,7 +120,7 @@ def test_a_child_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root
     hand(process, "one")
     hand(process, "tw\no")
     assert not ended(process, 0.1)  # it sleeps
-    assert process.stdout.readline() == b"['one', 'tw', 'o']\n"
+    assert process.stdout.readline() == b"['one', 'tw\\no']\n"
     process.stdin.close()
     assert process.wait(timeout=60) == 1
     assert not scratch.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
-from auditor.verify import Answers, answers_of, run_patched
+from auditor.verify import Answers, Runs, run_patched
 from tests.subjects import normal, seeded
 
 
@@ -131,9 +132,13 @@ class Moody(nn.Module):
         return self.lin(x) * (3.0 if torch.is_grad_enabled() else 1.0)
 
 
+def answers_of(model: nn.Module, batches: Any, gradients: bool = True) -> Answers | str:
+    return Runs(lambda plan: nullcontext(model), batches, gradients=gradients).answers("plan")
+
+
 def test_the_first_batch_is_run_with_gradients_too() -> None:
     model = seeded(lambda: Moody(raises=False))  # type: ignore[arg-type]
-    found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})], "cpu")
+    found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})])
     assert isinstance(found, Answers)
     assert found.graded is not None
     assert torch.allclose(found.graded[0], 3 * found.outputs[0][0])
@@ -146,5 +151,5 @@ def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, 1) if "raise KeyError(" in line)
     said = f"with gradients enabled, KeyError: 'gradients' (test_running.py:{place})"
-    assert answers_of(model, batches, "cpu") == said
-    assert isinstance(answers_of(model, batches, "cpu", gradients=False), Answers)
+    assert answers_of(model, batches) == said
+    assert isinstance(answers_of(model, batches, gradients=False), Answers)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.records import Timed, Times
 from auditor.score import Given
 from auditor.verify import FP32, Answers, Runs, counted
-from auditor.verify.artefact import COUNTED
+from auditor.verify.artefact import COUNTED, _read
 from auditor.verify.loaders import import_file, patched
 from auditor.verify.worker import built, score, write
 
@@ -76,12 +75,16 @@ def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    write(tmp_path, 0, Answers([[torch.ones(2)]], None))
-    write(tmp_path, 1, "it failed")
-    assert {path.name for path in tmp_path.iterdir()} == {"0.pt", "1.pt"}  # nothing unfinished
-    answer, failure = (torch.load(tmp_path / f"{index}.pt") for index in (0, 1))
-    assert Answers(**answer).outputs[0][0].tolist() == [1.0, 1.0]
-    assert failure == {"failure": "it failed"}
+    write(tmp_path / "0.pt", Answers([[torch.ones(2)]], None))
+    write(tmp_path / "1.pt", "it failed")
+    write(tmp_path / "2.pt", Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"}))
+    write(tmp_path / "3.pt", Given((1.0, 2.0), False, 2))
+    assert {path.name for path in tmp_path.iterdir()} == {f"{index}.pt" for index in range(4)}  # nothing unfinished
+    answer, failure, timed, given = (_read(tmp_path / f"{index}.pt") for index in range(4))
+    assert answer.outputs[0][0].tolist() == [1.0, 1.0]
+    assert failure == "it failed"
+    assert timed == Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
+    assert given == Given((1.0, 2.0), False, 2)
 
 
 SOURCE = """
@@ -119,14 +122,11 @@ def test_the_file_is_known_by_one_name(tmp_path: Path) -> None:
 
 
 SCORES = """
-import torch, time
+import torch
 
 def weights(model):
     for _ in range(2):
         yield float(model(torch.ones(1, 2)).float())
-
-def asleep(model):
-    time.sleep(30)
 """
 
 
@@ -135,15 +135,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
     file = tmp_path / "inner_scores.py"
     file.write_text(SCORES)
     monkeypatch.chdir(tmp_path)
-    yield {
-        "function": f"{file}:weights",
-        "cwd": str(tmp_path),
-        "scratch": str(tmp_path),
-        "device": "cpu",
-        "seed": 0,
-        "most": None,
-        "limit": 60.0,
-    }
+    yield {"function": f"{file}:weights", "most": None, "limit": 60.0}
     for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
         del sys.modules[name]
 
@@ -154,26 +146,17 @@ def of_ones() -> nn.Linear:
     return found
 
 
-def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any]) -> None:
+def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any], tmp_path: Path) -> None:
     net = of_ones()
-    assert score(runs(PATCHED, net), "plan", job, job) == Given((4.0, 4.0), False, 2)
-    assert score(runs(PATCHED, net), FP32, job, job) == Given((2.0, 2.0), False, 2)
+    assert score(runs(PATCHED, net), "plan", job, tmp_path) == Given((4.0, 4.0), False, 2)
+    assert score(runs(PATCHED, net), FP32, job, tmp_path) == Given((2.0, 2.0), False, 2)
     assert net.weight.tolist() == [[1.0, 1.0]]
-    assert (Path(job["scratch"]) / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
+    assert (tmp_path / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
 
 
-def test_what_goes_wrong_is_one_line(job: dict[str, Any]) -> None:
-    assert score(runs(PATCHED, of_ones()), "broken", job, job) == "ValueError: no such scope"
+def test_what_goes_wrong_is_one_line(job: dict[str, Any], tmp_path: Path) -> None:
+    assert score(runs(PATCHED, of_ones()), "broken", job, tmp_path) == "ValueError: no such scope"
     gone = {**job, "function": job["function"].replace("weights", "gone")}
-    assert "has no 'gone'" in str(score(runs(PATCHED, of_ones()), FP32, gone, job))
-    more = score(runs(PATCHED, of_ones()), FP32, {**job, "most": 1}, job)
+    assert "has no 'gone'" in str(score(runs(PATCHED, of_ones()), FP32, gone, tmp_path))
+    more = score(runs(PATCHED, of_ones()), FP32, {**job, "most": 1}, tmp_path)
     assert more == "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
-
-
-def test_sleep_ends_when_its_time_is_up_and_the_timer_is_gone(job: dict[str, Any]) -> None:
-    before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
-    asleep = {**job, "function": job["function"].replace("weights", "asleep"), "limit": 0.3}
-    assert score(runs(PATCHED, of_ones()), FP32, asleep, job) == "the function gave no score within 0.3 seconds"
-    assert time.monotonic() - start < 10
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -1,0 +1,297 @@
+"""The choices for a plan over single operations: proposed by minimum cuts, run as the graph that the plan would be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..capture.imitated import as_on
+from ..errors import MeasureError
+from ..execution.execute import Executor
+from ..isolation.answer import from_the_start
+from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..plan import mincut
+from ..plan.modules import worst_of
+from ..plan.workbench import Workbench
+from ..raised import let_through
+from ..records import Batch, Kept
+from .exported import Exported
+from .lowered import COPIED, lowered
+from .operations import Operation, Table, Value
+
+_LOW, _HIGH = ("low",), ("fp32",)
+"""The ends of the network: no names of operations."""
+
+STEPS = 24
+"""Halvings of the range of multipliers, in which lies the last one whose prediction is within what is allowed."""
+
+Arc = tuple[Hashable, Hashable, float, float]
+"""(tail, head, price, squared error) that it costs to have the tail low and the head FP32."""
+
+
+class Price(NamedTuple):
+    """price: what the objective makes of it, mostly seconds of one forward; square: the squared error that is predicted."""
+
+    price: float
+    square: float
+
+
+class Network:
+    """What choices of a table come to, and the best of them: every operation is a node, those that may not be low are an end.
+
+    For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
+    cast is paid once, however many read it, the energy is one of pairs that only penalise unequal labels, and its minimum a cut.
+    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._free = table.may_be_low()
+        self._readers: dict[str, list[str]] = {name: [] for name in table.values}
+        self._touched: dict[str, set[str]] = {name: set(each.reads) for name, each in table.operations.items()}
+        for operation in table.operations.values():
+            for value in operation.reads:
+                self._readers[value].append(operation.name)
+        for given in table.values.values():
+            if given.made_by is not None:
+                self._touched[given.made_by].add(given.name)
+        self._own = {name: list(self._of(operation)) for name, operation in table.operations.items()}
+        self._casts = {name: list(self._between(value)) for name, value in table.values.items()}
+        self._arcs = [arc for arcs in (*self._own.values(), *self._casts.values()) for arc in arcs]
+        self._network = mincut.Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
+        self._unit = sum(each.low + each.high for each in table.operations.values()) or 1.0
+
+    def low(self, multiplier: float) -> frozenset[str]:
+        """The operations that are low at the minimum of price + multiplier * squared error; of equal minima, the most."""
+        costs = ((price + multiplier * error) / self._unit for *_, price, error in self._arcs)
+        high = self._network.sink_side([round(min(cost, 1e9) * 1e18) for cost in costs])
+        return self._free - high
+
+    def price(self, low: frozenset[str]) -> Price:
+        """What a choice comes to."""
+        return self._sum(self._arcs, low)
+
+    def around(self, operation: str, low: frozenset[str]) -> Price:
+        """Of that, what changes with one operation: its own share, and that of the values it reads and gives."""
+        casts = (arc for name in self._touched[operation] for arc in self._casts[name])
+        return self._sum((*self._own[operation], *casts), low)
+
+    def multipliers(self) -> tuple[float, float]:
+        """One so small that errors do not matter, and one so large that the price does not."""
+        arcs = [arc for arc in self._arcs if math.isfinite(arc[2])]
+        prices, errors = sum(price for *_, price, _ in arcs), [error for *_, error in arcs if error > 1e-30]
+        return (prices / sum(errors) * 1e-6, prices / min(errors)) if errors and prices else (1.0, 1.0)
+
+    def _sum(self, arcs: Iterable[Arc], low: frozenset[str]) -> Price:
+        """What arcs cost that a choice cuts; those that may never be cut say what helpers are."""
+        cut = [
+            (price, error)
+            for tail, head, price, error in arcs
+            if price < math.inf and self._is_low(tail, low) and not self._is_low(head, low)
+        ]
+        return Price(sum(price for price, _ in cut), sum(error for _, error in cut))
+
+    def _is_low(self, node: Hashable, low: frozenset[str]) -> bool:
+        if isinstance(node, tuple):
+            kind, *names = node
+            readers = (reader in low for name in names for reader in self._readers[name])
+            return any(readers) if kind == "some" else kind != "fp32" and all(readers)
+        return node in low
+
+    def _of(self, operation: Operation) -> Iterator[Arc]:
+        """What one operation takes, low and in FP32."""
+        node = self._node(operation.name)
+        if node != _HIGH:
+            yield node, _HIGH, operation.low, operation.error
+        yield _LOW, node, operation.high, 0.0
+
+    def _between(self, value: Value) -> Iterator[Arc]:
+        """The casts of one value."""
+        maker, readers = self._node(value.made_by), [self._node(name) for name in self._readers[value.name]]
+        several = len(readers) > 1
+        some, every = (("some", value.name), ("every", value.name)) if several or not readers else (readers * 2)
+        if value.returned or _HIGH in readers:
+            every = _HIGH
+        if several:
+            yield from ((reader, some, math.inf, 0.0) for reader in readers if reader != _HIGH)
+            if every != _HIGH:
+                yield from ((every, reader, math.inf, 0.0) for reader in readers)
+        if readers and some != _HIGH:
+            yield some, maker, 0.0, value.error
+            if not value.stored or several or every == _HIGH:
+                yield some, every if value.stored else maker, value.cast, 0.0
+        if maker != _HIGH and (readers or value.returned):
+            yield maker, every, value.cast, 0.0
+
+    def _node(self, operation: str | None) -> Hashable:
+        return operation if operation in self._free else _HIGH
+
+
+AGREES = 0.02
+"""Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
+
+
+class Refused(Exception):
+    """An operation raised in a run; name: which."""
+
+    def __init__(self, name: str, said: BaseException) -> None:
+        super().__init__(str(said))
+        self.name, self.said = name, said
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs of one exported model on the batches of a bench."""
+
+    exported: Exported
+    bench: Workbench
+
+    def error(self, table: Table, low: frozenset[str]) -> float:
+        """Error of the outputs with these operations low, the worst batch's. Raises: Refused where an operation raises."""
+        module = lowered(self.exported, table, low)
+        return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
+
+    def agrees(self, batch: Batch) -> bool:
+        """Whether the graph in FP32 answers as the model does."""
+        try:
+            off = self._distance(self.exported.graph_module, batch)
+        except Refused:
+            return False
+        return off <= AGREES * self.bench.max_error or off <= self.bench.floor.error
+
+    def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
+        """Error of one run; inf for one that gives outputs of another kind. Raises: Refused."""
+        args, kwargs = batch
+        leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
+        executor = Executor(module)
+
+        def run() -> NamedTensors:
+            with as_on(self.bench.device, self.bench.most):
+                return tensor_outputs(executor.run(*leaves))
+
+        try:
+            outputs = from_the_start(module, batch, run, self.bench.seed)
+        except Exception as error:
+            let_through(error)
+            name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
+            raise Refused(name, error) from error
+        try:
+            return self.bench.distance(self.bench.reference(batch), outputs)
+        except MeasureError:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which operations run low. price: as the objective has it."""
+
+    low: frozenset[str]
+    price: float
+    predicted_error: float
+
+
+class Operations:
+    """Choices of operations that run low, and what runs of them came to. log: {what was low: error}, inf where it does not run."""
+
+    def __init__(self, table: Table, trial: Trial) -> None:
+        self.table, self._trial = table, trial
+        self.network = Network(table)
+        self.log: dict[frozenset[str], float] = {}
+        self._rejected: set[frozenset[str]] = set()
+        self.nothing = self._choice(frozenset())
+
+    def error(self, point: Choice) -> float:
+        """Error of the graph with a choice low."""
+        if point.low not in self.log:
+            try:
+                self.log[point.low] = self._trial.error(self.table, point.low)
+            except Refused:
+                self.log[point.low] = math.inf
+        return math.inf if point.low in self._rejected else self.log[point.low]
+
+    def holding(self) -> list[Choice]:
+        """Nothing is known before any run."""
+        return []
+
+    def reject(self, point: Choice) -> None:
+        """Note that the artefact of a choice did not hold."""
+        self._rejected.add(point.low)
+
+    def proposed(self, allowed: float) -> Choice:
+        """The cheapest choice that is predicted to have an error of at most `allowed`: a cut, and of what the next cut lowers as
+        well as much as is, that first which saves most for its error."""
+        fails, best = self._bracketed(allowed)
+        holds, operations = best.low, self.table.operations
+
+        def worth(name: str) -> tuple[float, str]:
+            each = operations[name]
+            return (each.low - each.high) / max(each.error, 1e-30), name
+
+        pending = sorted(fails.low - holds, key=worth)
+        first, last = 0, len(pending)
+        while first < last:
+            middle = (first + last + 1) // 2
+            point = self._choice(holds.union(pending[:middle]))
+            if point.predicted_error <= allowed:
+                first, best = middle, min(best, point, key=lambda each: each.price)
+            else:
+                last = middle - 1
+        return best
+
+    def _bracketed(self, allowed: float) -> tuple[Choice, Choice]:
+        """Neighbouring cuts: the one predicted to break what is allowed, and the one predicted to hold it."""
+        least, most = self.network.multipliers()
+        fails, holds = self._choice(self.network.low(least)), self.nothing
+        if fails.predicted_error <= allowed:
+            return fails, fails
+        for _ in range(STEPS):
+            if fails.low == holds.low:
+                break
+            middle = math.sqrt(least * most)
+            found = self._choice(self.network.low(middle))
+            if found.predicted_error <= allowed:
+                most, holds = middle, found
+            else:
+                least, fails = middle, found
+        return fails, holds
+
+    def _choice(self, low: frozenset[str]) -> Choice:
+        found = self.network.price(low)
+        return Choice(low, found.price, math.sqrt(found.square))
+
+
+def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[Kept, ...]:
+    """Every operation that reads FP32 values and does not run low, with the reason, from the log of what was run.
+
+    budget: what the choice may take.
+    """
+    return tuple(
+        Kept(each.name, each.op, *_reason(space, choice, budget, each), each.captured)
+        for each in space.table.operations.values()
+        if each.name not in choice.low
+    )
+
+
+def _reason(space: Operations, choice: Choice, budget: float, operation: Operation) -> tuple[str, str]:
+    """Why an operation is FP32: in one word, and in a clause."""
+    if operation.kind:
+        return operation.kind, operation.kept
+    name, before = operation.name, choice.predicted_error
+    now, then = (space.network.around(name, low) for low in (choice.low, choice.low | {name}))
+    if then.price >= now.price:
+        return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
+    after = math.sqrt(max(before**2 + then.square - now.square, 0.0))
+    if after > budget:
+        return "budget", f"low as well, it takes the predicted error from {before:.2g} to {after:.2g}"
+    broke = [low for low, error in space.log.items() if name in low and not error <= budget]
+    if not broke:
+        return "budget", "no choice on the curve of cuts with it low holds the budget"
+    least = min(broke, key=lambda low: (len(low), sorted(low)))
+    off = f"is off by {space.log[least]:.2g}" if math.isfinite(space.log[least]) else "gives what is not finite"
+    others = len(least) - 1
+    beside = f" and {others} other{'s' * (others != 1)}" if others else ""
+    return "budget", f"run with it{beside} low, the graph {off}"
