@@ -12,7 +12,6 @@ from torch import nn
 from ..errors import LoadError
 from ..loading.sandbox import user_code
 from ..loading.target import Target, import_target, parse
-from ..options import check_drop, check_names
 from ..records.run import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
@@ -86,10 +85,6 @@ def _scoring(
     function: Callable[..., Any], name: str, better: str | None, max_drop: float | None, place: Place | None
 ) -> Scoring:
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
-    if max_drop is not None:
-        check_drop(max_drop)
-    if better is not None:
-        check_names("scores that are better", (better,), DIRECTIONS)
     of_mean = getattr(function, OF_MEAN, None)
     if of_mean is not None and not callable(of_mean):
         raise LoadError(f"{name}.{OF_MEAN} is no function of the mean of the scores: make it one", slug="missing-score")

@@ -36,8 +36,10 @@ GOAL = {
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. The files `options`, `config`, `sizes` and `api` count to settings,
-`pulse` and `leaving` to telling, all other loose ones to flow."""
+"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, `pulse` and `leaving` to telling, all other loose ones to flow."""
+
+WITH_CLI = {"settings", "asked", "config", "api"}
+"""Files in no folder that count to the command line's room: all that an audit is asked by."""
 
 BUDGET = {
     "artefact": (960, "artefact"),
@@ -46,16 +48,16 @@ BUDGET = {
     "criteria": (1090, "criteria"),
     "document": (2200, "document"),
     "execution": (2070, "execution"),
-    "fleet": (580, "fleet"),
+    "fleet": (490, "fleet"),
     "graphs": (1920, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
-    "loose files": (1790, "flow"),
+    "loose files": (1550, "flow"),
     "measure": (3270, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
     "plan": (3230, "plan"),
-    "progress": (300, "telling"),
+    "progress": (210, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),
     "rulebook": (2730, "rules"),
@@ -75,7 +77,8 @@ def lines() -> dict[str, int]:
     found: Counter[str] = Counter()
     for file in modules().values():
         parts = file.relative_to(PACKAGE).parts
-        found[parts[0] if len(parts) > 1 else LOOSE] += len(file.read_text(encoding="utf-8").splitlines())
+        room = parts[0] if len(parts) > 1 else "cli" if file.stem in WITH_CLI else LOOSE
+        found[room] += len(file.read_text(encoding="utf-8").splitlines())
     return dict(found)
 
 
