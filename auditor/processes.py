@@ -46,18 +46,18 @@ def how_ended(code: int) -> str:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process that leads a group of its own; what it says on stderr is kept."""
+    """A process that leads a group of its own. messages: what it says on stderr."""
 
     def __init__(self, command: Sequence[str], **how: Any) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
+        self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
         super().__init__(
-            command, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True, **{"stdin": None, **how}
+            command, stdout=subprocess.DEVNULL, stderr=self.messages, start_new_session=True, **{"stdin": None, **how}
         )
 
     def last_words(self) -> list[str]:
         """The lines at the end of what it said, blank ones left out."""
-        self._said.seek(max(self._said.seek(0, os.SEEK_END) - 65536, 0))
-        return [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        self.messages.seek(max(self.messages.seek(0, os.SEEK_END) - 65536, 0))
+        return [line for line in self.messages.read().decode(errors="replace").splitlines() if line.strip()]
 
     def ends_within(self, limit: float | None, unwanted: Callable[[], bool]) -> bool:
         """Wait for its end, or until it is not wanted any more; False where it takes longer than `limit` seconds."""
