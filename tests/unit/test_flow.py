@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.config import Ignore, Selection
+from auditor.config import Ignore
 from auditor.errors import AuditorError, CaptureError
 from auditor.flow import TOO_SMALL, run
 from auditor.numerics.metrics import output_error
@@ -62,9 +62,9 @@ def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None
 def test_only_findings_that_are_wanted_are_reported() -> None:
     every = {finding.rule for finding in audited(seeded(Net)).findings}
     assert {"BND001", "BND002", "SFT001"} <= every
-    boundary = audited(seeded(Net), selection=Selection(select=("BND",)))
+    boundary = audited(seeded(Net), select=("BND",))
     assert {finding.rule for finding in boundary.findings} == {rule for rule in every if rule.startswith("BND")}
-    ignored = audited(seeded(Net), selection=Selection(ignores=(Ignore("SFT"),)))
+    ignored = audited(seeded(Net), ignore=(Ignore("SFT"),))
     assert {finding.rule for finding in ignored.findings} == {rule for rule in every if not rule.startswith("SFT")}
 
 
