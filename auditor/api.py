@@ -2,108 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from .artefact.strategies import SHIPPED
-from .criteria import criteria_of
+from .asked import checked, resolved
 from .errors import AuditorError, CallbackError
 from .flow import run
 from .loading import from_object
 from .loading.sandbox import blame
-from .numerics.formats import DEFAULT
 from .offload import limited
-from .options import Options, check_types, named
-from .progress.cell import Cell, in_notebook
-from .progress.shown import reporter
+from .progress.shown import in_notebook, reporter, ticking
 from .raised import let_through
-from .records import Distance, Progress, Subject
+from .records import Progress, Subject
 from .records.audit import Audit
-from .resources import resource_dir
-from .rulebook.load import load_rules
-from .rulebook.rule import Rule
-from .score import Scoring, in_hand
+from .score import in_hand
+from .settings import Settings, options_of
 from .training.objective import training_subject
 
 
-def audit(
-    model: nn.Module,
-    example_inputs: Any,
-    *,
-    kwargs: dict[str, Any] | None = None,
-    formats: str | Sequence[str] = DEFAULT,
-    max_error: float = 0.01,
-    device: str = "auto",
-    strategies: str | Sequence[str] = SHIPPED,
-    mode: str = "inference",
-    objective: str = "time",
-    use: str | None = None,
-    loss_fn: Callable[..., Any] | None = None,
-    metric: Distance | None = None,
-    criteria: Any = None,
-    rules: str | Path | None = None,
-    seed: int = 0,
-    progress: Progress | bool | None = None,
-    gpu: str | None = None,
-    evaluate: Callable[[nn.Module], Any] | None = None,
-    max_drop: float | None = None,
-    better: str | None = None,
-    quick: bool = False,
-    measure_time: bool | None = None,
-    memory: int | str | None = None,
-) -> Audit:
+def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was. Raises: AuditorError.
 
-    example_inputs: a tensor, a tuple of arguments, or a list of such tuples (batches); kwargs: keyword arguments of each. max_error: budget for the relative L2 error of the
-    outputs, or for `metric(reference, candidate)` of two lists. criteria: what single outputs are held to, as "logits: kl <= 0.01" or {output: "max_abs <= 0.5", or (function,
-    limit), or a list}. gpu: the one that times are predicted for, else that in use. rules: a directory of your own. objective: what plans save, "time", "memory" or "flops".
-    use: "inference" or "training", by default the mode. quick: one format and strategy, no search. measure_time: whether forwards are
-    timed, on a GPU unless False. memory: what this process may hold, as "4GB". mode="training" also audits a step: loss_fn(outputs, *targets) -> scalar, its targets the last of
-    every batch, or those called like its parameters. evaluate(model) -> your own score, or scores; max_drop: how much worse a plan's may be. progress: hears of stages, or True.
+    example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts (batches).
     """
-    check_types(locals())
-    with _shown(progress) as told:
-        options = Options(
-            rules=_rules(rules),
-            command="auditor.audit(model, example_inputs)",
-            formats=named(formats),
-            strategies=named(strategies),
-            max_error=max_error,
-            metric=metric,
-            criteria=criteria_of(criteria),
-            device=device,
-            gpu=gpu,
-            mode=mode,
-            objective=objective,
-            wanted_for=use,
-            seed=int(seed),
-            scoring=_scoring(evaluate, max_drop, better),
-            quick=quick,
-            measure_time=measure_time,
-            memory=memory,
-            progress=told,
-        )
-        return _within(options, model, example_inputs, kwargs or {}, loss_fn)
+    settings = resolved(checked(Settings, asked))
+    settings.where  # noqa: B018 - a device that is not there is refused before anything runs
+    if settings.evaluate is not None:
+        scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
+        settings = settings.having(scoring=scoring)
+    with _heard(settings.progress) as listener, limited(settings.memory):
+        return run(_subject(settings, model, example_inputs), settings.having(listener=listener))
 
 
-def _within(options: Options, *given: Any) -> Audit:
-    with limited(options.most_resident):
-        return run(_subject(options, *given), options)
+OPTIONS = options_of(Settings)
+
+audit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=nn.Module),
+        inspect.Parameter("example_inputs", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Any),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+            for name, field in Settings.model_fields.items()
+            if name in OPTIONS
+        ),
+    ],
+    return_annotation=Audit,
+)
+audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {option.help}.\n" for name, option in OPTIONS.items())
 
 
-def _shown(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
-    """What hears of the stages: the caller's own, or a line that is shown for as long as the audit takes."""
+@contextmanager
+def _heard(progress: Progress | bool | None) -> Iterator[Progress | None]:
+    """What hears of the stages: the caller's own function, or a line that is shown for as long as the audit takes."""
     if callable(progress):
-        return nullcontext(_guarded(progress))
-    if progress is None and not in_notebook():
-        return nullcontext()
-    if progress is False:
-        return nullcontext()
-    return Cell() if in_notebook() else reporter()
+        yield _guarded(progress)
+    elif progress is True or (progress is None and in_notebook()):
+        with ticking(reporter()) as shown:
+            yield shown
+    else:
+        yield None
 
 
 def _guarded(progress: Progress) -> Progress:
@@ -121,23 +82,10 @@ def _guarded(progress: Progress) -> Progress:
     return guarded
 
 
-def _scoring(evaluate: object, max_drop: float | None, better: str | None) -> Scoring | None:
-    if evaluate is not None:
-        return in_hand(evaluate, better=better, max_drop=max_drop)
-    if max_drop is not None or better is not None:
-        raise AuditorError("max_drop and better are about a score: pass evaluate as well", slug="bad-option")
-    return None
-
-
-def _rules(directory: str | Path | None) -> tuple[Rule, ...]:
-    return tuple(load_rules([resource_dir("rules"), *([Path(directory)] if directory else [])]))
-
-
-def _subject(
-    options: Options, model: nn.Module, inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
-) -> Subject:
-    if options.training:
-        return training_subject(model, inputs, kwargs, loss_fn)
-    if loss_fn is not None:
+def _subject(settings: Settings, model: nn.Module, inputs: Any) -> Subject:
+    kwargs = settings.kwargs or {}
+    if settings.training:
+        return training_subject(model, inputs, kwargs, settings.loss_fn)
+    if settings.loss_fn is not None:
         raise AuditorError("loss_fn is for mode='training': pass both, or neither", slug="bad-option")
     return from_object(model, inputs, kwargs)

@@ -26,7 +26,6 @@ from .measure.storing import storing
 from .numerics.entries import extent
 from .numerics.histogram import merged
 from .offload import came_to, within
-from .options import Options
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
@@ -35,6 +34,7 @@ from .records.training import Training
 from .report.words import op, plan_title, scope
 from .rulebook.values import written
 from .rulebook.verdicts import GRADES, Judgement
+from .settings import Settings
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -44,7 +44,7 @@ NAMED = 4
 
 
 def assembled(
-    options: Options,
+    options: Settings,
     bench: Workbench,
     measured: Calibration,
     judged: Judgement,
@@ -102,7 +102,7 @@ def assembled(
     )
 
 
-def _metric(options: Options, bench: Workbench) -> str:
+def _metric(options: Settings, bench: Workbench) -> str:
     """What errors of the outputs are, in words."""
     if isinstance(bench.distance, Criteria):
         return "largest share of what a criterion allows"
@@ -110,7 +110,7 @@ def _metric(options: Options, bench: Workbench) -> str:
 
 
 def _proposals(
-    options: Options, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None
+    options: Settings, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None
 ) -> tuple[Proposal, ...]:
     """What outputs are held to by default, and what else is proposed; nothing where the user's metric says it all."""
     if options.metric is not None:
@@ -118,7 +118,7 @@ def _proposals(
     set_ = bench.distance.each if isinstance(bench.distance, Criteria) else ()
     outputs = bench.reference(bench.subject.batches[0])
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
-    found = held_by_default(set(set_) - set(options.criteria))
+    found = held_by_default(set(set_) - set(options.limits))
     held = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]
     for plan in held:
         ran = plan.verification
@@ -136,7 +136,7 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Options, flags: Flags, seconds: Mapping[str, float]) -> Environment:
+def _environment(options: Settings, flags: Flags, seconds: Mapping[str, float]) -> Environment:
     return Environment(
         auditor=__version__,
         torch=torch.__version__,

@@ -1,4 +1,4 @@
-"""The whole flow, a stage a line: a Subject and the Options go in, an Audit comes out."""
+"""The whole flow, a stage a line: a Subject and the Settings go in, an Audit comes out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from .measure.calibrate import calibrate_paths
 from .measure.noise import noise_of
 from .measure.regions import run_regions
 from .measure.workingset import working_set
-from .options import Options
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
@@ -44,6 +43,7 @@ from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.severities import about
 from .rulebook.verdicts import Judgement, judge, with_backward
+from .settings import Settings
 from .stages import Stages
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
@@ -51,7 +51,7 @@ from .training.stage import Prepared, conclude, prepare
 TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which imitates a GPU."
 
 
-def run(subject: Subject, options: Options) -> Audit:
+def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, come back as they were.
 
     Where `auto` found a GPU that has too little memory, the audit runs on the CPU and says so.
@@ -73,12 +73,12 @@ def run(subject: Subject, options: Options) -> Audit:
             ) from error
     gc.collect()  # what the error's frames held
     let_go(options.where)
-    audit = _audited(subject, replace(options, device=CPU))
+    audit = _audited(subject, options.having(device=CPU))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
-def _audited(subject: Subject, options: Options) -> Audit:
-    stages, formats, seed = Stages(options.progress), options.formats, options.seed
+def _audited(subject: Subject, options: Settings) -> Audit:
+    stages, formats, seed = Stages(options.listener), options.formats, options.seed
     as_set = subject.flags or flags()
     if (limit := mapped.now()) is not None:
         limit.loaded()
@@ -100,7 +100,7 @@ def _audited(subject: Subject, options: Options) -> Audit:
             if limit is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.criteria, first)
+            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
@@ -111,7 +111,7 @@ def _audited(subject: Subject, options: Options) -> Audit:
         with stages("training", "the FP32 step", wanted=options.training):
             step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
-        with stages("classify", f"{len(options.rules)} rules"):
+        with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
@@ -139,13 +139,13 @@ def _audited(subject: Subject, options: Options) -> Audit:
     )
 
 
-def _where_it_runs(options: Options, subject: Subject) -> tuple[Options, Subject]:
+def _where_it_runs(options: Settings, subject: Subject) -> tuple[Settings, Subject]:
     """Where the model is, or where it was asked for."""
     options = options.following(devices_of(subject.model))
     return options, placed(subject, options.where, options.seed)
 
 
-def _planned(bench: Workbench, options: Options, stages: Stages, score: InFp32 | None) -> Planned:
+def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         planner = Planner(bench, options.scoped, options.formats, stages.tick)
@@ -172,7 +172,7 @@ def _after_runs(
     graph: Graph,
     findings: tuple[Finding, ...],
     planned: Planned,
-    options: Options,
+    options: Settings,
 ) -> tuple[Judgement, Graph, tuple[Finding, ...]]:
     """What was judged and what the rules find, once it is known which operations turn runs of the whole model non-finite."""
     whole = unsafe_in_runs(judged, planned.baselines)
@@ -183,7 +183,7 @@ def _after_runs(
 
 
 def _concluded(
-    step: Prepared | None, plans: Mapping[str, Plan], budget: float, options: Options, stages: Stages
+    step: Prepared | None, plans: Mapping[str, Plan], budget: float, options: Settings, stages: Stages
 ) -> tuple[Training | None, str | None, str]:
     """What training in low precision comes to, where it is audited, and the plan to use, with why."""
     recommended, reason = recommend(plans, budget, options.use)
@@ -192,7 +192,7 @@ def _concluded(
         return training, *agreed(training, plans, recommended, reason, budget, options.use)
 
 
-def _scored_by(options: Options) -> str:
+def _scored_by(options: Settings) -> str:
     return options.scoring.name if options.scoring else ""
 
 
@@ -201,10 +201,10 @@ def _findings(
     captured: Capture,
     graph: Graph,
     exposed: Mapping[str, Mapping[str, Sequence[str]]],
-    options: Options,
+    options: Settings,
 ) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
-    rules = spread(options.rules, options.formats)
+    rules = spread(options.rulebook, options.formats)
     facts = gather(captured, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
@@ -212,13 +212,13 @@ def _findings(
     return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
 
 
-def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Options) -> frozenset[tuple[str, str]]:
+def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Settings) -> frozenset[tuple[str, str]]:
     """(rule, node) of what the ranges of the first batch alone show; nothing where no verdict comes from a later one."""
     first = graph.measured.first
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     if first is None or not later:
         return frozenset()
     facts = gather(captured.first, first.ranges)
-    rules = spread(options.rules, options.formats)
+    rules = spread(options.rulebook, options.formats)
     fired = classify(captured.first, facts, rules, options.formats, options.training)
     return frozenset((finding.rule, finding.node) for finding in fired)

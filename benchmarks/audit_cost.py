@@ -26,10 +26,10 @@ from auditor.loading import from_object, in_eval, load
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle
-from auditor.options import Options
 from auditor.records import Capture
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, SMALL, build
 from tests.brute_force import true_isolated
@@ -165,7 +165,7 @@ def whole(name: str) -> Row:
     with model_file(name) as file:
         subject, clock = load(str(file)), StageClock()
         rules = tuple(load_rules([resource_dir("rules")]))
-        audit = run(subject, Options(rules=rules, command="", device="cpu", progress=clock))
+        audit = run(subject, Settings(rulebook=rules, command="", device="cpu", listener=clock))
         clock("end", "", 0, 0)
     return {"seconds": clock.by_stage, "recommended": audit.recommended, "peak MiB": peak_mib()}
 

@@ -16,9 +16,9 @@ import torch
 
 from auditor.flow import run
 from auditor.loading import load
-from auditor.options import Options
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from benchmarks.audit_cost import StageClock, spent
 from benchmarks.deep import DEEP, DEPTHS, made
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report
@@ -56,7 +56,7 @@ def audited(name: str) -> Row:
         rules = tuple(load_rules([resource_dir("rules")]))
         begun = spent()
         with children_watched() as peaks:
-            audit = run(subject, Options(rules=rules, command="", device="cpu", progress=clock))
+            audit = run(subject, Settings(rulebook=rules, command="", device="cpu", listener=clock))
         elapsed = spent() - begun
         clock("end", "", 0, 0)
     return {

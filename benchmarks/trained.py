@@ -10,11 +10,11 @@ from dataclasses import replace
 from auditor.execution.chosen import scoped
 from auditor.flow import run
 from auditor.loading import from_object
-from auditor.options import Options
 from auditor.records import Plan
 from auditor.records.audit import Audit
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from benchmarks.harness import Row, in_process_of_its_own, report
 from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
 from benchmarks.trained_models import TRAINED
@@ -39,7 +39,7 @@ def audited(name: str) -> Audit:
     model, args, others = TRAINED[name]()
     subject = replace(from_object(model.eval(), args), held_out=((others, {}),))
     rules = tuple(load_rules([resource_dir("rules")]))
-    return run(subject, Options(rules=rules, command="", max_error=BUDGET, device="cpu"))
+    return run(subject, Settings(rulebook=rules, command="", max_error=BUDGET, device="cpu"))
 
 
 def rows_of(name: str) -> list[Row]:

@@ -14,7 +14,6 @@ from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
-from auditor.options import Options
 from auditor.paths import enclosing, within
 from auditor.plan.choices import as_candidate, scopes_of
 from auditor.plan.modules import Modules
@@ -29,6 +28,7 @@ from auditor.rulebook.findings import classify, confronted
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.verdicts import judge
+from auditor.settings import Settings
 from tests.subjects import subject_of
 
 
@@ -57,8 +57,10 @@ class Foretold(Modules):
 
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:
-    """The stages of an audit before its plans. asked: fields of Options."""
-    options = Options(tuple(load_rules([resource_dir("rules")])), "here", formats=tuple(formats), **asked)
+    """The stages of an audit before its plans. asked: fields of Settings."""
+    options = Settings(
+        rulebook=tuple(load_rules([resource_dir("rules")])), command="here", formats=tuple(formats), **asked
+    )
     subject = subject_of(model, *inputs)
     captured = capture(subject, options.formats)
     measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)

@@ -22,14 +22,14 @@ BANDS: dict[str, tuple[str, ...]] = {
         "raised",
         "pulse",
         "devices",
-        "sizes",
+        "processes",
     ),
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("options", "score", "verify", "plan", "graphs", "training"),
+    "plans": ("settings", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("progress", "stages", "assembly", "flow", "api", "fleet", "cli"),
+    "entry": ("asked", "progress", "stages", "assembly", "flow", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

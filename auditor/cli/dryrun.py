@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..options import Options
 from ..records import Batch, Subject
 from ..records.audit import FILES
 from ..report.words import printable
 from ..score import Scoring
+from ..settings import Settings
 
 KINDS = {
     "spec": "audit_spec()",
@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-def described(subject: Subject, directory: Path, options: Options) -> str:
+def described(subject: Subject, directory: Path, options: Settings) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
     device = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
@@ -43,9 +43,9 @@ def described(subject: Subject, directory: Path, options: Options) -> str:
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
 
 
-def _apart(options: Options) -> str:
+def _apart(options: Settings) -> str:
     """What is held to something else."""
-    return f", but for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
+    return f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
 
 
 def _score(scoring: Scoring) -> str:

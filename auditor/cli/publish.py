@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from ..records.audit import Audit
 
 NOTHING: Mapping[str, str] = {}
+
+LABELS = {
+    "report.html": "Report",
+    "plan.json": "Plan",
+    "measurements.json": "Measured",
+    "patched_model.py": "Patched",
+    "findings.sarif": "SARIF",
+    ".pt2": "Program",
+    ".onnx": "ONNX",
+}
+"""What files of an audit are called, by their names or how these end; all others are for Google's Model Explorer."""
 
 
 def default_directory(name: str, file: str | None = None) -> Path:
@@ -55,3 +66,18 @@ def write(audit: Audit, directory: Path, extra: Mapping[str, str] = NOTHING) -> 
     extra: texts of further files, by their path below the directory. Raises: AuditorError(slug="bad-output").
     """
     return folder.write(directory, {**audit.texts(directory), **extra}, programs_in(directory))
+
+
+def extra(audit: Audit, wanted: bool) -> dict[str, str]:
+    """Further files beside those of every audit, by their path: what `--model-explorer` asks for."""
+    if not wanted:
+        return {}
+    from ..report import model_explorer
+
+    return {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()}
+
+
+def listing(files: Sequence[Path]) -> str:
+    """One line per file that was written."""
+    labels = (LABELS.get(file.name) or LABELS.get(file.suffix, "Explorer") for file in files)
+    return "\n".join(f"{label:<8} {file}" for label, file in zip(labels, files, strict=True))

@@ -32,9 +32,11 @@ def set_aside() -> None:
     process began lead nowhere.
     """
     global _answer
-    closed = [number for number in range(3) if not _is_open(number)]
-    for _ in closed:
-        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if sys.stdout is not None:
         sys.stdout.flush()
@@ -61,15 +63,4 @@ def say(text: str) -> None:
 
 def abandon() -> None:
     """Let what nobody reads any more lead nowhere."""
-    if _answer is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _answer.fileno())
-    elif sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())

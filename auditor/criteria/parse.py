@@ -18,19 +18,12 @@ def loaded(text: str) -> Function:
 
     Raises: LoadError, those of importing a target and slug="bad-criterion" where that is nothing to call.
     """
-    from ..loading.sandbox import user_code
-    from ..loading.target import import_target, parse
+    from ..loading.target import named_in, parse
 
-    target = parse(text)
-    with user_code(target.folders, 0, target.script):
-        module = import_target(target)
-    found = getattr(module, target.symbol or "", None)
+    target, advice = parse(text), "a criterion names a function as f.py:name, called as name(reference, candidate)"
+    found = named_in(target, advice, SLUG)
     if not callable(found):
-        raise LoadError(
-            f"{target.label} has no function {target.symbol!r}: a criterion names one as f.py:name, called as "
-            "name(reference, candidate)",
-            slug="bad-criterion",
-        )
+        raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
     return found  # type: ignore[no-any-return]
 
 

@@ -7,7 +7,7 @@ import itertools
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from ..records import Batch
 from .sandbox import call
 from .statedicts import read_tensors
 from .synthesis import synthesise, typical, vocabulary
-from .target import import_target, parse
+from .target import named_in, parse
 from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
@@ -54,11 +54,8 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
 
 def _from_function(text: str) -> tuple[Batch, ...]:
     target = parse(text)
-    name = target.symbol or "get_inputs"
-    module = import_target(target)
-    if not hasattr(module, name):
-        raise LoadError(f"{target.label} has no {name!r}: {GRAMMAR}", slug="missing-inputs")
-    return named_inputs(getattr(module, name), f"{name}() in {target.label}")
+    target = replace(target, symbol=target.symbol or "get_inputs")
+    return named_inputs(named_in(target, GRAMMAR, "missing-inputs"), f"{target.symbol}() in {target.label}")
 
 
 def _from_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import LoadError
 from .importer import import_source, root_of
-from .sandbox import blame
+from .sandbox import blame, user_code
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
 LONGEST = 4000
@@ -105,6 +105,17 @@ def import_target(target: Target) -> ModuleType:
         raise LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package") from error
     except (Exception, SystemExit) as error:
         raise LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises") from error
+
+
+def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
+    """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
+    with user_code(target.folders, seed, target.script):
+        found: Any = import_target(target)
+    for part in str(target.symbol).split("."):
+        if not hasattr(found, part):
+            raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug)
+        found = getattr(found, part)
+    return found
 
 
 def _root(error: BaseException) -> BaseException:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..errors import AuditorError
 from ..raised import disk_is_full
-from ..sizes import words
 from .arena import Arena
 from .freeing import freeing
 from .paging import page_out
@@ -166,9 +165,8 @@ def came_to() -> str | None:
         return None
     limit.ease()
     written, peak = (f"{size / 1e9:.2f} GB" for size in (limit.arena.written, limit.peak))
-    most = f"{peak} in memory at most, of the {words(limit.size)} allowed"
-    if limit.peak > limit.size:
-        most = f"{peak} in memory at most, more than the {words(limit.size)} allowed"
+    of = "more than" if limit.peak > limit.size else "of"
+    most = f"{peak} in memory at most, {of} the {words(limit.size)} allowed"
     return f"{written} of large tensors written to mapped files; {most}"
 
 
@@ -188,3 +186,8 @@ def too_small(size: int, least: float) -> AuditorError:
     return AuditorError(
         f"--memory {words(size)} is too little for this audit: give {words(least)} or more", slug="memory-too-small"
     )
+
+
+def words(size: float) -> str:
+    """A size as it may be given again: 4GB, 1.5GB, 650MB; the last place is rounded up."""
+    return f"{-int(-size * 10 // 10**9) / 10:g}GB" if size > 99 * 10**7 else f"{-int(-size // 10**7) * 10}MB"

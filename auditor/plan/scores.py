@@ -11,10 +11,10 @@ from typing import Any
 
 from ..errors import MeasureError
 from ..numerics.formats import runs
-from ..options import Options
 from ..pulse import beat
 from ..records import Evaluation, Plan, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
+from ..settings import Settings
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
 from .workbench import Workbench, emitted, raising, reference
 
@@ -39,7 +39,7 @@ class InFp32:
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
-def in_fp32(subject: Subject, options: Options) -> InFp32 | None:
+def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
     """What the user's function says of the FP32 model; None where there is no function.
 
     Raises: MeasureError(slug="no-score") where it says nothing.

@@ -27,9 +27,9 @@ from ..measure.calibrate import Calibration
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
-from ..options import Options
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
+from ..settings import Settings
 from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand, unwound
 from .costs import Cost, costs_of
 from .modules import Trial
@@ -44,7 +44,7 @@ class Workbench:
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
     are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
-    Options. flags: how the caller had set torch to compute FP32.
+    Settings. flags: how the caller had set torch to compute FP32.
     """
 
     subject: Subject
@@ -204,7 +204,7 @@ def workbench(
     measured: Calibration,
     judged: Judgement,
     findings: Sequence[Finding],
-    options: Options,
+    options: Settings,
     yardstick: Yardstick,
     flags: Flags,
     noise: Heard,

@@ -3,109 +3,78 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, Self
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from ..report.words import percent, printable
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-EVERY = 10.0
-"""Seconds between the lines of a log."""
-
-REDRAWN = 0.5
-"""Seconds between two pictures of a live line; it moves also where one operation takes minutes."""
-
-DETAIL = 28
-"""Width of what a stage says it is at."""
 
 STAGES = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
 """Those of every audit."""
 
+WIDTH, TURNS = 16, "|/-\\"
+"""Of the bar, in characters; what stands before it, in turn."""
 
-class Reporter(Protocol):
-    """A `records.Progress` that opens and closes."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, kind: object, *error: object) -> None: ...
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None: ...
+WIPED = "\r\x1b[2K"
+"""What takes the line of a terminal away."""
 
 
-def reporter(quiet: bool = False, drawn: Callable[[bool], None] | None = None) -> Reporter:
-    """The reporter that fits this stderr.
+class Shown:
+    """How far an audit is: in which stage of how many, and for how long it runs. By itself it shows nothing."""
 
-    drawn: hears of every time that a live line is drawn, and with False that it is gone.
-    """
-    if quiet:
-        return Silent()
-    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return Bar(drawn) if live else Lines()
+    live = False
+    """Whether a line is drawn again and again, around which others have to write."""
 
-
-class Silent:
-    """Says nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        return None
-
-
-class Clock:
-    """Calls a function every so many seconds, in a thread of its own, from `start` to `stop`."""
-
-    def __init__(self, every: float, act: Callable[[], None]) -> None:
-        self._every, self._act = every, act
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin; the first call is one interval away."""
-        self._over.clear()
-        self._thread = threading.Thread(target=self._run, name="auditor-progress", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; the thread is gone when this returns."""
-        self._over.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._thread = None
-
-    def _run(self) -> None:
-        while not self._over.wait(self._every):
-            self._act()
-
-
-class Place:
-    """How far an audit is: in which stage of how many, and for how long it runs."""
+    every = 10.0
+    """Seconds after which it is shown again though nothing was told."""
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
-        self._stages, self._within, self._began = list(STAGES), 0.0, time.monotonic()
+        self._stages, self._within, self._began, self._at = list(STAGES), 0.0, 0.0, 0.0
 
-    def heard(self, stage: str, detail: str, done: int, total: int) -> bool:
-        """One call of the progress callback; whether a stage begins with it. One that not every audit has is one more."""
+    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
+        """One call of the progress callback. A stage that not every audit has is one more."""
         begins = stage != self.stage
         if not self.stage:
             self._began = time.monotonic()
         if stage not in self._stages:
             self._stages.insert(self._stages.index(self.stage) + 1 if self.stage else 0, stage)
         self.stage, self.detail, self._within = stage, detail, done / total if total else 0.0
-        return begins
+        if begins:
+            self._at = time.monotonic()
+            self.show(begins)
+
+    def tick(self) -> None:
+        """To be called several times a second."""
+        if self.stage and time.monotonic() - self._at >= self.every:
+            self._at = time.monotonic()
+            self.show(begins=False)
+
+    def show(self, begins: bool) -> None:
+        """Show it, now. begins: whether the stage does."""
+
+    def write(self, said: bytes) -> None:
+        """Put what somebody else says on stderr."""
+        os.write(2, said)
+
+    def writes_into(self, directory: Path) -> None:
+        """Where unfinished files may lie, which is nothing to show."""
+
+    def close(self, failed: bool = False) -> None:
+        """Nothing is shown any more."""
+        self.stage = ""
 
     @property
     def share(self) -> float:
-        """Of all stages, each as long as the others."""
+        """What is done, of all stages, each as long as the others."""
         return (self._stages.index(self.stage) + self._within) / len(self._stages)
 
     @property
@@ -113,7 +82,7 @@ class Place:
         """Time since the first stage began."""
         return duration(time.monotonic() - self._began)
 
-    def number(self) -> str:
+    def place(self) -> str:
         """`measure 3/9`."""
         return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
 
@@ -132,116 +101,105 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
-class Lines:
+class Lines(Shown):
     """One plain line when a stage begins, and one every ten seconds while it lasts."""
 
-    def __init__(self, every: float = EVERY) -> None:
-        self._place = Place()
-        self._stream = sys.stderr
-        self._clock = Clock(every, self._still)
-
-    def __enter__(self) -> Self:
-        self._clock.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._clock.stop()
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        if self._place.heard(stage, detail, done, total):
-            self._say(f"{stage}: {detail}" if detail else stage)
-
-    def _still(self) -> None:
-        if self._place.stage:
-            self._say(f"  {self._place.number()}, {self._place.said()}")
-
-    def _say(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
+    def show(self, begins: bool) -> None:
+        began = f"{self.stage}: {self.detail}" if self.detail else self.stage
+        print(printable(began if begins else f"  {self.place()}, {self.said()}"), file=sys.stderr, flush=True)
 
 
-class Live:
-    """What is drawn again and again while an audit runs. A child says how, and opens and closes."""
+class Bar(Shown):
+    """A line on a terminal that is wiped at the end: the stage, the share of the stages that is done, and the time."""
+
+    live = True
+    every = 0.5
 
     def __init__(self) -> None:
-        self._place = Place()
-        self._lock = threading.Lock()
-        self._clock = Clock(REDRAWN, self._draw)
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        if self._place.heard(stage, detail, done, total):
-            self._draw()
-
-    def _draw(self) -> None:
-        raise NotImplementedError
-
-
-class Bar(Live):
-    """A transient line on a terminal: the stage, the share of the stages that is done, and the time."""
-
-    def __init__(self, drawn: Callable[[bool], None] | None = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
         super().__init__()
-        self._progress: Progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.fields[stage]}"),
-            BarColumn(16),
-            TextColumn("{task.fields[said]}"),
-            TextColumn("{task.description}", style="dim"),
-            console=Console(stderr=True),
-            transient=True,
-            redirect_stdout=False,
-            auto_refresh=False,
-        )
-        self._task: TaskID | None = None
-        self._told = drawn or (lambda live: None)
-        self._stack = ExitStack()
+        self._turns = 0
+        self._cells = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "#-"
 
-    def __enter__(self) -> Self:
-        self._stack.enter_context(self._progress)
-        _live.append(sys.stderr)
-        self._stack.callback(_live.pop)
-        self._clock.start()
-        return self
+    def show(self, begins: bool) -> None:
+        self._turns += 1
+        full = round(self.share * WIDTH)
+        bar = self._cells[0] * full + self._cells[1] * (WIDTH - full)
+        line = f"{TURNS[self._turns % 4]} {self.place()} {bar} {self.said()} {printable(self.detail)}"
+        self._print(WIPED + line[: shutil.get_terminal_size().columns - 1])
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._clock.stop()
-        if kind is None and self._place.stage:
-            self._show(1.0, f"100% done, {self._place.elapsed}")
-        self._told(False)
-        self._stack.close()
+    def write(self, said: bytes) -> None:
+        self._print(WIPED)
+        os.write(2, said if said.endswith(b"\n") else said + b"\r\n")
+        if self.stage:
+            self.show(begins=False)
 
-    def _draw(self) -> None:
-        if self._place.stage:
-            self._show(self._place.share, self._place.said())
+    def close(self, failed: bool = False) -> None:
+        if self.stage:
+            self._print(WIPED)
+        super().close()
 
-    def _show(self, share: float, said: str) -> None:
-        from rich.markup import escape
-
-        with self._lock:
-            if self._task is None:
-                self._task = self._progress.add_task("", total=1.0, stage="", said="")
-            self._progress.update(
-                self._task,
-                stage=escape(self._place.number()),
-                said=said,
-                description=escape(printable(self._place.detail)[:DETAIL]),
-                completed=share,
-                refresh=True,
-            )
-        self._told(True)
+    def _print(self, text: str) -> None:
+        print(end=text, file=sys.stderr, flush=True)
 
 
-_live: list[Any] = []
-"""What stands for stderr while a line is drawn."""
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    known = sys.modules.get("IPython")
+    shell = known.get_ipython() if known is not None and hasattr(known, "get_ipython") else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def _in_a_copy() -> None:
-    """A copy of the process writes to stderr itself: the thread that may have held the line's lock is not in it."""
-    if _live and sys.stderr is _live[-1]:
-        sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+class Cell(Shown):
+    """A line below the cell of a notebook that changes; it says at the end how long the audit took."""
+
+    every = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._id, self._open = uuid.uuid4().hex, False
+
+    def show(self, begins: bool) -> None:
+        said = f"{self.place()}, {self.said()}: {printable(self.detail)}"
+        self._display(said.removesuffix(": "), f'<progress max="1" value="{self.share:.3f}"></progress> ')
+
+    def close(self, failed: bool = False) -> None:
+        if self.stage:
+            self._display(f"ended in {self.stage} after {self.elapsed}" if failed else f"audited in {self.elapsed}")
+        super().close()
+
+    def _display(self, text: str, bar: str = "") -> None:
+        display: Any = import_module("IPython.display").display
+        data = {"text/plain": text, "text/html": f"{bar}<code>{escape(text)}</code>"}
+        display(data, raw=True, display_id=self._id, update=self._open)
+        self._open = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_copy)
+def reporter(quiet: bool = False) -> Shown:
+    """The one that fits this notebook, or this stderr."""
+    if quiet:
+        return Shown()
+    if in_notebook():
+        return Cell()
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+    return Bar() if live else Lines()
+
+
+@contextmanager
+def ticking(shown: Shown) -> Iterator[Shown]:
+    """In the body it is shown again and again, from a thread; it is closed after that."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(min(shown.every / 4, 0.25)):
+            shown.tick()
+
+    thread = threading.Thread(target=run, name="auditor-progress", daemon=True)
+    thread.start()
+    failed = True
+    try:
+        yield shown
+        failed = False
+    finally:
+        over.set()
+        thread.join()
+        shown.close(failed)

@@ -10,9 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import LoadError
-from ..loading.sandbox import user_code
-from ..loading.target import Target, import_target, parse
-from ..options import check_drop, check_names
+from ..loading.target import Target, named_in, parse
 from ..records.run import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
@@ -59,15 +57,7 @@ def named(
     parsed = parse(f"{_place_of(target)}:{text}" if own else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
-    with user_code(parsed.folders, seed, parsed.script):
-        found: Any = import_target(parsed)
-    for part in parsed.symbol.split("."):
-        if not hasattr(found, part):
-            raise LoadError(
-                f"{parsed.label} has no {parsed.symbol!r}: give --evaluate file.py:name of a function that takes the model",
-                slug="missing-score",
-            )
-        found = getattr(found, part)
+    found = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
     function = _checked(found, f"{parsed.symbol} in {parsed.label}")
     place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
     scoring = _scoring(function, text, better, max_drop, place)
@@ -86,10 +76,6 @@ def _scoring(
     function: Callable[..., Any], name: str, better: str | None, max_drop: float | None, place: Place | None
 ) -> Scoring:
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
-    if max_drop is not None:
-        check_drop(max_drop)
-    if better is not None:
-        check_names("scores that are better", (better,), DIRECTIONS)
     of_mean = getattr(function, OF_MEAN, None)
     if of_mean is not None and not callable(of_mean):
         raise LoadError(f"{name}.{OF_MEAN} is no function of the mean of the scores: make it one", slug="missing-score")

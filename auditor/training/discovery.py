@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import LoadError
 from ..loading import load
 from ..loading.inputs import named_inputs
-from ..loading.sandbox import call, user_code
-from ..loading.target import import_target, parse
+from ..loading.sandbox import call
+from ..loading.target import named_in, parse
 from ..records import Batch, Objective, Subject
 from .objective import OWN_LOSS, checked, split
 
@@ -70,17 +70,13 @@ class _Finder:
         return None, OWN_LOSS
 
     def _named(self, text: str, module: ModuleType, label: str) -> Callable[..., Any]:
-        where, name = (module, text) if ":" not in text else (None, text.rpartition(":")[2])
-        if where is None:
-            parsed = parse(text)
-            with user_code(parsed.folders, self.seed, parsed.script):
-                where = import_target(parsed)
-            label = parsed.label
-        if not hasattr(where, name):
-            raise LoadError(
-                f"{label} has no {name!r}: give --loss file.py:name of a loss function", slug="missing-loss"
-            )
-        return _callable(getattr(where, name), f"{name} in {label}")
+        advice, slug = "give --loss file.py:name of a loss function", "missing-loss"
+        if ":" not in text:
+            if not hasattr(module, text):
+                raise LoadError(f"{label} has no {text!r}: {advice}", slug=slug)
+            return _callable(getattr(module, text), f"{text} in {label}")
+        target = parse(text)
+        return _callable(named_in(target, advice, slug, self.seed), f"{target.symbol} in {target.label}")
 
 
 def _callable(value: Any, what: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
 
+from ..processes import unwound
 from .artefact import TIMEOUT, NotHandedOver, Verifier
 from .failures import failure_of, said_no_memory, says_nothing
-from .lifetime import unwound
 from .loaders import ONNX, PROGRAM, in_hand, saved
 from .running import FP32, TODAY, Answers, Runs, counted, run_patched
 

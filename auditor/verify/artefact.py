@@ -20,11 +20,12 @@ from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
 from ..isolation.process import Flags
 from ..numerics.metrics import output_error
+from ..processes import Process, unwound
 from ..records import Batch, Timed, Times
 from ..score import Given, Scoring
 from ..trees import tensors_in
 from .failures import NOT_RUN, said_no_memory
-from .lifetime import Process, end, ended, hand, start, unwound
+from .lifetime import end, ended, hand, start
 from .running import Answers, Told
 
 TIMEOUT = 1800.0

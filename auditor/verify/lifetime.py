@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import Any
+
+from ..processes import HERE, Process
 
 _BOOT = """
 import json, sys
@@ -28,12 +28,6 @@ main()
 _standby: Process | None = None
 
 
-class Process(subprocess.Popen[bytes]):
-    """A process that runs worker.py. messages: what it wrote on stderr."""
-
-    messages: IO[bytes]
-
-
 def start() -> Process:
     """Run worker.py where this process lives: in its working directory, with its `sys.path`, its environment and the flags
     of its interpreter. Raises: OSError."""
@@ -42,19 +36,9 @@ def start() -> Process:
     if process is not None and process.poll() is None:
         return process
     path = [str(Path(folder).absolute()) for folder in sys.path]
-    here = str(Path(__file__).resolve().parents[2])  # a plain checkout is found without being installed
-    words = json.dumps([*path, *([] if here in path else [here])])
+    words = json.dumps([*path, *([] if HERE in path else [HERE])])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
-    process = Process(
-        [sys.executable, *flags, "-c", _BOOT, words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=messages,
-        start_new_session=True,
-    )
-    process.messages = messages
-    return process
+    return Process([sys.executable, *flags, "-c", _BOOT, words], stdin=subprocess.PIPE)
 
 
 @contextlib.contextmanager
@@ -69,37 +53,6 @@ def standby() -> Iterator[None]:
         process, _standby = _standby, None
         if process is not None:
             end(process)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-@contextlib.contextmanager
-def unwound() -> Iterator[None]:
-    """SIGTERM ends the body as Ctrl-C does, so that it can clean up; then it ends the process, as it would have.
-
-    Only in the main thread, and where nobody else has a handler for it.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    ended = False
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except _Terminated:
-        ended = True
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if ended:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the cleaning up
-    raise _Terminated
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

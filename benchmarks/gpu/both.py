@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -12,21 +11,20 @@ from typing import Any
 from auditor import Audit
 from auditor.flow import run
 from auditor.loading import load
-from auditor.options import Options
 from auditor.records import NodeError, Subject
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from benchmarks.gpu.machine import ROOT
 from tests.pretend_gpu.same import differences
 
 Row = dict[str, Any]
 
 
-def options(device: str, **how: Any) -> Options:
-    """Those of `python -m auditor` without arguments. how: fields of Options; what this version has not is left out."""
-    known = {field.name for field in dataclasses.fields(Options)}
+def options(device: str, **how: Any) -> Settings:
+    """Those of `python -m auditor` without arguments. how: fields of Settings."""
     rules = tuple(load_rules([resource_dir("rules")]))
-    return Options(rules, "benchmarks.gpu", device=device, **{name: x for name, x in how.items() if name in known})
+    return Settings(rulebook=rules, command="benchmarks.gpu", device=device, **how)
 
 
 def example(name: str) -> Subject:

@@ -87,7 +87,7 @@ def test_stdout_is_the_answer_alone_and_stderr_has_the_rest(tmp_path: Path, root
 @pytest.mark.parametrize(
     ("act", "words", "said"),
     [
-        ("def act(): os.kill(os.getpid(), signal.SIGSEGV)", (), "ended by SIGSEGV (at: load)"),
+        ("def act(): os.kill(os.getpid(), signal.SIGSEGV)", (), "was killed by SIGSEGV (at: load)"),
         ("def act(): os._exit(0)", (), "with exit code 0 (at: load)"),
         pytest.param("def act(): sys.exit(0)", (), "raised SystemExit: 0", marks=pytest.mark.slow),
         pytest.param("sys.exit()", (), "raised SystemExit", marks=pytest.mark.slow),
@@ -160,7 +160,7 @@ def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Pa
     assert "error:" not in process.stderr.read().decode()
     full = Path("/dev/full")
     if full.exists():
-        shell = f'exec "{sys.executable}" -m auditor completion bash > {full}'
+        shell = f'exec "{sys.executable}" -m auditor explain bad-option > {full}'
         environment = {**os.environ, "PYTHONPATH": str(root)}
         done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, text=True)
         assert done.returncode == 2

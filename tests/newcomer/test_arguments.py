@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.options import TYPES, check_types
+from auditor.settings import Settings, options_of
 from tests.subjects import normal, seeded
 
 
@@ -47,12 +48,12 @@ def refused(**given: Any) -> AuditorError:
 @pytest.mark.parametrize(
     ("given", "slug", "said"),
     [
-        ({"formats": None}, "bad-option", "formats takes a name, or several in a list, not None"),
+        ({"formats": None}, "bad-option", "formats takes fp16, bf16, fp8_e4m3 or fp8_e5m2, not None"),
         ({"formats": 3}, "bad-option", "not 3"),
-        ({"formats": [3]}, "bad-option", "formats are fp16, bf16"),
+        ({"formats": [3]}, "bad-option", "formats takes fp16, bf16"),
         ({"formats": [["fp16"]]}, "bad-option", "not a value of type list"),
-        ({"strategies": None}, "bad-option", "strategies takes a name"),
-        ({"strategies": [None]}, "bad-option", "strategies are autocast"),
+        ({"strategies": None}, "bad-option", "strategies takes autocast"),
+        ({"strategies": [None]}, "bad-option", "strategies takes autocast"),
         ({"max_error": "x"}, "bad-option", "max_error takes a positive number, not 'x'"),
         ({"max_error": None}, "bad-option", "max_error"),
         ({"max_error": True}, "bad-option", "max_error"),
@@ -65,14 +66,14 @@ def refused(**given: Any) -> AuditorError:
         ({"progress": 3}, "bad-option", "progress takes True, False or a function"),
         ({"rules": 3}, "bad-option", "rules takes the path of a directory, not 3"),
         ({"rules": b"rules"}, "bad-option", "rules"),
-        ({"gpu": ["A100"]}, "bad-option", "gpu takes the name of a GPU"),
-        ({"gpu": "abacus"}, "bad-option", "gpu is one of"),
+        ({"gpu": ["A100"]}, "bad-option", "gpu takes T4, A100"),
+        ({"gpu": "abacus"}, "bad-option", "gpu takes T4, A100"),
         ({"criteria": 3}, "bad-criterion", "criteria are strings or a dict"),
-        ({"mode": 3}, "bad-option", "modes are inference and training, not 3"),
-        ({"mode": ["training"]}, "bad-option", "modes are"),
-        ({"objective": None}, "bad-option", "objectives are"),
-        ({"use": True}, "bad-option", "uses are"),
-        ({"device": 3}, "bad-option", "devices are"),
+        ({"mode": 3}, "bad-option", "mode takes inference or training, not 3"),
+        ({"mode": ["training"]}, "bad-option", "mode takes"),
+        ({"objective": None}, "bad-option", "objective takes"),
+        ({"use": True}, "bad-option", "use takes"),
+        ({"device": 3}, "bad-option", "device takes auto, cpu, cuda"),
         ({"kwargs": ["x"]}, "bad-option", "kwargs takes a dict"),
         ({"kwargs": "x"}, "bad-option", "kwargs takes a dict"),
         ({"example_inputs": 3}, "bad-inputs", "example_inputs gave a int"),
@@ -82,9 +83,10 @@ def refused(**given: Any) -> AuditorError:
         ({"evaluate": 3}, "missing-score", "a score is a function of the model"),
         ({"evaluate": lambda model: None}, "no-score", "is nothing"),
         ({"evaluate": len, "max_drop": "x"}, "bad-option", "max_drop takes a number from 0 on, not 'x'"),
-        ({"evaluate": len, "better": 3}, "bad-option", "scores that are better are"),
-        ({"memory": "x"}, "bad-option", "memory is a size"),
-        ({"memory": [1]}, "bad-option", "memory is a size"),
+        ({"evaluate": len, "better": 3}, "bad-option", "better takes higher or lower"),
+        ({"memory": "x"}, "bad-option", "memory takes a size"),
+        ({"memory": [1]}, "bad-option", "memory takes a size"),
+        ({"max_eror": 0.1}, "bad-option", "there is no argument 'max_eror'"),
         ({"quick": "no"}, "bad-option", "quick takes True or False, not 'no'"),
         ({"measure_time": "no"}, "bad-option", "measure_time takes"),
     ],
@@ -95,10 +97,13 @@ def test_an_argument_of_a_wrong_type(given: dict[str, Any], slug: str, said: str
     assert (error.slug, said in str(error)) == (slug, True), str(error)
 
 
-def test_every_type_that_is_checked_belongs_to_an_argument_and_its_default_fits() -> None:
-    defaults = auditor.audit.__kwdefaults__
-    assert set(TYPES) <= set(defaults)
-    check_types(defaults)
+def test_the_signature_is_that_of_the_settings() -> None:
+    parameters = [*inspect.signature(auditor.audit).parameters.values()]
+    assert [one.name for one in parameters] == ["model", "example_inputs", *options_of(Settings)]
+    given = {one.name: one.default for one in parameters[2:]}
+    assert given["formats"] == ("fp16", "bf16")
+    assert "smaller is better" in auditor.audit.__doc__
+    assert Settings(**given).max_error == 0.01
 
 
 def raising(*given: Any) -> Any:

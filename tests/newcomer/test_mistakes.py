@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import cli
+from auditor.asked import asked
 from auditor.errors import AuditorError, LoadError, PlanError
 from auditor.records import Audit
 from tests.subjects import normal
@@ -202,11 +203,7 @@ def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(
 
 def test_quick_and_onnx_go_together_where_programs_are_asked_for() -> None:
     """Beside the refusal: `--strategies graph` is what it advises."""
-    from auditor.cli.audit import _strategies
-    from auditor.cli.options import audit_parser
-
-    pytest.importorskip("onnxruntime")
-    args = audit_parser().parse_args(["mine.py", "--quick", "--onnx", "--strategies", "graph"])
-    assert _strategies(args) == ("graph",)
+    assert asked({"quick": True, "onnx": "fp32", "strategies": "graph"}).strategies == ("graph",)
+    assert asked({"onnx": "fp32"}).strategies == ("autocast", "cast", "graph")
     with pytest.raises(AuditorError, match="or add --strategies graph"):
-        _strategies(audit_parser().parse_args(["mine.py", "--quick", "--onnx"]))
+        asked({"quick": True, "onnx": "fp32"})

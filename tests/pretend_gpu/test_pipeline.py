@@ -15,9 +15,9 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.flow import run
 from auditor.loading import load
-from auditor.options import Options
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from tests.pretend_gpu.models import MODELS, architecture, made
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import differences
@@ -69,8 +69,8 @@ def _example(name: str, **how: Any) -> None:
     """As `python -m auditor examples/...` audits it: its plans are verified in a process that has the pretend GPU, too."""
     rules = tuple(load_rules([resource_dir("rules")]))
     subject = load(str(ROOT / "examples" / name))
-    emulated = run(replace(subject, origin=None), Options(rules, "", device="cpu", **how))
-    native = run(subject, Options(rules, "", device="pretend", **how))
+    emulated = run(replace(subject, origin=None), Settings(rulebook=rules, command="", device="cpu", **how))
+    native = run(subject, Settings(rulebook=rules, command="", device="pretend", **how))
     assert native.plans and all(plan.verified for plan in native.plans.values())
     assert {p.verification.execution for p in native.plans.values() if p.verification} == {"native"}
     assert differences(emulated, native) == []
@@ -97,7 +97,7 @@ def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None
         with pytest.raises(AuditorError, match="device string: pretend") as raised:
             run(
                 load(str(ROOT / "examples" / "07_vae_decoder.py")),
-                Options(rules, "", formats=("fp16",), strategies=("autocast",), device="pretend"),
+                Settings(rulebook=rules, command="", formats=("fp16",), strategies=("autocast",), device="pretend"),
             )
     finally:
         os.environ["PYTHONPATH"] = path

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from auditor.config import selection
+from auditor.asked import asked
 from auditor.loading import from_object
 from auditor.records import Finding
 from auditor.rulebook.facts import EACH
@@ -67,12 +67,13 @@ def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_othe
             assert {(finding.rule, finding.agrees) for finding in found} == {("MSR001", True), ("MSR002", True)}
 
 
-def test_the_example_of_an_unused_ignore(tmp_path: Path) -> None:
+def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (rule,) = (rule for rule in RULES if rule.code == "CFG001")
     assert rule.example is not None
     norm = Finding("NRM001", "", "pow_1", "blocks.0.ln", "", None, "warning", "high", ("fp16",), "", "", "")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
-    assert [item.rule for item in silenced((norm,), selection(tmp_path), RULES)] == ["NRM001", "CFG001"]
+    assert [item.rule for item in silenced((norm,), asked({}).selection, RULES)] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
-    assert silenced((norm,), selection(tmp_path), RULES) == ()
+    assert silenced((norm,), asked({}).selection, RULES) == ()

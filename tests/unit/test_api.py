@@ -238,5 +238,5 @@ def test_a_metric_of_the_users_own_decides() -> None:
 def test_one_name_stands_for_a_sequence_of_one():
     found = auditor.audit(torch.nn.Linear(3, 2), torch.ones(2, 3), formats="bf16", strategies="cast", device="cpu")
     assert (found.formats, set(found.plans)) == (("bf16",), {"cast_bf16"})
-    with pytest.raises(AuditorError, match=r"formats are .*, not half$"):
+    with pytest.raises(AuditorError, match=r"formats takes .*, not half$"):
         auditor.audit(torch.nn.Linear(3, 2), torch.ones(2, 3), formats="half")

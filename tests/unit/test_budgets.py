@@ -36,21 +36,23 @@ GOAL = {
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. The files `options`, `config`, `sizes` and `api` count to settings,
-`pulse` and `leaving` to telling, all other loose ones to flow."""
+"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, `pulse` and `leaving` to telling, all other loose ones to flow."""
+
+WITH_CLI = {"settings", "asked", "config", "api"}
+"""Files in no folder that count to the command line's room: all that an audit is asked by."""
 
 BUDGET = {
     "artefact": (960, "artefact"),
     "capture": (3830, "capture"),
-    "cli": (1730, "settings"),
-    "criteria": (1090, "criteria"),
+    "cli": (1740, "settings"),
+    "criteria": (1080, "criteria"),
     "document": (2200, "document"),
     "execution": (2070, "execution"),
-    "fleet": (580, "fleet"),
+    "fleet": (490, "fleet"),
     "graphs": (1480, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
-    "loose files": (1780, "flow"),
+    "loose files": (1550, "flow"),
     "measure": (3270, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
@@ -59,14 +61,14 @@ BUDGET = {
     "records": (1950, "records"),
     "report": (4150, "report"),
     "rulebook": (2730, "rules"),
-    "score": (450, "criteria"),
+    "score": (430, "criteria"),
     "snippets": (650, "snippets"),
     "training": (1700, "training"),
-    "verify": (1120, "verify"),
+    "verify": (1070, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 41660, 334, 22
+LINES, FILES, ROOMS = 41170, 328, 22
 """Of all of them."""
 
 
@@ -75,7 +77,8 @@ def lines() -> dict[str, int]:
     found: Counter[str] = Counter()
     for file in modules().values():
         parts = file.relative_to(PACKAGE).parts
-        found[parts[0] if len(parts) > 1 else LOOSE] += len(file.read_text(encoding="utf-8").splitlines())
+        room = parts[0] if len(parts) > 1 else "cli" if file.stem in WITH_CLI else LOOSE
+        found[room] += len(file.read_text(encoding="utf-8").splitlines())
     return dict(found)
 
 

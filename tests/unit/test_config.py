@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.config import Ignore, Selection, read, selection
+from auditor.asked import asked, configured
+from auditor.config import Ignore, Selection
 from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
 
-KNOWN = {"formats", "max_error", "out", "rules"}
+
+def read(folder):
+    return configured(folder)[1]
+
+
+@pytest.fixture
+def selection(monkeypatch):
+    def selected(folder):
+        monkeypatch.chdir(folder)
+        return asked({}).selection
+
+    return selected
 
 
 def test_nearest_table_counts(tmp_path):
@@ -16,22 +28,22 @@ def test_nearest_table_counts(tmp_path):
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nmax-error = 0.5\nformats = ["fp16", "bf16"]\n')
     (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert read(inner, KNOWN) == {"max_error": "0.5", "formats": "fp16,bf16"}
+    assert read(inner) == {"max_error": 0.5, "formats": ["fp16", "bf16"]}
     (tmp_path / "a" / "pyproject.toml").write_text("[tool.auditor]\nmax-error = 2\n")
-    assert read(inner, KNOWN) == {"max_error": "2"}
+    assert read(inner) == {"max_error": 2}
 
 
 def test_criteria_in_a_list_are_read_one_by_one(tmp_path):
     written = 'criterion = ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]'
     (tmp_path / "pyproject.toml").write_text(f"[tool.auditor]\n{written}\n")
-    given = read(tmp_path, KNOWN | {"criterion"})["criterion"]
-    assert [str(one) for one in criteria_of([given])] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
+    given = read(tmp_path)["criteria"]
+    assert [str(one) for one in criteria_of(given)] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
 
 
 def test_paths_count_from_the_file(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nout = "reports"\n')
     (tmp_path / "deep").mkdir()
-    assert read(tmp_path / "deep", KNOWN) == {"out": str(tmp_path / "reports")}
+    assert read(tmp_path / "deep") == {"out": str(tmp_path / "reports")}
 
 
 @pytest.mark.parametrize(
@@ -39,15 +51,18 @@ def test_paths_count_from_the_file(tmp_path):
     [
         ("[tool.auditor]\nmax-eror = 1\n", "did you mean max-error?"),
         ("[tool.auditor]\nzzz = 1\n", "known: formats"),
+        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor] quick takes True or False, not 'yes'"),
+        ("[tool.auditor]\nno-quick = true\n", "did you mean quick?"),
+        ("[tool.auditor]\nmax-error = -1\n", "max-error takes a positive number, not -1"),
         ("[tool.auditor]\nper-module-ignore = []\n", "did you mean per-module-ignores?"),
-        ("[tool.auditor]\nformats = {a = 1}\n", "plain value"),
+        ("[tool.auditor]\nformats = {a = 1}\n", "formats takes fp16, bf16"),
         ("[tool.auditor\n", "pyproject.toml"),
     ],
 )
-def test_mistakes_are_named(tmp_path, text, words):
+def test_mistakes_are_named(tmp_path, text, words, selection):
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(AuditorError, match=r"pyproject\.toml") as caught:
-        read(tmp_path, KNOWN)
+        selection(tmp_path)
     assert words in str(caught.value)
     assert caught.value.slug == "bad-config"
 
@@ -64,7 +79,7 @@ reason = "its input is normalised before"
 """
 
 
-def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path):
+def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     (tmp_path / "pyproject.toml").write_text(CHOICES)
     (tmp_path / "deep").mkdir()
     assert selection(tmp_path / "deep") == Selection(
@@ -74,10 +89,18 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path):
             Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
         ),
     )
-    assert read(tmp_path, KNOWN) == {"max_error": "0.5"}
+    assert asked({}).max_error == 0.5
+    assert asked({"ignore": "SFT"}).selection.ignores[0] == Ignore("SFT")
 
 
-def test_no_table_selects_everything(tmp_path):
+def test_flags_are_true_or_false_and_the_command_line_wins(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text("[tool.auditor]\nquick = true\nmeasure-time = false\n")
+    monkeypatch.chdir(tmp_path)
+    assert (asked({}).quick, asked({}).measure_time) == (True, False)
+    assert asked({"quick": False}).quick is False
+
+
+def test_no_table_selects_everything(tmp_path, selection):
     (tmp_path / "pyproject.toml").write_text("[tool.auditor]\n")
     assert selection(tmp_path) == Selection()
 
@@ -88,17 +111,20 @@ ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nrea
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[tool.auditor]\nselect = "NRM"\n', "select must be a list of codes"),
-        ('[tool.auditor]\nignore = ["norms"]\n', "'norms' is neither a code"),
-        ("[tool.auditor]\nper-module-ignores = 3\n", "must be a list of tables"),
-        (ENTRY.replace('reason = "b"\n', ""), "'reason'"),
-        (ENTRY.replace('"b"', '" "'), "'reason'"),
-        (ENTRY.replace('"a"', "1"), "'module'"),
-        (ENTRY.replace('"NRM001"', '"N1"'), "'N1' is neither a code"),
-        (ENTRY + "since = 3\n", "'since'"),
+        ("[tool.auditor]\nselect = 3\n", "select takes codes"),
+        (
+            '[tool.auditor]\nignore = ["norms"]\n',
+            "ignore takes codes such as NRM001, or the letters of a family, not 'norms'",
+        ),
+        ("[tool.auditor]\nper-module-ignores = 3\n", "takes a list of tables: module, code and reason"),
+        (ENTRY.replace('reason = "b"\n', ""), "reason"),
+        (ENTRY.replace('"b"', '" "'), "reason"),
+        (ENTRY.replace('"a"', "1"), "module"),
+        (ENTRY.replace('"NRM001"', '"N1"'), "not 'N1'"),
+        (ENTRY + "since = 3\n", "not 3"),
     ],
 )
-def test_mistakes_in_a_selection_are_named(tmp_path, text, words):
+def test_mistakes_in_a_selection_are_named(tmp_path, text, words, selection):
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(AuditorError, match=r"pyproject\.toml") as caught:
         selection(tmp_path)

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.config import Ignore, Selection
+from auditor.config import Ignore
 from auditor.errors import AuditorError, CaptureError
 from auditor.flow import TOO_SMALL, run
 from auditor.numerics.metrics import output_error
-from auditor.options import Options
 from auditor.records import Audit, Subject
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
+from auditor.settings import Settings
 from auditor.stages import Stages
 from tests.capturing import Function
 from tests.subjects import normal, seeded, subject_of
@@ -40,7 +40,9 @@ class Net(nn.Module):
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
     subject = subject_of(model, normal(4, 8))
     subject = replace(subject, held_out=(((normal(4, 8, seed=1),), {}),)) if held_out else subject
-    options = Options(RULES, "test", formats=("bf16",), strategies=("autocast",), device="cpu", **asked)
+    options = Settings(
+        rulebook=RULES, command="test", formats=("bf16",), strategies=("autocast",), device="cpu", **asked
+    )
     return run(subject, options)
 
 
@@ -60,9 +62,9 @@ def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None
 def test_only_findings_that_are_wanted_are_reported() -> None:
     every = {finding.rule for finding in audited(seeded(Net)).findings}
     assert {"BND001", "BND002", "SFT001"} <= every
-    boundary = audited(seeded(Net), selection=Selection(select=("BND",)))
+    boundary = audited(seeded(Net), select=("BND",))
     assert {finding.rule for finding in boundary.findings} == {rule for rule in every if rule.startswith("BND")}
-    ignored = audited(seeded(Net), selection=Selection(ignores=(Ignore("SFT"),)))
+    ignored = audited(seeded(Net), ignore=(Ignore("SFT"),))
     assert {finding.rule for finding in ignored.findings} == {rule for rule in every if not rule.startswith("SFT")}
 
 
@@ -141,7 +143,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
     monkeypatch.setattr("auditor.devices._module", lambda kind: device)
 
     def begin(error: Exception, device: str) -> Audit:
-        def audited_there(subject: Subject, options: Options) -> Audit:
+        def audited_there(subject: Subject, options: Settings) -> Audit:
             ran.append(options.where)
             if options.native:
                 with Stages(None)("measure", ""):
@@ -149,7 +151,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
             return audit
 
         monkeypatch.setattr("auditor.flow._audited", audited_there)
-        return run(audit.subject, Options((), "", device=device))
+        return run(audit.subject, Settings(command="", device=device))
 
     return begin
 

@@ -82,8 +82,8 @@ def test_a_function_that_fails_in_fp32_is_one_line(folder: Path, capfd: pytest.C
     [
         (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
         (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
-        (["--max-drop", "0.1"], "add --evaluate, or leave them out"),
-        (["--better", "lower"], "add --evaluate, or leave them out"),
+        (["--max-drop", "0.1"], "give evaluate as well, or leave them out"),
+        (["--better", "lower"], "give evaluate as well, or leave them out"),
     ],
 )
 def test_what_names_no_score_is_refused_at_once(
@@ -94,9 +94,9 @@ def test_what_names_no_score_is_refused_at_once(
 
 
 @pytest.mark.parametrize("drop", ["-0.1", "nan", "inf", "much"])
-def test_a_drop_is_a_number_from_nought_on(folder: Path, drop: str) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["scored_model.py", "--evaluate", "near", f"--max-drop={drop}"])
+def test_a_drop_is_a_number_from_nought_on(folder: Path, capfd: pytest.CaptureFixture[str], drop: str) -> None:
+    assert cli.main(["scored_model.py", "--evaluate", "near", f"--max-drop={drop}"]) == 2
+    assert "--max-drop takes a number from 0 on, not " in error(capfd.readouterr().err)
 
 
 def test_a_dry_run_says_what_would_be_scored(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from auditor import cli
         ["--help"],
         ["explain", "--help"],
         ["diff", "--help"],
-        ["completion", "bash"],
+        ["diff", "a"],
         ["absent.py", "--formats", "x"],
     ],
 )
@@ -40,7 +40,7 @@ finally:
 def test_help_names_the_verbs_and_exit_codes(root):
     done = subprocess.run([sys.executable, "-m", "auditor", "--help"], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0
-    assert "explain CODE" in done.stdout
+    assert "explain-layer" in done.stdout
     assert "exit code" in done.stdout
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
 
@@ -63,15 +63,12 @@ def test_the_version_is_said_by_every_verb(capsys):
     ],
 )
 def test_a_misspelt_option_is_told_from_what_it_was_meant_to_be(words, meant, capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(words)
-    assert left.value.code == 2
+    assert cli.main(words) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith(f": did you mean {meant}?")
     assert second.startswith("hint: ")
 
 
 def test_an_option_like_no_other_is_just_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["model.py", "--zzzzzzz"])
+    assert cli.main(["model.py", "--zzzzzzz"]) == 2
     assert capsys.readouterr().err.startswith("error: unrecognized arguments: --zzzzzzz\n")

@@ -23,5 +23,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "scores.py").write_text("far = 3\n")
-    with pytest.raises(AuditorError, match=r"scores.py has no function 'far': a criterion names one as f.py:name"):
+    with pytest.raises(
+        AuditorError, match=r"scores.py has no function 'far': a criterion names a function as f.py:name"
+    ):
         criteria_of(f"boxes: {tmp_path / 'scores.py'}:far <= 0.5")

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from auditor.fleet import running
-from auditor.fleet.local import run_all
-from auditor.fleet.running import Task, run
+from auditor.fleet.running import Task, run, run_all
 from auditor.fleet.targets import Target
 
 

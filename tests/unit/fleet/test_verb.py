@@ -55,7 +55,7 @@ def test_what_is_done_is_not_done_again(fleet, tmp_path, capsys):
     assert calls(tmp_path) == ["one.py", "two.py"]
     fleet(FLEET + BAD)
     assert calls(tmp_path) == ["one.py", "two.py", "bad.py"]
-    fleet(FLEET + BAD, "--again")
+    fleet(FLEET + BAD, "--force")
     assert len(calls(tmp_path)) == 6
     told = capsys.readouterr()
     assert "bad: failed, it cannot be loaded\n" in told.out

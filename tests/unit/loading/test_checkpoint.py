@@ -19,7 +19,7 @@ import auditor
 from auditor.errors import LoadError
 from auditor.flow import run
 from auditor.loading import load
-from auditor.options import Options
+from auditor.settings import Settings
 
 transformers = pytest.importorskip("transformers")
 
@@ -218,7 +218,7 @@ def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
     """Loaded in BF16 and patched, it is the plan that was verified on the same values in FP32."""
     llama().bfloat16().save_pretrained(tmp_path)
     subject = load(f"hf:{tmp_path}")
-    found = run(subject, Options(rules=(), command="audit", formats=("bf16",)))
+    found = run(subject, Settings(command="audit", formats=("bf16",)))
     args, kwargs = subject.batches[0]
     for name in ("autocast_bf16", "cast_bf16"):
         outputs = []

@@ -9,8 +9,8 @@ import torch
 
 from auditor.errors import AuditorError
 from auditor.offload import Arena, Limit, limit, limited
-from auditor.offload.limit import LARGE, ROOM, SMALL, now, resident, too_small
-from auditor.sizes import size_of
+from auditor.offload.limit import LARGE, ROOM, SMALL, now, resident, too_small, words
+from auditor.settings import Settings
 
 
 def test_what_operations_make_is_let_go_of_and_comes_back() -> None:
@@ -36,7 +36,7 @@ def test_too_small_a_limit_says_what_is_enough() -> None:
         AuditorError, match=r"--memory 10MB is too little for this audit: give [\d.]+[MG]B or more"
     ) as error:
         Limit(10_000_000)
-    least = size_of(str(error.value).split()[-3])
+    least = int(Settings(memory=str(error.value).split()[-3]).memory)
     assert error.value.slug == "memory-too-small"
     Limit(least + (8 << 20))
     assert "give 2.1GB or more" in str(too_small(10**9, 2_000_000_001))
@@ -54,3 +54,8 @@ def test_a_system_that_says_nothing_of_memory_is_one_line(monkeypatch: pytest.Mo
     with pytest.raises(AuditorError, match="leave --memory out") as error, limited(10**9):
         raise AssertionError
     assert error.value.slug == "no-paging"
+
+
+@pytest.mark.parametrize("size", [1, 123_456_789, 999_999_999, 10**9, 1_234_567_890, 7 * 10**10])
+def test_a_size_in_words_is_enough_when_given_again(size: int) -> None:
+    assert size <= Settings(memory=words(size)).memory <= max(1.1 * size, 10**7)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from auditor.verify.lifetime import end, ended, hand, unwound
+from auditor.processes import unwound
+from auditor.verify.lifetime import end, ended, hand
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 TERMINATED = """
 import os, signal, sys
-from auditor.verify.lifetime import unwound
+from auditor.processes import unwound
 try:
     with unwound():
         try:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from auditor.asked import Command, checked
 from auditor.errors import AuditorError
-from auditor.options import Options, named
+from auditor.settings import Settings, named, options_of
 
 
-def options(**asked: Any) -> Options:
-    return Options(rules=(), command="test", **asked)
+def options(**asked: Any) -> Settings:
+    return checked(Settings, asked)
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"formats": ("fp16", "int4")}, "int4"),
+        ({"formats": ("fp16", "int4")}, "formats takes fp16, bf16, fp8_e4m3 or fp8_e5m2, not int4"),
         ({"formats": ()}, "none"),
-        ({"strategies": ("prune",)}, "strategies are autocast, cast and graph, not prune"),
-        ({"mode": "fine-tuning"}, "modes are inference and training, not fine-tuning"),
+        ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
+        ({"mode": "fine-tuning"}, "mode takes inference or training, not fine-tuning"),
+        ({"mode": "training", "formats": "fp8_e4m3"}, "a training step runs in fp16 or bf16, not in fp8_e4m3"),
         ({"device": "tpu"}, "tpu"),
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"max_error": math.inf}, "positive"),
-        ({"gpu": "abacus"}, "gpu is one of T4, A100"),
+        ({"gpu": "abacus"}, "gpu takes T4, A100"),
+        ({"max_drop": 0.1}, "max_drop and better are about a score"),
+        ({"select": ["norms"]}, "select takes codes such as NRM001, or the letters of a family, not 'norms'"),
+        ({"max_eror": 1}, "there is no argument 'max_eror'"),
     ],
     ids=str,
 )
@@ -41,7 +47,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(AuditorError) as caught:
-        options(device="cuda")
+        _ = options(device="cuda").where
     assert caught.value.slug == "no-cuda"
 
 
@@ -77,3 +83,32 @@ def test_quick_takes_the_first_of_what_was_asked_for() -> None:
     assert (found.formats, found.strategies) == (("bf16",), ("cast",))
     with pytest.raises(AuditorError, match="int4"):  # what is left aside is checked all the same
         options(formats=("bf16", "int4"), quick=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("512MiB", 2**29), ("1.5g", 1_500_000_000), ("650 mb", 650_000_000), (10**9, 10**9)],
+)
+def test_memory_is_a_size_as_people_write_it(text: object, size: int) -> None:
+    assert options(memory=text).memory == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GB", "4 apples", "GB", "1e9"])
+def test_what_is_no_size_is_one_line(text: object) -> None:
+    with pytest.raises(AuditorError, match="memory takes a size such as 4GB or 512MiB, not"):
+        options(memory=text)
+
+
+def test_text_is_read_as_the_command_line_and_toml_have_it() -> None:
+    found = checked(
+        Command, {"max_error": "0.5", "seed": "7", "select": "NRM,SFT001", "mode": "training", "out": "a b"}
+    )
+    assert (found.max_error, found.seed, found.select, found.use) == (0.5, 7, ("NRM", "SFT001"), "training")
+    assert found.out == Path("a b")
+
+
+def test_every_option_says_what_it_takes() -> None:
+    for name, option in options_of(Command).items():
+        free = Command.model_fields[name].annotation in (str | None, Any)
+        assert option.help
+        assert option.takes or option.choices or free, name
