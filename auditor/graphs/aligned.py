@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import SequenceMatcher
 from typing import Any
 
 from torch import fx
 
+from ..capture.paths import aligned as match
 from ..numerics.nodes import row_of, tensors_of
 from ..numerics.operations import operation, packet
 from ..records import Capture
@@ -21,19 +21,15 @@ def aligned(graph: fx.Graph, values: Mapping[str, Any], capture: Capture) -> dic
 
     values: results by name, from the run that was recorded. What has no counterpart is left out.
     """
-    recorded: dict[str, list[tuple[Key, str]]] = {}
-    for name, node in capture.nodes.items():
-        recorded.setdefault(_first_path(capture, node.owner), []).append((_key(node.op, node.shape), name))
-    ours: dict[str, list[tuple[Key, str]]] = {}
-    for node in graph.nodes:
-        tensors = tensors_of(values.get(node.name))
-        if node.op == "call_function" and tensors:
-            key = _key(row_of(node).op, tuple(tensors[0].shape))
-            ours.setdefault(_first_path(capture, owner_of(node)), []).append((key, node.name))
-    found: dict[str, str] = {}
-    for owner, several in ours.items():
-        found |= _matched(several, recorded.get(owner, []))
-    return found
+    recorded = [
+        (_first_path(capture, node.owner), _key(node.op, node.shape), name) for name, node in capture.nodes.items()
+    ]
+    ours = [
+        (_first_path(capture, owner_of(node)), _key(row_of(node).op, tuple(tensors[0].shape)), node.name)
+        for node in graph.nodes
+        if node.op == "call_function" and (tensors := tensors_of(values.get(node.name)))
+    ]
+    return dict(match(ours, recorded))
 
 
 def owner_of(node: fx.Node) -> str:
@@ -53,12 +49,3 @@ def _key(op: str, shape: Iterable[int]) -> Key:
     """Names that differ by tracer alone are one."""
     name = packet(op).removesuffix("_copy")
     return operation(op).traced_as or name, tuple(shape)
-
-
-def _matched(ours: list[tuple[Key, str]], recorded: list[tuple[Key, str]]) -> dict[str, str]:
-    matcher = SequenceMatcher(None, [key for key, _ in ours], [key for key, _ in recorded], autojunk=False)
-    return {
-        ours[block.a + step][1]: recorded[block.b + step][1]
-        for block in matcher.get_matching_blocks()
-        for step in range(block.size)
-    }

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.imitated import as_on
+from ..capture.imitation import as_on
 from ..errors import MeasureError
 from ..execution.execute import Executor
 from ..isolation.answer import answer

@@ -41,7 +41,7 @@ GOAL = {
 
 BUDGET = {
     "artefact": (960, "artefact"),
-    "capture": (3830, "capture"),
+    "capture": (2800, "capture"),
     "cli": (1740, "settings"),
     "criteria": (1090, "criteria"),
     "document": (2200, "document"),
