@@ -11,7 +11,7 @@ _API = {
     "audit": "api",
     "Audit": "records",
     "apply": "document.live",
-    "imitated": "capture.imitated",
+    "imitated": "capture.imitation",
     "load": "document.again",
     "load_plan": "document.read",
     "snippet": "snippets",

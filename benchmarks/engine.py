@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from auditor.capture.capture import capture
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.isolation.answer import answer
 from auditor.loading import from_object, in_eval
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds

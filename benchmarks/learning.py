@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import DTYPES
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.numerics.carried import round_to
 from auditor.records import Objective, Subject
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import Step, bind_step, run_step
 from auditor.records import Subject
 from auditor.training.objective import training_subject
+from auditor.training.step import capture_step, step_batches
 
 
 class Scaled(nn.Module):

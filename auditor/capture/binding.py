@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from ..isolation.members import modules_of
 from ..numerics.nodes import tensors_of
@@ -93,7 +92,8 @@ def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
             kind, fqn = tape.kinds[node.name], tape.names.get(node.name)
             held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
             argument = node.name if kind == "input" else None
-            found.append(Placeholder(node.name, _KINDS.get(kind, kind), fqn, holders=held, argument=argument))
+            kind = "constant" if kind == "held" else kind
+            found.append(Placeholder(node.name, kind, fqn, holders=held, argument=argument))
     return tuple(found)
 
 
@@ -106,11 +106,3 @@ def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
             if tensor is not None:
                 found.setdefault(id(tensor), {})[paths[id(module)]] = None
     return {key: tuple(paths) for key, paths in found.items()}
-
-
-_KINDS = {"held": "constant"}
-
-
-def keywords_of(batch: Batch) -> tuple[str, ...]:
-    """Keyword arguments, in the order that they were recorded in."""
-    return tuple(pytree.tree_map(str, list(batch[1])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,12 @@ from torch import fx
 from ..numerics.nodes import op_name, operation_of, tensors_of
 from ..records import Call
 from ..trees import over_tensors
-from .cuts import carry
 from .regions import Region
 from .source import Written
 
 _aten = torch.ops.aten
+_GRADIENT = "gradient"
+"""Whether a replay of a node would hand gradients on to a parameter: they end at `detach`, and behind `no_grad`."""
 
 Observe = Callable[[fx.Node, Any], None]
 
@@ -39,10 +40,10 @@ class Mark:
 
 @dataclass
 class Tape:
-    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}. inputs: placeholders, in order.
+    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
-    holds for these inputs only. asked: whether Python looked at a dtype or at autocast, or may have without being seen.
+    holds for these inputs only. asked: whether Python looked at a dtype.
     elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
     output depends on too.
     """
@@ -51,19 +52,12 @@ class Tape:
     names: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    inputs: list[str] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
     marks: dict[str, Mark] = field(default_factory=dict)
     reads: bool = False
     asked: bool = False
     elsewhere: bool = False
     operations: int = 0
-
-    @property
-    def files(self) -> set[str]:
-        """Those whose lines ran."""
-        lines = (mark.written for mark in self.marks.values() if mark.written is not None)
-        return {place[0] for line in lines for place in (line.place, line.caller) if place is not None}
 
 
 class Builder:
@@ -74,7 +68,6 @@ class Builder:
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
         self._first: fx.Node | None = None
-        self._outlines: dict[Hashable, torch.Tensor] = {}
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         """An operation that gave `value`."""
@@ -114,7 +107,6 @@ class Builder:
     def input(self, name: str, x: torch.Tensor) -> fx.Node:
         """A tensor of the batch."""
         node = self._placeholder(name, "input", x)
-        self.tape.inputs.append(node.name)
         self.fed.add(node)
         return node
 
@@ -142,34 +134,37 @@ class Builder:
         return node
 
     def _known(self, node: fx.Node, value: Any) -> None:
-        node.meta["val"] = over_tensors(self._outline, value)
+        node.meta["val"] = over_tensors(_outline, value)
         if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged:
-            node.meta["rows"] = self._outline(value.values())
-        carry(node, value)
-
-    def _outline(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape and dtype without entries; values that lie alike share one."""
-        if x.is_nested or x.layout is not torch.strided or x.is_quantized:
-            return _outline(x)
-        key = x.shape, x.stride(), x.dtype
-        found = self._outlines.get(key)
-        if found is None:
-            found = self._outlines[key] = _outline(x)
-        return found
+            node.meta["rows"] = _outline(value.values())
+        if node.op == "placeholder":
+            node.meta[_GRADIENT] = isinstance(value, torch.nn.Parameter) and value.requires_grad
+        else:
+            reached = any(source.meta[_GRADIENT] for source in node.all_input_nodes)
+            node.meta[_GRADIENT] = reached and any(_differentiable(x) for x in tensors_of(value))
 
 
 def _is_exact(value: Any) -> bool:
     """Whether no rounding can change a value, if none changed what it was made of."""
-    return not any(x.is_floating_point() or x.is_complex() for x in tensors_of(value))
+    return not any(map(_differentiable, tensors_of(value)))
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:
     """Shape and dtype without entries."""
     if x.is_nested:  # ragged: no shape
         return torch.empty(0, dtype=x.dtype, device="meta")
-    try:
-        if x.layout is torch.strided and not x.is_quantized:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
-    except (RuntimeError, NotImplementedError, TypeError):
-        return torch.empty(0, dtype=x.dtype, device="meta")
+    if x.layout is torch.strided and not x.is_quantized:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
+
+
+def ends(node: fx.Node, x: torch.Tensor) -> bool:
+    """Whether a tensor that is read hands on no gradient, though its node would.
+
+    Inside `no_grad` nothing is said: an autograd.Function runs its forward there, and its result has a gradient.
+    """
+    return torch.is_grad_enabled() and bool(node.meta[_GRADIENT]) and _differentiable(x) and not x.requires_grad
+
+
+def _differentiable(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()

@@ -1,19 +1,40 @@
-"""Which module calls are open while a model runs, told by hooks that torch keeps for all modules, not by its own."""
+"""What Python does around the operations of a run: module calls, calls of torch's functions, looks at dtypes and values."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from ..isolation.members import named_modules
+from ..numerics.functions import functions_by_name
 from ..records import Call
+
+_LOOKING = (
+    "type element_size storage untyped_storage storage_type numpy __array__ __dlpack__ new new_tensor __repr__ __format__ "
+    "__reduce_ex__ __deepcopy__"
+)
+TELLING: frozenset[Any] = frozenset(
+    {
+        *(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes")),
+        *(getattr(torch.Tensor, name) for name in _LOOKING.split()),
+        torch.result_type,
+    }
+)
+"""Functions, as a mode of torch sees them, that say what dtype a tensor has, or make another in it."""
+
+_READING: frozenset[Any] = frozenset(
+    getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__repr__", "__format__")
+)
+"""Methods of tensors that hand their values to Python past the dispatcher."""
 
 
 class Calls:
@@ -42,10 +63,10 @@ class Calls:
         path = self._paths.get(id(module), "")
         if path:
             self._count += 1
-            self.open = (
-                *self.open,
-                Call(path, len(self.open), f"{path}#{self._count}", _handed((*args, *_keywords().values()))),
-            )
+            # Hooks for all modules are told the positional arguments alone.
+            given = (*args, *sys._getframe(1).f_locals.get("kwargs", {}).values())
+            handed = any(isinstance(x, torch.dtype) and x.is_floating_point for x in given)
+            self.open = (*self.open, Call(path, len(self.open), f"{path}#{self._count}", handed))
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if self._stack and threading.get_ident() == self._thread:
@@ -65,22 +86,9 @@ class Calls:
                 handle.remove()
 
 
-def _handed(arguments: Iterable[Any]) -> bool:
-    return any(isinstance(x, torch.dtype) and x.is_floating_point for x in arguments)
-
-
-def _keywords() -> Mapping[str, Any]:
-    """Keyword arguments of the module call whose hook this is: hooks for all modules are told the positional ones alone."""
-    found: Mapping[str, Any] = sys._getframe(2).f_locals.get("kwargs", {})
-    return found
-
-
 def first_paths(model: nn.Module) -> dict[int, str]:
     """{id of a module: its first path}."""
-    found: dict[int, str] = {}
-    for path, module in named_modules(model):
-        found.setdefault(id(module), path)
-    return found
+    return {id(module): path for path, module in reversed(list(named_modules(model)))}
 
 
 def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -89,3 +97,45 @@ def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     for path, module in named_modules(model):
         paths.setdefault(id(module), []).append(path)
     return {first: tuple(others) for first, *others in paths.values() if others}
+
+
+class Functions(TorchFunctionMode):
+    """Sees the outermost calls of torch's functions; what these call is theirs.
+
+    tell: hears of every tensor whose values are handed to Python past the dispatcher. asked: whether Python looked at a
+    dtype.
+    """
+
+    def __init__(self, calls: Calls, tell: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._calls, self._tell, self._count = calls, tell, 0
+        self._open: Call | None = None
+        self.asked = False
+        self._thread = threading.get_ident()
+
+    @property
+    def open(self) -> Call | None:
+        """The call that is open, unless a module was called in it."""
+        return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _names().get(func)
+        self.asked = self.asked or func in TELLING
+        if func in _READING:
+            self._tell(args[0])
+        if name is None or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        self._count += 1
+        outer, self._open = self._open, None
+        if not kwargs.get("inplace") and kwargs.get("out") is None:
+            self._open = Call(name, self._calls.depth(), f"{name}()#{self._count}")
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._open = outer
+
+
+@cache
+def _names() -> dict[Any, str]:
+    return {function: name for name, functions in functions_by_name().items() for function in functions}

@@ -2,147 +2,82 @@
 
 from __future__ import annotations
 
-import gc
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils._pytree import tree_map_only
 
-from ..errors import AuditorError, CaptureError, MeasureError
+from ..errors import AuditorError, CaptureError, MeasureError, first_line
 from ..isolation import isolated
-from ..isolation.answer import from_the_start
+from ..isolation.answer import copied, from_the_start
+from ..isolation.eager import uncompiled, unfused
+from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.metrics import output_error
+from ..numerics.nodes import row_of
 from ..raised import let_through
-from ..records import Batch, Capture, Subject
-from .binding import Binder, TapeModule, keywords_of, placeholders_of
-from .builder import Tape
-from .calls import aliases_of
-from .history import AGREEMENT, history_matters
+from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
+from .binding import Binder, TapeModule, placeholders_of
+from .builder import Mark, Tape
+from .calls import aliases_of, first_paths
 from .literals import compared
-from .naming import describe_nodes
-from .paths import of_shapes, on_the_path
+from .paths import on_the_path, usable_batches
 from .record import record
+from .source import code_at, line_of
 
-ROUNDINGS = 8
-"""Times what last places of weights and inputs move: every operation on the way rounds too."""
+AGREEMENT = 1e-6
+"""Relative L2 difference up to which two answers are one: a kernel may take another path on other memory."""
 
-_NEVER = 1 << 30
-"""Searches among the younger objects until one among all."""
-
-DOUBLE = ("float64", "complex128")
-"""Dtypes that no plan touches, by their names on a node."""
+REPEATS = 1e-4
+"""The same of a model and its graph, whose values lie elsewhere: what a kernel rounds otherwise, a model may magnify."""
 
 _PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
 _THREADS = (
     "The model calls modules in threads of its own: what they compute is not audited, and autocast does not reach it. "
     "Call them in the thread that runs the model to have them audited."
 )
-
-
-@dataclass
-class Recording:
-    """A tape, and what the recorded run gave, until a run of the tape was seen to give the same."""
-
-    capture: Capture
-    subject: Subject
-    answer: NamedTensors
-    repeated: bool = False
-
-    def repeats(self, found: Sequence[torch.Tensor] | None = None) -> None:
-        """Raises CaptureError(slug="capture-failed") unless the tape repeats the run; once it was seen to, nothing is done.
-
-        found: outputs of an FP32 run of the tape, which stand for one more if they agree.
-        """
-        if self.repeated:
-            return
-        if found is None or not self._gave([x.detach() for x in found]):
-            _check(self.capture, self.subject, self.subject.batches[0], self.answer)
-        self.repeated = True
-
-    def _gave(self, found: list[torch.Tensor]) -> bool:
-        """Whether the run gave this."""
-        answer, found = _unnested(self.answer), _unnested(found)
-        try:
-            return len(answer) == len(found) and output_error(answer, found) <= AGREEMENT
-        except MeasureError:
-            return False
+_HANDLING = (
+    "every run of the audit starts with the parameters, buffers and attributes that the model was handed over with; what "
+    "closures, globals, caches and iterators keep is not put back."
+)
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the subject's run on its first batch, and run the tape again.
+    """The graph of `recorded`."""
+    return recorded(subject, formats, seed).capture
 
-    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them.
-    Raises: CaptureError(slug="capture-failed") where the model does not run, or its tape does not repeat it.
+
+def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
+    """Record the subject's run on its first batch, and run the graph once, which must give the same.
+
+    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them. The
+    path has all batches that are known to take it.
+    Raises: CaptureError(slug="capture-failed") where the model does not run, or its graph does not repeat it.
     """
-    with _young_searched():
-        recording = _recorded(subject, formats, seed)
-        recording.repeats()
-        return recording.capture
-
-
-def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Recording:
-    """As `capture`, but for the second run: whoever runs the tape for another reason says what came out."""
-    with _young_searched():
-        return _recorded(subject, formats, seed)
-
-
-@contextmanager
-def _young_searched() -> Iterator[None]:
-    """In the body only what is young is searched for garbage: a tape is many objects, and all of them stay."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*thresholds[:2], _NEVER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-
-
-def _recorded(subject: Subject, formats: tuple[str, ...], seed: int) -> Recording:
     batch: Batch = subject.batches[0]
     try:
         tape, answer, history = from_the_start(subject.model, batch, lambda: _run(subject.model, batch, seed), seed)
-    except AuditorError:
-        raise
     except Exception as error:
         let_through(error)
+        if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
+            raise
         raise CaptureError(
-            f"{subject.name} could not be recorded: {_first_line(error)}. "
+            f"{subject.name} could not be recorded: {_said(error)}. "
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
     found = assembled(tape, subject.model, batch)
-    if not any(node.floating for node in found.nodes.values()):
-        raise CaptureError(_nothing_floating(subject.name, answer), slug="nothing-to-audit")
-    if all(node.dtype in DOUBLE for node in found.nodes.values() if node.floating):
-        raise CaptureError(
-            f"{subject.name} computes in FP64 alone, which is kept as it is. Pass model.float(), and inputs in FP32, to see "
-            "what lower precision does to it.",
-            slug="nothing-to-audit",
-        )
-    others = of_shapes(batch, (*subject.batches[1:], *subject.held_out)) if tape.reads else []
+    _check_floating(found, subject.name, answer)
+    _check_repeats(found, subject, batch, answer)
     found = compared(found, tape, subject.model, batch, formats, seed)
-    warnings = (*found.warnings, *([history] if history else []))
-    found = replace(found, same_path=on_the_path(tape, subject.model, others, seed), warnings=warnings)
-    return Recording(found, subject, answer)
-
-
-def _nothing_floating(name: str, answer: NamedTensors) -> str:
-    """Why the recorded operations that lead to the outputs have no precision."""
-    if not answer:
-        return (
-            f"{name} returns no tensor, so there is no output to compare. Let it return tensors: a number (.item()), an array "
-            "or a text made of one cannot be followed back to the operations that it came from."
-        )
-    return (
-        f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. A number "
-        "(.item()), an array or a text cannot be followed back, nor can entries that choose a shape. Pass a model that "
-        "computes its outputs from floating-point tensors."
+    found = replace(
+        found,
+        same_path=on_the_path(tape, subject, seed) if tape.reads else frozenset(),
+        warnings=(*found.warnings, *([history] if history else [])),
     )
+    return ModelPath(found, tuple(usable_batches(found, subject)), answer.names)
 
 
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, NamedTensors, str | None]:
@@ -151,36 +86,44 @@ def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, NamedTensors,
     return tape, answer, history_matters(model, batch, answer, seed)
 
 
-def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
-    """The tape as the stages read it."""
-    placeholders = placeholders_of(tape, model)
-    order = tuple(placeholder.name for placeholder in placeholders)
-    return Capture(
-        graph_module=TapeModule(nn.Module(), tape.graph),
-        nodes=describe_nodes(tape, model),
-        placeholders=placeholders,
-        outputs=tape.outputs,
-        bind=Binder(order, tape.names, tape.constants, keywords_of(batch)),
-        method="path" if tape.reads else "run",
-        operations=tape.operations,
-        aliases=aliases_of(model),
-        warnings=(*([_PATH] if tape.reads else []), *([_THREADS] if tape.elsewhere else [])),
-    )
+def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
+    """Raises CaptureError(slug="nothing-to-audit") where no recorded operation has a precision that a plan may lower."""
+    floating = [node.dtype for node in found.nodes.values() if node.floating]
+    if not answer:
+        said = (
+            f"{name} returns no tensor, so there is no output to compare. Let it return tensors: a number (.item()), an array "
+            "or a text made of one cannot be followed back to the operations that it came from."
+        )
+    elif not floating:
+        said = (
+            f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. A number "
+            "(.item()), an array or a text cannot be followed back, nor can entries that choose a shape. Pass a model that "
+            "computes its outputs from floating-point tensors."
+        )
+    elif set(floating) <= {"float64", "complex128"}:
+        said = (
+            f"{name} computes in FP64 alone, which is kept as it is. Pass model.float(), and inputs in FP32, to see "
+            "what lower precision does to it."
+        )
+    else:
+        return
+    raise CaptureError(said, slug="nothing-to-audit")
 
 
-def _check(recorded: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
-    given = recorded.bind(subject.model, batch)
+def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
+    """Raises CaptureError(slug="capture-failed") unless the graph gives what the recorded run gave."""
     try:
-        found = _replayed(recorded, given)
+        with torch.no_grad():
+            again = _unnested(tensor_outputs(found.graph_module(*found.bind(subject.model, batch))))
     except Exception as error:
         let_through(error)
         raise CaptureError(
-            f"{subject.name} runs, but its recorded operations do not run again: {_first_line(error)}. Does it use an "
+            f"{subject.name} runs, but its recorded operations do not run again: {_said(error)}. Does it use an "
             "operation that only works within a context, or handles that are freed after the run?",
             slug="capture-failed",
         ) from error
     answer = _unnested(answer)
-    if len(found) != len(answer) or not _agree(recorded, given, output_error(answer, found), found):
+    if len(again) != len(answer) or not output_error(answer, again) <= REPEATS:
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
@@ -188,32 +131,94 @@ def _check(recorded: Capture, subject: Subject, batch: Batch, answer: Sequence[t
         )
 
 
-def _agree(recorded: Capture, given: Sequence[Any], error: float, found: list[torch.Tensor]) -> bool:
-    """Whether a replay is the run, but for rounding: what a kernel rounds otherwise on other memory, a model may magnify."""
-    if error <= AGREEMENT or not math.isfinite(error):
-        return error <= AGREEMENT
-    signs = torch.Generator().manual_seed(0)
-    moved = output_error(found, _replayed(recorded, [_last_place(x, signs) for x in given]))
-    return error <= ROUNDINGS * moved
-
-
-def _last_place(value: Any, signs: torch.Generator) -> Any:
-    """A float tensor with every entry off by one in its last place, up or down."""
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.layout is not torch.strided:
-        return value
-    step = (2 * torch.randint(2, value.shape, generator=signs) - 1).to(value.device) * torch.finfo(value.dtype).eps
-    return value.detach() * (1 + step)
-
-
-def _replayed(recorded: Capture, given: Sequence[Any]) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return _unnested(tensor_outputs(recorded.graph_module(*given)))
-
-
 def _unnested(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part for x in tensors for part in (x.unbind() if x.is_nested else [x])]
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)[:160]}" if str(error) else type(error).__name__
+
+
+def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
+    """What a later call does otherwise, from the state that earlier ones left and with the same random numbers.
+
+    The caller has just run the model and puts its state back. answer: what that run returned. One call on other values
+    comes between: attention over the same keys twice is what it is over them once. A cache that is filled once makes no
+    difference; counters, statistics, memories and caches that grow do.
+    """
+
+    def called(given: Batch) -> list[torch.Tensor]:
+        with isolated(batch, seed=seed), unfused(), uncompiled():
+            args, kwargs = copied(given)
+            return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
+
+    try:
+        called(tree_map_only(torch.Tensor, _rolled, batch))
+    except Exception as problem:  # these values need not be any that the model takes
+        let_through(problem)
+    try:
+        error = output_error(answer, called(batch))
+        if error <= AGREEMENT:
+            return None
+        what = f"differs by {error:.2g} (relative L2; integers by the share that changed, if that is more)"
+    except MeasureError:
+        what = "answers in other shapes"
+    except Exception as problem:
+        let_through(problem)
+        what = f"fails ({_said(problem)})"
+    return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
+
+
+def _rolled(x: torch.Tensor) -> torch.Tensor:
+    """Floating values in other places; indices and masks as they are."""
+    moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
+    return x.detach().roll(1, -1) if moved else x
+
+
+def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
+    """The tape as the stages read it."""
+    placeholders, paths = placeholders_of(tape, model), first_paths(model)
+    types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
+    order = tuple(placeholder.name for placeholder in placeholders)
+    operations = [node for node in tape.graph.nodes if node.op == "call_function"]
+    return Capture(
+        graph_module=TapeModule(nn.Module(), tape.graph),
+        nodes={node.name: _described(node, tape.marks[node.name], types) for node in operations},
+        placeholders=placeholders,
+        outputs=tape.outputs,
+        bind=Binder(order, tape.names, tape.constants, tuple(batch[1])),
+        method="path" if tape.reads else "run",
+        operations=tape.operations,
+        aliases=aliases_of(model),
+        warnings=(*([_PATH] if tape.reads else []), *([_THREADS] if tape.elsewhere else [])),
+    )
+
+
+def _described(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
+    """The operation in names that a user recognises: owner module, source line and ATen name."""
+    owner, written = mark.calls[-1].path, mark.written
+    caller = written.caller if written else None
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        value = next((item for item in value if isinstance(item, torch.Tensor)), None)
+    tensor = value if isinstance(value, torch.Tensor) else None
+    return Node(
+        name=node.name,
+        op=node.meta["op"],
+        owner=owner,
+        owner_type=types.get(owner, ""),
+        source=line_of(written.place) if written else None,
+        source_path=written.place[0] if written else None,
+        code=code_at(written.place) if written else None,
+        inputs=tuple(source.name for source in node.all_input_nodes),
+        shape=tuple(tensor.shape) if tensor is not None else (),
+        dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
+        floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
+        calls=mark.calls,
+        region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
+        # What the author wrote in place, and not one that tells others of what was written.
+        in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
+        function=mark.function,
+        called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
+        caller_path=caller[0] if caller else None,
+    )

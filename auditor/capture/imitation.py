@@ -1,19 +1,26 @@
-"""The mode in which a model runs on a CPU as on CUDA: autocast's lists for CUDA, and half kernels that sum in FP32."""
+"""A model runs on a CPU as on CUDA: autocast's lists for CUDA, and half kernels that sum in FP32."""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
+from ..devices import is_native
+from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
 from ..numerics.autocast import autocast_arguments
-from ..numerics.formats import Format, dtype_of, format_of, is_low
+from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import mutates, operation_of
 from ..numerics.products import is_tensor_core
 from ..trees import over_tensors
+from .intercept import Handler, intercepted
 from .regions import Region, cast_weight
 
 
@@ -21,8 +28,8 @@ class Endless(RuntimeError):
     """A run takes far more operations than it should."""
 
 
-class Imitation:
-    """Runs operations as CUDA does; see dispatch.Handler.
+class Imitation(Handler):
+    """Runs operations as CUDA does.
 
     lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
     most: operations after which the run is ended: a loop until two numbers agree may never end in half. seen: how many
@@ -43,12 +50,12 @@ class Imitation:
         """What autocast on CUDA makes of the arguments."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
-        how = _treatment(op)
-        if how == "none":
+        how, row = _treatment(op), format_of(getattr(torch, region.dtype))
+        if how == "none" or row is None:
             return args, kwargs
         if how != "lower":
-            return autocast_arguments(str(op), args, kwargs, _row(region))
-        dtype = dtype_of("fp16" if operation_of(op).only_fp16 else _row(region).name)
+            return autocast_arguments(str(op), args, kwargs, row)
+        dtype = dtype_of("fp16" if operation_of(op).only_fp16 else row.name)
 
         def cast(x: torch.Tensor) -> torch.Tensor:
             movable = x.dtype is torch.float32 or is_low(x.dtype)
@@ -58,14 +65,15 @@ class Imitation:
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The operation in the dtypes that its arguments have. Raises: Endless, UnsupportedInFormat."""
-        self.seen += not _casts(op)
+        plain = not isinstance(op, torch._ops.OpOverload)
+        self.seen += plain or not operation_of(op).cast
         if self.most is not None and self.seen > self.most:
             raise Endless(
                 f"ended after {self.most} operations, many more than FP32 takes: a loop goes on for longer in this format, or for ever"
             )
-        if not isinstance(op, torch._ops.OpOverload):
+        if plain:
             return op(*args, **kwargs)
-        if _draws(op) and not _lets_all_through(op, args, kwargs):
+        if _draws(op, args, kwargs):
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)
@@ -81,22 +89,77 @@ def _treatment(op: Any) -> str:
     return operation_of(op).autocast if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
 
 
-def _row(region: Region) -> Format:
-    """The format of a region of autocast, which takes none but those that torch computes in."""
-    row = format_of(getattr(torch, region.dtype))
-    assert row is not None
-    return row
+def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it draws all it does: recurrent layers draw between their layers alone, and their half kernels are wanted; a
+    dropout outside of training returns what it is given."""
+    row = operation_of(op)
+    idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
+    return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
 
 
-def _casts(op: Any) -> bool:
-    return isinstance(op, torch._ops.OpOverload) and operation_of(op).cast
+_imitating: set[int] = set()
+"""Threads that do."""
 
 
-def _draws(op: Any) -> bool:
-    """Whether it draws all it does; recurrent layers draw between their layers alone, and their half kernels are wanted."""
-    return may_draw(op) and not is_tensor_core(op) and not operation_of(op).recurrent
+@contextmanager
+def imitated(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
+    """Run what the body runs on a CPU as it would run on `device`, forwards and backwards.
+
+    Example:
+
+        with auditor.imitated("cuda"):
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = loss_fn(model(inputs), targets)
+            loss.backward()
+
+    Inside, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors sum in
+    FP32 and round once, and so do their gradients; other operations run in half; what CUDA lacks in half raises
+    RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")` scales. Tensors stay on the CPU.
+    Compiled functions run eagerly. Afterwards nothing is switched on, however the body ends.
+    `torch.autocast("cuda")` and `GradScaler("cuda")` must be made inside: made outside, without CUDA, torch switches
+    them off. `backward()` must be called inside as well. Threads that the body starts are not imitated. Nested in the
+    same thread, the inner one changes nothing. Tensors on a GPU run natively.
+    most: operations after which the body ends with a RuntimeError, for loops that need not end in half.
+    Raises: MeasureError(slug="unknown-device"); MeasureError(slug="imitation-busy") where another run, in this thread
+    or another, is being recorded or imitated; MeasureError(slug="imitation-ended") where the body traced a model.
+    """
+    if str(device) != "cuda":
+        raise MeasureError(f"there is no imitation of {str(device)!r}: known are 'cuda'.", slug="unknown-device")
+    thread = threading.get_ident()
+    if thread in _imitating:
+        yield
+        return
+    _imitating.add(thread)
+    try:
+        with intercepted(Imitation(most=most)), scaled_as_on_cuda():
+            yield
+    finally:
+        _imitating.discard(thread)
 
 
-def _lets_all_through(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it is a dropout outside of training, which returns what it is given."""
-    return operation_of(op).thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
+@contextmanager
+def as_on(device: str, most: int | None = None) -> Iterator[None]:
+    """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
+    with nullcontext() if is_native(device) else imitated("cuda", most=most):
+        yield
+
+
+_Scaler = torch.amp.grad_scaler.GradScaler
+_ORIGINAL = _Scaler.__init__
+
+
+@contextmanager
+def scaled_as_on_cuda() -> Iterator[None]:
+    """In the body, in this thread, a GradScaler for CUDA is one for the CPU's tensors."""
+    thread = threading.get_ident()
+
+    @functools.wraps(_ORIGINAL)
+    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        here = threading.get_ident() == thread and not torch.cuda.is_available()
+        _ORIGINAL(self, "cpu" if here and device == "cuda" else device, *args, **kwargs)
+
+    _Scaler.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _Scaler.__init__ = _ORIGINAL  # type: ignore[method-assign]

@@ -19,39 +19,63 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
+from ..errors import MeasureError
 from ..isolation.eager import cond, uncompiled, unfused, while_loop
 from ..numerics.nodes import operation_of
 from ..trees import tensors_in
-from .handler import Handler, Traced, alone
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch
-_AUTOCAST = reduce(
-    or_,
-    (
-        torch._C.DispatchKeySet(torch._C._dispatch_key_parse(f"Autocast{kind}"))
-        for kind in ("CPU", "CUDA", "PrivateUse1")
-    ),
-)
+_AUTOCAST_KEYS = map(torch._C._dispatch_key_parse, ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1"))
+_AUTOCAST = reduce(or_, map(torch._C.DispatchKeySet, _AUTOCAST_KEYS))
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
 """Included in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
 
+_RUNNING = threading.Lock()
+
+
+class Handler:
+    """What runs the operations of a model in place of torch: here as torch does, outside of autocast."""
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """One operation as the author called it; autocast is out of the way."""
+        return op(*args, **kwargs)
+
+    def entering(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of an operation on CUDA's autocast lists, once functorch's transforms are done with it; `part` comes next."""
+        return args, kwargs
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """One of the operations that a transformed one comes down to, on plain tensors."""
+        return op(*args, **kwargs)
+
 
 @contextmanager
-def intercepted(handler: Handler, depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """In the body every operation of this thread goes through `handler`.
+def intercepted(
+    handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
+) -> Iterator[None]:
+    """In the body every operation of this thread goes through `handler`. around: the region it is in, see `one_stack`.
 
     Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
     the modules that hold them), and compiled functions run eagerly.
-    Raises: Busy, in another thread or in the body of another one; Traced.
+    Raises: MeasureError(slug="imitation-busy"), in another thread or in the body of another one;
+    MeasureError(slug="imitation-ended") where the body traced a model.
     """
+    if not _RUNNING.acquire(blocking=False):
+        raise MeasureError(
+            "another run is being recorded or imitated, and torch allows one at a time in a process: "
+            "let it end before this one begins.",
+            slug="imitation-busy",
+        )
     with ExitStack() as stack:
-        stack.enter_context(alone())
+        stack.callback(_RUNNING.release)
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
-        stack.enter_context(one_stack(depth_of))
+        stack.enter_context(one_stack(depth_of, around))
         stack.enter_context(unfused())
         stack.enter_context(uncompiled())
         stack.enter_context(enable_python_dispatcher())
@@ -72,7 +96,11 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
             _push_mode(self)
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if taken_off:
-            raise Traced("a tracer ran inside and switched the mode off that sees operations: trace the model outside")
+            raise MeasureError(
+                "a tracer such as torch.export ran in the run and switched off what sees its operations: trace the model "
+                "before or after.",
+                slug="imitation-ended",
+            )
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -89,7 +117,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             if not _transformed(tensors_in((args, kwargs))):
                 return self.handler.whole(func, args, kwargs, region)
-            with self.parts.of(region), _below(self.parts):
+            with self.parts.of(region), _cast_below(self.parts):
                 return func(*args, **kwargs)
 
 
@@ -121,33 +149,28 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.handler.part(func, args, kwargs or {}, self.region)
 
 
-class _Below(threading.local):
-    """The mode of the transformed operation that this thread is in."""
-
-    parts: _Parts | None = None
-
-
-_CURRENT = _Below()
+_below: list[_Parts] = []
+"""The modes of the transformed operations that the run is in."""
 
 
 @contextmanager
-def _below(parts: _Parts) -> Iterator[None]:
+def _cast_below(parts: _Parts) -> Iterator[None]:
     """In the body operations on CUDA's lists are seen where autocast sees them: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
     _listen()
-    outer, _CURRENT.parts = _CURRENT.parts, parts
+    _below.append(parts)
     try:
         with torch._C._SetExcludeDispatchKeyGuard(_KEY_BELOW, False), torch._C._IncludeDispatchKeyGuard(_KEY_BELOW):
             yield
     finally:
-        _CURRENT.parts = outer
+        _below.pop()
 
 
 @cache
 def _listen() -> tuple[torch.library.Library, ...]:
-    """Kernels for the operations on CUDA's lists, under a key that is included in `_below` alone."""
+    """Kernels for the operations on CUDA's lists, under a key that is included in `_cast_below` alone."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
     others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
@@ -161,10 +184,9 @@ def _listen() -> tuple[torch.library.Library, ...]:
 
 
 def _listed(op: Any, *args: Any, **kwargs: Any) -> Any:
-    parts = _CURRENT.parts
+    parts = _below[-1]
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
-        if parts is not None:
-            args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
+        args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
         return op(*args, **kwargs)
 
 

@@ -1,9 +1,10 @@
-"""Which batches a tape holds for: of the recorded shapes, and on its path where Python chose that by looking at values."""
+"""Which batches a recorded graph holds for, and which of its operations is which of another's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -11,11 +12,14 @@ from torch.utils import _pytree as pytree
 
 from ..isolation.answer import from_the_start
 from ..numerics.entries import entries, extent, places
-from ..numerics.nodes import op_name, tensors_of
+from ..numerics.nodes import op_name, row_of, tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, ModelPath, Subject
 from .builder import Tape
 from .record import record
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:
@@ -23,14 +27,12 @@ def key_of(batch: Batch) -> tuple[int, ...]:
     return tuple(id(x) for x in tensors_of(batch))
 
 
-def on_the_path(tape: Tape, model: nn.Module, batches: Sequence[Batch], seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys of those batches whose run does the same operations, with the same numbers in them: each is run once."""
-    return frozenset(key_of(batch) for batch in batches if _takes_it(tape, model, batch, seed))
-
-
-def of_shapes(first: Batch, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches whose tensors have the shapes of the first, and whose other arguments are the same."""
-    return [batch for batch in batches if _shapes(batch) == _shapes(first)]
+def on_the_path(tape: Tape, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
+    """Keys of the other batches whose run does the same operations as the first's, with the same numbers in them: each of
+    its shapes is run once."""
+    first, *others = (*subject.batches, *subject.held_out)
+    alike = (batch for batch in others if _shapes(batch) == _shapes(first))
+    return frozenset(key_of(batch) for batch in alike if _takes_it(tape, subject.model, batch, seed))
 
 
 def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
@@ -79,7 +81,43 @@ def _written(tape: Tape) -> list[Any]:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a is b or (extent(a), a.dtype) != (extent(b), b.dtype):
-        return a is b
-    spots, (a, b) = zip(places(a), places(b), strict=True), (entries(a), entries(b))
-    return bool(((a == b) | (a != a) & (b != b)).all()) and all(torch.equal(*pair) for pair in spots)
+    if (extent(a), a.dtype) != (extent(b), b.dtype):
+        return False
+    parts = zip((*places(a), entries(a)), (*places(b), entries(b)), strict=True)
+    return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in parts)
+
+
+def aligned(
+    ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]
+) -> Iterator[tuple[S, T]]:
+    """Pairs of what two runs of one model have in common, of (module, key, item) each: in every module, the items with equal
+    keys in the same order."""
+    others = _by_module(theirs)
+    for module, (keys, items) in _by_module(ours).items():
+        their_keys, their_items = others.get(module, ([], []))
+        if keys == their_keys:  # nearly always; the general way takes the square of the length
+            yield from zip(items, their_items, strict=True)
+            continue
+        for a, b, size in SequenceMatcher(None, keys, their_keys, autojunk=False).get_matching_blocks():
+            yield from zip(items[a : a + size], their_items[b : b + size], strict=True)
+
+
+def same_operations(ours: Capture, theirs: Capture) -> dict[str, str]:
+    """{operation of a graph: the one of another graph of the model}: by module, name and line."""
+    return dict(aligned(_operations(ours), _operations(theirs)))
+
+
+def _operations(capture: Capture) -> Iterator[tuple[str, Hashable, str]]:
+    for node in capture.graph_module.graph.nodes:
+        if node.op == "call_function":
+            row, described = row_of(node), capture.nodes[node.name]
+            yield described.owner, ("batch_norm" if row.batch_norm else row.name, described.source), node.name
+
+
+def _by_module(items: Iterable[tuple[str, Hashable, T]]) -> dict[str, tuple[list[Hashable], list[T]]]:
+    found: dict[str, tuple[list[Hashable], list[T]]] = {}
+    for module, key, item in items:
+        keys, values = found.setdefault(module, ([], []))
+        keys.append(key)
+        values.append(item)
+    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,52 +18,29 @@ from ..numerics.nodes import mutates, operation_of, tensors_of
 from ..numerics.transfers import to_device
 from ..records import Batch
 from ..trees import over_tensors
-from .asks import asking, may_ask_unseen
 from .binding import named_inputs
-from .builder import Builder, Mark, Observe, Tape
-from .calls import Calls
-from .casts import as_cast, is_no_cast
-from .choices import shape_from
-from .cuts import ends
-from .functions import Functions
-from .handler import Handler
-from .intercept import intercepted
-from .reads import noticed
-from .regions import Region, ambient, entered_at
-from .source import written_at
-from .twins import (
+from .builder import Builder, Mark, Observe, Tape, ends
+from .calls import Calls, Functions
+from .functional import (
     Drawn,
     Written,
+    as_cast,
     completed,
-    moves,
+    is_no_cast,
     positional,
     promotes,
-    replaces,
+    shape_from,
     twin_of,
-    writes_nothing,
     written_arguments,
 )
+from .intercept import Handler, intercepted
+from .regions import Region, entered_at
+from .source import written_at
 from .values import Values
 from .views import ALIAS, View, shares_memory
 
 _aten = torch.ops.aten
 _FP32 = Region(True, "float32")
-
-
-class Plain:
-    """Runs operations as torch does, outside autocast; see dispatch.Handler."""
-
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """The operation itself."""
-        return op(*args, **kwargs)
-
-    part = whole
-
-    def entering(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they are."""
-        return args, kwargs
 
 
 def record(
@@ -73,44 +50,30 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
     observe: Observe | None = None,
-    bare: bool = False,
 ) -> tuple[Tape, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. observe(node, result) sees every operation's own result. bare: no lines of code are looked up, nor calls of
-    torch's functions, nor whether Python looks at dtypes. The batch's tensors are copied, and the model's may be written
-    to: the caller puts them back.
+    protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
+    be written to: the caller puts them back.
     """
     tape, calls = Tape(), Calls(model)
-    functions = None if bare else Functions(calls)
-    recorder = _Recorder(tape, calls, handler or Plain(), around, observe, functions)
+    recorder = _Recorder(tape, calls, handler or Handler(), around, observe)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
-        stack.enter_context(noticed(recorder.noticed))
-        stack.enter_context(_region(around))
-        stack.enter_context(intercepted(recorder, calls.depth))
-        if functions is not None:
-            stack.enter_context(asking(recorder.asked))
-            stack.enter_context(functions)
+        dtype = getattr(torch, around.dtype) if around is not None else None
+        stack.enter_context(intercepted(recorder, calls.depth, dtype))
+        stack.enter_context(recorder.functions)
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = outputs.each(lambda x: x.detach().clone())
-    recorder.end(outputs)
-    tape.elsewhere = calls.elsewhere
-    if functions is not None:
-        tape.asked |= functions.asked or calls.elsewhere or may_ask_unseen(model, tape.files)
+    recorder.builder.close([recorder.values.node_of(x) for x in outputs])
+    tape.elsewhere, tape.asked = calls.elsewhere, recorder.functions.asked
     return tape, answer
 
 
-@contextmanager
-def _region(around: Region | None) -> Iterator[None]:
-    with ambient(getattr(torch, around.dtype)) if around is not None else nullcontext():
-        yield
-
-
-class _Recorder:
+class _Recorder(Handler):
     """Runs every operation, and puts it on the tape."""
 
     def __init__(
@@ -120,9 +83,9 @@ class _Recorder:
         handler: Handler,
         around: Region | None,
         observe: Observe | None,
-        functions: Functions | None,
     ) -> None:
-        self.tape, self.calls, self.handler, self.functions = tape, calls, handler, functions
+        self.tape, self.calls, self.handler = tape, calls, handler
+        self.functions = Functions(calls, self.noticed)
         self.around = around or Region(False, "")
         self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
         self._emit, self._constant = self.builder.emit, self.builder.constant
@@ -150,29 +113,18 @@ class _Recorder:
         self.kept = list(copies.values())
         return result
 
-    def end(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Close the graph: what the caller gets, and nothing that it does not depend on."""
-        self.builder.close([self.values.node_of(x) for x in outputs])
-
-    def asked(self) -> None:
-        """Python looks at autocast, or at what it would not be seen to look at."""
-        self.tape.asked = True
-
     def noticed(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""
         nodes = [self.values.node_of(x) for x in given]
         self.tape.reads |= any(node in self.builder.fed for node in nodes)
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """See dispatch.Handler."""
         return self._recorded(op, args, kwargs, region, self.handler.whole)
 
     def entering(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """See dispatch.Handler."""
         return self.handler.entering(op, args, kwargs, region)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """See dispatch.Handler."""
         return self._recorded(op, args, kwargs, region, self.handler.part)
 
     def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
@@ -186,11 +138,11 @@ class _Recorder:
         given, row, writes = tensors_of((args, kwargs)), operation_of(op), mutates(op)
         self.builder.mark = Mark(
             self.calls.open,
-            written_at(record.__code__) if self.functions is not None else None,
+            written_at(record.__code__),
             region if region != self.around else None,
             max(1, entered_at()),
             row.name if writes else None,
-            None if writes or self.functions is None else self.functions.open,
+            None if writes else self.functions.open,
         )
         before, held = self._arguments(op, args, kwargs)
         draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
@@ -211,7 +163,8 @@ class _Recorder:
 
         result = over_tensors(own, result)
         if held:
-            self._bind_all(result, lambda x, _: self._constant(x, "held"))
+            for _, x in _places_of(result):
+                self.values.bind(x, self._constant(x, "held"))
         else:
             self._returned(op, given, before, result, draw, apart)
         return result
@@ -221,7 +174,7 @@ class _Recorder:
 
         What chooses the shape of a result is held where rounding could change it.
         """
-        choosing = shape_from(op, args, kwargs)
+        choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
         if choosing:
             self.noticed(*choosing)
@@ -241,17 +194,11 @@ class _Recorder:
 
     def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
         """The length of a dimension that is no number, but belongs to one tensor: another one's in a replay."""
-        for x in ragged:
-            sizes: tuple[Any, ...] = tuple(x.shape)
-            for dim, own in enumerate(sizes):
-                if isinstance(own, torch.SymInt) and own == size:
-                    return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
+        sizes: list[tuple[torch.Tensor, int, Any]] = [(x, dim, x.size(dim)) for x in ragged for dim in range(x.dim())]
+        for x, dim, own in sizes:
+            if isinstance(own, torch.SymInt) and own == size:
+                return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
         return size
-
-    def _bind_all(self, result: Any, node_of: Callable[[torch.Tensor, tuple[int, ...]], fx.Node]) -> None:
-        """Nodes for the tensors in what an operation returned, which may be lists in a tuple."""
-        for path, x in _places_of(result):
-            self.values.bind(x, node_of(x, path))
 
     def _returned(
         self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
@@ -316,18 +263,21 @@ class _Recorder:
     def _written(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
     ) -> None:
-        if writes_nothing(op):
+        row = operation_of(op)
+        if row.writes_nothing:
             return
         places = written_arguments(op)
         changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
         written = [x for value in changed for x in tensors_of(value)]
-        if replaces(op):
+        if row.replaces_memory:
             for x in written:
                 self.values.moved(x)
             return
         node_args, node_kwargs = before
-        if moves(op):
-            self._moved(op, args, node_args, node_kwargs, written[0])
+        if row.view == "always":  # another shape in place
+            target = twin_of(op) or _aten.as_strided.default
+            node = self._emit(target, node_args, node_kwargs, written[0])
+            self.values.bind_view(written[0], node, written[0], View(target, tuple(args[1:]), kwargs))
             return
         twin = twin_of(op)
         if draw is not None:
@@ -346,10 +296,6 @@ class _Recorder:
                 own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
             self.values.write(x, own)
 
-    def _moved(self, op: Any, args: Any, node_args: Any, node_kwargs: Any, x: torch.Tensor) -> None:
-        node = self._emit(twin_of(op) or _aten.as_strided.default, node_args, node_kwargs, x)
-        self.values.turned(x, node)
-
     def _copied(
         self,
         op: Any,
@@ -366,14 +312,9 @@ class _Recorder:
         for index, x in enumerate(written):
             self.values.write(x, self._emit(operator.getitem, (copies, index), {}, x))
         known = {id(x) for x in written}
-        fresh = [x for x in tensors_of(result) if id(x) not in known]
-        if fresh and isinstance(result, torch.Tensor):
-            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
-        elif fresh:
-            first = self._emit(operator.getitem, (node, 0), {}, result)
-            for index, x in enumerate(result):
-                if isinstance(x, torch.Tensor) and id(x) not in known:
-                    self.values.bind(x, self._emit(operator.getitem, (first, index), {}, x))
+        for path, x in _places_of(result):
+            if id(x) not in known:
+                self.values.bind(x, self._item(node, (0, *path), (result, written)))
 
 
 def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:

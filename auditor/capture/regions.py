@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,9 @@ from ..devices import CPU, NATIVE
 
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
+_ORIGINAL = {name: getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__")}
+_ORIGINAL_CAST = _Module._cast
+_Flags = list[tuple[str, bool, torch.dtype]]
 
 
 class Region(NamedTuple):
@@ -25,25 +27,25 @@ class Region(NamedTuple):
     dtype: str
 
 
-@cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+class _Entered(NamedTuple):
+    """An open region, and what was set before it. depth: how many module calls were open."""
+
+    region: Any
+    flags: _Flags
+    cached: bool
+    depth: int
 
 
 @dataclass(eq=False)
 class _Stack:
-    """What one body of `one_stack` has open. depths: how many module calls were open, per open region.
+    """What one body of `one_stack` has open.
 
     casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} since the outermost one opened.
     """
 
     depth_of: Callable[[], int]
-    thread: int
-    depths: list[int] = field(default_factory=list)
+    entered: list[_Entered] = field(default_factory=list)
     casts: dict[tuple[int, torch.dtype, bool], tuple[Any, torch.Tensor]] = field(default_factory=dict)
-
-
-_Flags = list[tuple[str, bool, torch.dtype]]
 
 
 class _State(threading.local):
@@ -51,28 +53,24 @@ class _State(threading.local):
 
 
 _STATE = _State()
-_LOCK = threading.Lock()
-_users = 0
-_is_enabled, _dtype = torch.is_autocast_enabled, torch.get_autocast_dtype  # torch's own, which a recording replaces
 
 
 def region_now() -> Region:
     """The region that the calling code is in."""
-    enabled, dtype = _is_enabled(CPU), _dtype(CPU)
-    return Region(enabled, _name(dtype))
+    return Region(torch.is_autocast_enabled(CPU), str(torch.get_autocast_dtype(CPU)).removeprefix("torch."))
 
 
 def entered_at() -> int:
     """Number of module calls that were open where the innermost region was entered."""
     stack = _STATE.stack
-    return stack.depths[-1] if stack is not None and stack.depths else 0
+    return stack.entered[-1].depth if stack is not None and stack.entered else 0
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` in `dtype`; inside a region a weight is cast once, so that what its uses add to its gradient is summed low."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
-    if not kept or stack is None or not stack.depths or not torch.is_autocast_cache_enabled():
+    if not kept or stack is None or not stack.entered or not torch.is_autocast_cache_enabled():
         return x.to(dtype)
     key = id(x), dtype, torch.is_grad_enabled()
     known = stack.casts.get(key)
@@ -82,18 +80,21 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def one_stack(depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
+def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None) -> Iterator[None]:
     """In the body, in this thread: `torch.autocast` of any device type opens and closes the same region.
 
     Whoever asks whether autocast is on, for whichever device, gets that region's answer. depth_of: how many module
-    calls are open, asked whenever a region is entered. Other threads go on as they were, and so does this one
-    afterwards, whatever the body left open.
+    calls are open, asked whenever a region is entered. around: the dtype of a region that the body is in from the start;
+    float32 casts nothing, yet whoever switches autocast off then shows it. Other threads go on as they were, and so does
+    this one afterwards, whatever the body left open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
     with written_as_meant():
-        _STATE.stack = _Stack(depth_of, threading.get_ident())
+        _STATE.stack = _Stack(depth_of)
         try:
-            _mirror(*_outer(before))
+            # The region that is open already, CUDA's before the CPU's; else what CUDA's are in by default.
+            opened = next((flag[1:] for flag in reversed(before) if flag[1]), (False, before[-1][2]))
+            _mirror(*(opened if around is None else (True, around)))
             yield
         finally:
             _STATE.stack = outer
@@ -106,57 +107,23 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0) -> Iterator[None]:
 
 
 @contextmanager
-def ambient(dtype: torch.dtype) -> Iterator[None]:
-    """As inside an autocast region of `dtype`; float32 casts nothing, yet whoever switches autocast off then shows it."""
-    before = _flags()
-    _mirror(True, dtype)
-    try:
-        yield
-    finally:
-        _set(before)
-        torch.clear_autocast_cache()
-
-
-@contextmanager
 def written_as_meant() -> Iterator[None]:
     """In the body `torch.autocast("cuda")` keeps what its author asked for where there is no CUDA to switch it on."""
-    global _users
-    with _LOCK:
-        _users += 1
-        if _users == 1:
-            _install()
+    before, cast = {name: getattr(_Autocast, name) for name in _ORIGINAL}, _Module._cast
+    _install({"__init__": _init, "__enter__": _enter, "__exit__": _exit}, _cast)
     try:
         yield
     finally:
-        with _LOCK:
-            _users -= 1
-            if _users == 0:
-                _uninstall()
+        _install(before, cast)
 
 
-_ORIGINAL = {name: getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__")}
-_ORIGINAL_CAST = _Module._cast
-
-
-def _install() -> None:
-    for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
+def _install(methods: dict[str, Any], cast: Any) -> None:
+    for name, method in methods.items():
         setattr(_Autocast, name, method)
-    _Module._cast = _cast
+    _Module._cast = cast
 
 
-def _uninstall() -> None:
-    for name, method in _ORIGINAL.items():
-        setattr(_Autocast, name, method)
-    _Module._cast = _ORIGINAL_CAST
-
-
-def _init(
-    self: Any,
-    device_type: str,
-    dtype: torch.dtype | None = None,
-    enabled: bool = True,
-    cache_enabled: bool | None = None,
-) -> None:
+def _init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
     """As torch's own, but for CUDA where there is none: that would warn, and switch itself off."""
     absent = device_type == "cuda" and not torch.cuda.is_available()
     _ORIGINAL["__init__"](self, device_type, dtype, enabled and not absent, cache_enabled)
@@ -168,8 +135,7 @@ def _enter(self: Any) -> Any:
     stack = _STATE.stack
     if stack is None:
         return _ORIGINAL["__enter__"](self)
-    self.__dict__.setdefault("_entered", []).append((stack, _flags(), torch.is_autocast_cache_enabled()))
-    stack.depths.append(stack.depth_of())
+    stack.entered.append(_Entered(self, _flags(), torch.is_autocast_cache_enabled(), stack.depth_of()))
     _mirror(getattr(self, "_meant", self._enabled), self.fast_dtype)
     torch.autocast_increment_nesting()
     torch.set_autocast_cache_enabled(self._cache_enabled)
@@ -177,20 +143,18 @@ def _enter(self: Any) -> Any:
 
 
 def _exit(self: Any, *exception: Any) -> Any:
-    entered: list[tuple[_Stack, Any, bool]] | None = self.__dict__.get("_entered")
-    if not entered or entered[-1][0].thread != threading.get_ident():
-        return _ORIGINAL["__exit__"](self, *exception)
-    stack, flags, cached = entered.pop()
-    if not entered:
-        del self._entered
-    if stack is not _STATE.stack:  # of a generator that outlives its body: all was put back when that ended
-        return False
+    stack = _STATE.stack
+    entered = [one for one in stack.entered if one.region is self] if stack is not None else []
+    if (
+        stack is None or not entered
+    ):  # of another thread, or of a generator that outlives its body: then all was put back
+        return _ORIGINAL["__exit__"](self, *exception) if hasattr(self, "prev") else False
+    stack.entered.remove(entered[-1])
     if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(cached)
-    _set(flags)
-    stack.depths.pop()
-    if not stack.depths:
+    torch.set_autocast_cache_enabled(entered[-1].cached)
+    _set(entered[-1].flags)
+    if not stack.entered:
         stack.casts.clear()
     return False
 
@@ -208,7 +172,7 @@ def _nesting() -> int:
 
 
 def _flags() -> _Flags:
-    return [(d, _is_enabled(d), _dtype(d)) for d in (CPU, *NATIVE)]
+    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in (CPU, *NATIVE)]
 
 
 def _set(flags: _Flags) -> None:
@@ -219,11 +183,3 @@ def _set(flags: _Flags) -> None:
 
 def _mirror(enabled: bool, dtype: torch.dtype) -> None:
     _set([(device, enabled, dtype) for device in (CPU, *NATIVE)])
-
-
-def _outer(flags: _Flags) -> tuple[bool, torch.dtype]:
-    """The region that is open already, CUDA's before the CPU's; without one, what a region of CUDA's is in by default."""
-    for _, enabled, dtype in reversed(flags):
-        if enabled:
-            return enabled, dtype
-    return False, flags[-1][2]

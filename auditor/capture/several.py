@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
@@ -10,38 +10,29 @@ from torch import fx, nn
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, ModelPath, Node, Placeholder, Subject
 from .binding import Binder, TapeModule
-from .capture import Recording, recorded
-from .paths import usable_batches
-from .places import places_of
+from .capture import recorded
+from .paths import same_operations
 
 MOST_PATHS = 8
 """Paths that are recorded: each costs a recording, and the measuring of its batches."""
 
-_TOO_MANY = f"an audit records {MOST_PATHS} paths"
-
-Names = Mapping[str, str]
-"""{name in a recording: name in the graph of all paths}."""
-
 
 @dataclass(frozen=True)
 class Recordings:
-    """A recording of each path, its subject with the batches that take it; the first batch's is the first.
+    """Each path that was recorded, the first batch's first. unjudged: sentences on batches whose path is not among them."""
 
-    unjudged: sentences on batches whose path is not among them.
-    """
-
-    each: tuple[Recording, ...]
+    each: tuple[ModelPath, ...]
     unjudged: tuple[str, ...] = ()
 
     @property
-    def first(self) -> Recording:
+    def first(self) -> ModelPath:
         """That of the first batch."""
         return self.each[0]
 
     @property
     def operations(self) -> int:
         """How many there are in all of them together."""
-        return sum(len(recording.capture.nodes) for recording in self.each)
+        return sum(len(path.capture.nodes) for path in self.each)
 
 
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Recordings:
@@ -50,23 +41,23 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
     Raises: CaptureError where the first batch cannot be recorded; of another one that is said.
     """
     first = recorded(subject, formats, seed)
-    left = _without(subject.batches, usable_batches(first.capture, subject))
-    if not left:
-        return Recordings((first,))
-    each, unjudged = [_of_its_batches(first)], list[str]()
-    known: list[_Known] = [_Known(first.capture, {}, 1)]
+    each, unjudged = [first], list[str]()
+    known = [(_operations_in(first.capture), 1)]
+    left = _without(subject.batches, first.batches)
     while left and len(each) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
-            found = _of_its_batches(recorded(replace(subject, batches=tuple(left)), formats, seed))
+            found = recorded(replace(subject, batches=tuple(left)), formats, seed)
         except CaptureError as error:
             unjudged.append(unjudged_line(number, error))
             left = left[1:]
             continue
-        left = _without(left, found.subject.batches)
-        each.append(replace(found, capture=_named_apart(found.capture, number, known)))
-    if left:
-        unjudged += [unjudged_line(number_of(subject, batch), _TOO_MANY) for batch in left]
+        left, operations = _without(left, found.batches), _operations_in(found.capture)
+        number = next((earlier for others, earlier in known if others == operations), number)
+        known.append((operations, number))
+        each.append(replace(found, capture=_named_apart(found.capture, number)))
+    most = f"an audit records {MOST_PATHS} paths"
+    unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
     return Recordings(tuple(each), tuple(unjudged))
 
 
@@ -83,12 +74,11 @@ def number_of(subject: Subject, batch: Batch) -> int:
     return next(number for number, other in enumerate(subject.batches, start=1) if other is batch)
 
 
-def join_paths(recordings: Sequence[Recording], warnings: Sequence[str] = ()) -> Capture:
+def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capture:
     """One graph that holds each path beside the others; of those that run the same operations, the first.
 
     They share parameters and buffers. What one path computes reads nothing of another.
     """
-    paths = tuple(ModelPath(one.capture, one.subject.batches, one.answer.names) for one in recordings)
     first, *_ = captures = [path.capture for path in paths]
     said = dict.fromkeys((*(line for capture in captures for line in capture.warnings), *warnings))
     if len(paths) == 1:
@@ -111,55 +101,13 @@ def join_paths(recordings: Sequence[Recording], warnings: Sequence[str] = ()) ->
         operations=max(capture.operations for capture in captures),
         compared=all(capture.compared for capture in captures),
         warnings=tuple(said),
-        paths=paths,
+        paths=tuple(paths),
         twins=_twins(apart),
     )
 
 
-def _of_its_batches(recording: Recording) -> Recording:
-    """The recording, its subject with none but the batches that take its path."""
-    taken = usable_batches(recording.capture, recording.subject)
-    return replace(recording, subject=replace(recording.subject, batches=tuple(taken)))
-
-
 def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
     return [batch for batch in batches if not any(batch is other for other in others)]
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A recorded capture, its names in the whole, and the number of the batch that it was recorded in."""
-
-    capture: Capture
-    names: Names
-    number: int
-
-
-def _named_apart(capture: Capture, number: int, known: list[_Known]) -> Capture:
-    """The capture with names that no other path has; those of a known one that runs the same operations.
-
-    known: all before, to which this one is added. number: of the batch that it was recorded in.
-    """
-    for other in known:
-        if _operations_in(capture) == _operations_in(other.capture):
-            return _renamed(capture, other.names, other.number) if other.names else capture
-    taken: dict[str, Placeholder | None] = {}
-    for other in known:
-        taken |= {other.names.get(place.name, place.name): place for place in other.capture.placeholders}
-        taken |= dict.fromkeys((other.names.get(name, name) for name in other.capture.nodes), None)
-    shared = {p.fqn: name for name, p in reversed(taken.items()) if p is not None and p.fqn is not None}
-    names = {p.name: shared[p.fqn] for p in capture.placeholders if p.fqn in shared}
-    for name in (*(place.name for place in capture.placeholders), *capture.nodes):
-        if name not in names:
-            names[name] = _free(name, number, {*taken, *names.values()})
-    known.append(_Known(capture, names, number))
-    return _renamed(capture, names, number)
-
-
-def _free(name: str, number: int, taken: set[str]) -> str:
-    while name in taken:
-        name = f"{name}_batch{number}"
-    return name
 
 
 def _operations_in(capture: Capture) -> list[object]:
@@ -172,23 +120,35 @@ def _operations_in(capture: Capture) -> list[object]:
     return [nodes, literals, capture.placeholders, capture.outputs]
 
 
-def _renamed(capture: Capture, names: Names, number: int) -> Capture:
-    """The same recording under other names. number: of the batch that its operations are recorded in."""
-    graph = fx.Graph()
-    copies = _copied(graph, capture.graph_module.graph.nodes, lambda name: names.get(name, name))
-    graph.output(tuple(copies[name] for name in capture.outputs))
-    bind, calls = capture.bind, dict[int, tuple[Call, ...]]()
+def _named_apart(capture: Capture, number: int) -> Capture:
+    """The recording under names that tell of the batch that its operations were recorded in first, but for the model's
+    tensors; nothing changes for the first batch's."""
+    if number == 1:
+        return capture
+    bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}
     assert isinstance(bind, Binder)
 
     def named(name: str) -> str:
-        return names.get(name, name)
+        return name if name in shared else f"{name}_batch{number}"
+
+    def apart(call: Call) -> Call:
+        return replace(call, key=f"{call.key} in batch {number}")
 
     def describe(node: Node) -> Node:
-        around = calls.setdefault(id(node.calls), tuple(_apart(call, number) for call in node.calls))
-        function = node.function and _apart(node.function, number)
-        reads = tuple(map(named, node.inputs))
-        return replace(node, name=named(node.name), inputs=reads, calls=around, function=function, batch=number)
+        return replace(
+            node,
+            name=named(node.name),
+            inputs=tuple(map(named, node.inputs)),
+            calls=tuple(map(apart, node.calls)),
+            function=node.function and apart(node.function),
+            batch=number,
+        )
 
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(capture.graph_module.graph, {}))
+    for node in graph.nodes:
+        if node.op != "output":
+            node._rename(named(node.name))
     return replace(
         capture,
         graph_module=TapeModule(nn.Module(), graph),
@@ -196,57 +156,31 @@ def _renamed(capture: Capture, names: Names, number: int) -> Capture:
         placeholders=tuple(replace(place, name=named(place.name)) for place in capture.placeholders),
         outputs=tuple(map(named, capture.outputs)),
         bind=replace(
-            bind,
-            order=tuple(map(named, bind.order)),
-            names={named(name): path for name, path in bind.names.items()},
-            constants={named(name): x for name, x in bind.constants.items()},
+            bind, order=tuple(map(named, bind.order)), constants={named(key): x for key, x in bind.constants.items()}
         ),
     )
 
 
-def _apart(call: Call, number: int) -> Call:
-    """The call of another path's run: no call of this one is the same."""
-    return replace(call, key=f"{call.key} in batch {number}")
-
-
-def _copied(graph: fx.Graph, nodes: Iterable[fx.Node], named: Callable[[str], str]) -> dict[str, fx.Node]:
-    """The nodes but the output at the end of a graph, by their old names; those of its names already are not copied."""
-    known = {node.name: node for node in graph.nodes}
-    copies: dict[str, fx.Node] = {}
-    for node in nodes:
-        name = named(node.name)
-        if node.op == "output":
-            continue
-        if name not in known:
-            known[name] = graph.create_node(node.op, name if node.op == "placeholder" else node.target, name=name)
-            known[name].args, known[name].kwargs = fx.node.map_arg(
-                (node.args, node.kwargs), lambda source: copies[source.name]
-            )
-            known[name].meta = dict(node.meta)
-            assert known[name].name == name
-        copies[node.name] = known[name]
-    return copies
-
-
 def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
     """One graph of all, placeholders first, each of them once."""
-    graph, ends = fx.Graph(), list[fx.Node]()
-    for capture in captures:
-        _copied(graph, capture.graph_module.graph.find_nodes(op="placeholder"), str)
-    for capture in captures:
-        copies = _copied(graph, capture.graph_module.graph.nodes, str)
-        ends += [copies[name] for name in capture.outputs]
+    graph, ends, placed = fx.Graph(), list[fx.Node](), dict[str, fx.Node]()
+    graphs = [capture.graph_module.graph for capture in captures]
+    for node in (node for own in graphs for node in own.find_nodes(op="placeholder")):
+        if node.name not in placed:
+            placed[node.name] = graph.node_copy(node)
+    for own in graphs:
+        known = {node: placed[node.name] for node in own.find_nodes(op="placeholder")}
+        ends += graph.graph_copy(own, known)  # type: ignore[arg-type]
     graph.output(tuple(ends))
     return graph
 
 
 def _twins(captures: Sequence[Capture]) -> dict[str, str]:
-    """{operation of a later path: the same one of an earlier path}, by module, name, line and turn; of inputs, by argument."""
-    known: dict[object, str] = {}
+    """{operation of a later path: the same one of an earlier path}; of inputs, by argument."""
     found: dict[str, str] = {}
-    for capture in captures:
-        inputs = {p.argument: p.name for p in capture.placeholders if p.kind == "input" and p.argument is not None}
-        for place, name in (*places_of(capture).items(), *inputs.items()):
-            if (first := known.setdefault(place, name)) != name:
-                found[name] = first
+    for index, later in enumerate(captures):
+        for earlier in captures[:index]:
+            places = {p.argument: p.name for p in earlier.placeholders if p.argument is not None}
+            same = {p.name: places[p.argument] for p in later.placeholders if p.argument in places}
+            found = same_operations(later, earlier) | same | found
     return found

@@ -10,6 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType
 
 import torch
@@ -27,8 +28,6 @@ _AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Methods that hand on an operation which another line wrote."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
-_DEPTH = 200
-"""Frames that are looked at, from the operation outwards."""
 
 Place = tuple[str, int]
 """File and line."""
@@ -51,13 +50,16 @@ def written_at(outermost: CodeType) -> Written | None:
 
     outermost: the function in whose frame the search ends, since what called it is not the model's code.
     """
-    frames = _frames(sys._getframe(1), outermost)
+    frames: list[FrameType] = []
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if _kind(frame.f_code.co_filename):
+            frames.append(frame)
+        if frame.f_code is outermost:
+            break
     if not frames:
         return None
-    frames = [frame for frame in frames if frame.f_code.co_name not in _PASSING_ON] or frames
-    first, others = frames[0], frames[1:]
-    place = _place(first)
-    beside = _beside(first, others)
+    first, *others = [frame for frame in frames if frame.f_code.co_name not in _PASSING_ON] or frames
+    place, beside = _place(first), _beside(first, others)
     if beside is None or _place(beside) == place:
         return Written(place)
     return Written(place, _place(beside), _function(beside.f_code))
@@ -70,13 +72,12 @@ def line_of(place: Place) -> str:
 
 def raised_at(error: BaseException) -> str:
     """The innermost line that is not torch's, where a call of a module raised; "" for other errors."""
-    step, inside, place = error.__traceback__, False, ""
-    while step is not None:
-        filename = step.tb_frame.f_code.co_filename
+    inside, place = False, ""
+    for frame, line in walk_tb(error.__traceback__):
+        filename = frame.f_code.co_filename
         inside = inside or filename == _MODULE
-        if inside and _kind(filename) in ("own", "library"):
-            place = line_of((filename, step.tb_lineno))
-        step = step.tb_next
+        if inside and _kind(filename):
+            place = line_of((filename, line))
     return place
 
 
@@ -88,21 +89,6 @@ def code_at(place: Place) -> str | None:
 def installed(path: str) -> bool:
     """Whether a file belongs to an installed package."""
     return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
-
-
-def _frames(frame: FrameType, outermost: CodeType) -> list[FrameType]:
-    """Those of the user's code and of libraries, from the innermost outwards."""
-    found: list[FrameType] = []
-    step: FrameType | None = frame
-    for _ in range(_DEPTH):
-        if step is None:
-            break
-        if _kind(step.f_code.co_filename) in ("own", "library"):
-            found.append(step)
-        if step.f_code is outermost:
-            break
-        step = step.f_back
-    return found
 
 
 def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
@@ -136,11 +122,11 @@ def _function(code: CodeType) -> str:
 
 @cache
 def _kind(filename: str) -> str:
-    """own | library | none: torch's, this package's, the standard library's, and what stands in no file."""
+    """own | library | "": torch's, this package's, the standard library's, and what stands in no file."""
     if filename.startswith((_TORCH, _OURS)):
-        return "none"
+        return ""
     if filename.startswith("<"):  # a cell of a notebook has lines
-        return "own" if not filename.startswith(_GENERATED) and linecache.getlines(filename) else "none"
+        return "own" if not filename.startswith(_GENERATED) and linecache.getlines(filename) else ""
     if installed(filename):
         return "library"
-    return "none" if filename.startswith(_STANDARD) else "own"
+    return "" if filename.startswith(_STANDARD) else "own"

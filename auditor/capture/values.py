@@ -13,8 +13,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scattered
 
 _aten = torch.ops.aten
-_MANY = 1000
-"""Storages that may have been freed, until they are looked through."""
 
 
 @dataclass(eq=False)
@@ -28,10 +26,6 @@ class Memory:
     address: int
     storage: StorageWeakRef
     roots: list[Entry] = field(default_factory=list)
-
-    def expired(self) -> bool:
-        """Whether nobody can write to it any more."""
-        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -61,7 +55,6 @@ class Values:
         self._emit, self._constant = emit, constant
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Entry]] = {}
         self._memories: dict[int, Memory] = {}
-        self._limit = _MANY
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
         """The node with this tensor's entries as they are now; an unknown tensor becomes a constant, copied now."""
@@ -76,7 +69,10 @@ class Values:
         self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
 
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
-        """`x` lies in the memory of `source`, as the view made it; None: in a way that is found from where it lies."""
+        """`x` lies in the memory of `source`, as the view made it; None: in a way that is found from where it lies.
+
+        The source may be `x` itself, as it was before it was given another shape.
+        """
         parent, geometry = self._entry(source), geometry_of(x)
         if view is None or view.op is _aten.as_strided.default:
             within = self._within(geometry, parent)
@@ -86,20 +82,11 @@ class Values:
             parent, view = within
             if parent.chain[-1].version:  # what has been written to lies differently in a replay
                 node = read(self._emit, self._constant, view, geometry, parent.geometry, self._current(parent))
-        if parent.source is not None and _both_reshape(view, geometry, parent):  # chains stay short
-            view = View(_aten.reshape.default, (list(geometry.shape),))
-            parent = parent.source
+        above = parent.source
+        same = above is not None and parent.view.reshapes(parent.geometry, above.geometry)
+        if above is not None and same and view.reshapes(geometry, parent.geometry):  # chains stay short
+            view, parent = View(_aten.reshape.default, (list(geometry.shape),)), above
         self._add(x, Entry(node, geometry, parent.memory, parent, view, parent.chain[-1].version))
-
-    def turned(self, x: torch.Tensor, node: fx.Node) -> None:
-        """`x` has another shape from now on, and the memory that it had."""
-        before, geometry = self._entry(x), geometry_of(x)
-        view = found(geometry, before.geometry)
-        if view is None:
-            self._known.pop(id(x))
-            self.bind(x, node)
-            return
-        self._add(x, Entry(node, geometry, before.memory, before, view, before.chain[-1].version))
 
     def moved(self, x: torch.Tensor) -> None:
         """`x` lies elsewhere from now on, which may be where another tensor lies."""
@@ -194,10 +181,8 @@ class Values:
             return None
         memory = self._memories.get(place)
         if memory is None:
-            if len(self._memories) >= self._limit:
-                self._memories = {key: value for key, value in self._memories.items() if not value.expired()}
-                self._limit = 2 * len(self._memories) + _MANY
-            memory = self._memories[place] = Memory(place, _weakly(x))
+            storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+            memory = self._memories[place] = Memory(place, storage)
         return memory
 
     def _add(self, x: torch.Tensor, entry: Entry) -> None:
@@ -210,12 +195,3 @@ class Values:
         known[key] = (weakref.ref(x, gone), entry)
         if entry.memory is not None and entry.source is None:
             entry.memory.roots.append(entry)
-
-
-def _weakly(x: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _both_reshape(view: View, geometry: Geometry, parent: Entry) -> bool:
-    assert parent.source is not None
-    return parent.view.reshapes(parent.geometry, parent.source.geometry) and view.reshapes(geometry, parent.geometry)

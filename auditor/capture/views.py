@@ -127,7 +127,7 @@ def scattered(
     along = _slice_of(own, parent)
     if along is not None:
         return emit(_aten.slice_scatter.default, (whole, part, *along), {}, value)
-    return put(emit, constant, whole, _places_in(view, own, parent), part, value)
+    return put(emit, constant, whole, _places_in(view, parent), part, value)
 
 
 def put(
@@ -210,15 +210,11 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
     return (shorter[0], start, end) if not apart and start >= 0 and end <= parent.shape[shorter[0]] else None
 
 
-def _places_in(view: View, own: Geometry, parent: Geometry) -> torch.Tensor:
+def _places_in(view: View, parent: Geometry) -> torch.Tensor:
     """Where a view's entries lie in its parent, in the parent's own order."""
     if isinstance(view.op, Taken):
         return view.op.places
-    there = _found(parent.places(), own.places()) if parent.stride is not None and own.stride is not None else None
-    if there is not None:
-        return there
-    numbers = torch.arange(_count(parent.shape)).reshape(parent.shape)
-    viewed = view.op(numbers, *view.args, **view.kwargs)
+    viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
     entries: torch.Tensor = viewed if view.index is None else viewed[view.index]
     return entries.reshape(-1)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..capture.imitated import as_on
+from ..capture.imitation import as_on
 from ..errors import MeasureError
 from ..execution.execute import Executor
 from ..isolation.answer import from_the_start

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
+from ..capture.paths import aligned as align
 from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import dtype_of
@@ -235,10 +235,7 @@ def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
         (*_place(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture), n.name) for n in computing
     ]
     theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
-    matcher = SequenceMatcher(None, [each[:2] for each in ours], [each[:2] for each in theirs], autojunk=False)
-    for a, b, size in matcher.get_matching_blocks():
-        found |= {ours[a + step][2]: theirs[b + step][2] for step in range(size)}
-    return found
+    return found | dict(align(ours, theirs))
 
 
 def owner_of(node: fx.Node) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
 
 import torch
 
-from ..capture.capture import Recording
 from ..capture.paths import usable_batches
 from ..capture.several import Recordings, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
-from ..errors import CaptureError, MeasureError
+from ..errors import MeasureError
 from ..execution.depth import UnderPlan
 from ..numerics.histogram import merged
 from ..raised import let_through
-from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
+from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from .attribute import Contributions, FirstOrder, first_order
 from .causes import explained
 from .measure import Measurement, measure
@@ -26,7 +25,6 @@ from .reference import NONE, TRIED, TRUSTED, Back
 from .rerun import PLAIN, Yardstick
 from .settle import settle
 
-Hears = Callable[[Sequence[torch.Tensor] | None], None]
 T = TypeVar("T")
 PerFormat = dict[str, dict[str, NodeError]]
 
@@ -55,13 +53,11 @@ def calibrate(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
-    recording: Recording | None = None,
     numbered: Callable[[Batch], int] | None = None,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
-    recording: where the graph comes from, if it was not run again yet; it hears what the FP32 run gives. numbered: a
-    batch's number, where they are not the subject's in order. Raises: CaptureError.
+    numbered: a batch's number, where they are not the subject's in order.
 
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches that
     take another path are measured on a graph of their own, see `calibrate_paths`.
@@ -69,8 +65,7 @@ def calibrate(
 
     def one(batch: Batch) -> Calibration:
         number = numbered(batch) if numbered else number_of(subject, batch)
-        heard = recording.repeats if recording is not None and batch is subject.batches[0] else _nobody
-        measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick, heard)
+        measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick)
         contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
@@ -89,30 +84,31 @@ def calibrate_paths(
 ) -> tuple[Capture, Calibration]:
     """The graph of all paths that the batches take, and `calibrate` of each path with its own batches, taken together.
 
-    A later path that cannot be measured is left out, which the graph's warnings say. Raises: CaptureError of the first.
+    A later path that cannot be measured is left out, which the graph's warnings say. Raises: MeasureError of the first.
     """
 
     def numbered(batch: Batch) -> int:
         return number_of(subject, batch)
 
-    recorded, found, unjudged = list[Recording](), list[Calibration](), [*recordings.unjudged]
-    for recording in recordings.each:
-        by = yardstick if recording is recordings.first else _for_path(yardstick, recording)
+    paths, found, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
+    for path in recordings.each:
+        by = yardstick if path is recordings.first else _for_path(yardstick, path)
+        taking = replace(subject, batches=path.batches)
         try:
-            part = calibrate(recording.capture, recording.subject, formats, seed, tick, by, recording, numbered)
-        except (CaptureError, MeasureError) as error:
-            if recording is recordings.first:
+            part = calibrate(path.capture, taking, formats, seed, tick, by, numbered)
+        except MeasureError as error:
+            if path is recordings.first:
                 raise
-            unjudged.append(unjudged_line(numbered(recording.subject.batches[0]), error))
+            unjudged.append(unjudged_line(numbered(path.batches[0]), error))
             continue
-        recorded.append(recording)
+        paths.append(path)
         found.append(part)
-    return join_paths(recorded, unjudged), reduce(_merged, found)
+    return join_paths(paths, unjudged), reduce(_merged, found)
 
 
-def _for_path(yardstick: Yardstick, recording: Recording) -> Yardstick:
+def _for_path(yardstick: Yardstick, path: ModelPath) -> Yardstick:
     """The yardstick for what the model returns on a later path."""
-    return replace(yardstick, distance=for_outputs(yardstick.distance, recording.answer.names))
+    return replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs))
 
 
 def _of_batch(number: int, contributions: Contributions) -> Contributions:
@@ -133,16 +129,11 @@ def _measured(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick,
-    heard: Hears,
 ) -> tuple[Measurement, FirstOrder]:
-    """Measured once, and again where the way back through some operation raises: with care, and then without a way back.
-
-    heard: told what the reference gave; of None where it raised.
-    """
+    """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
 
     def tried(how: Back) -> tuple[Measurement, FirstOrder]:
         measured = measure(capture, subject.model, batch, formats, tick, back=how)
-        heard(measured.outputs)
         return measured, first_order(measured, seed, yardstick)
 
     for how in (TRUSTED, TRIED):
@@ -150,12 +141,7 @@ def _measured(
             return tried(how)
         except Exception as error:
             let_through(error)
-            heard(None)
     return tried(NONE)
-
-
-def _nobody(outputs: Sequence[torch.Tensor] | None) -> None:
-    """Told of outputs that somebody has held against the model's already."""
 
 
 def _ran_low(measured: Measurement) -> dict[str, UnderPlan]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..artefact.strategies import names
-from ..capture.places import places_of
+from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
 from ..execution.authors import kept_low
 from ..execution.resolve import Resolution, resolve
@@ -247,11 +247,10 @@ def reason_of(error: NodeError, reaches: str, fmt: str) -> str:
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
     """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
     step, is."""
-    places = places_of(captured)
+    same = same_operations(step, captured)
     verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
-    ours = {name: key for key, name in places_of(step).items()}
     for node in nodes:
-        name = places.get(ours[node.name])
+        name = same.get(node.name)
         if name is None:
             continue
         for fmt, reason in node.reasons.items():

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..capture.step import LOSS, capture_step, step_batches, with_literals_of
 from ..execution.lowstep import gradient_error
 from ..execution.step import Step, bind_step, run_step
 from ..numerics.formats import FORMATS
@@ -19,6 +18,7 @@ from ..raised import let_through
 from ..records import Batch, Magnitudes, Objective, Subject
 from ..records.training import BatchSize
 from .own import Lowering, own_step, settle
+from .step import LOSS, capture_step, step_batches, with_literals_of
 
 HALVINGS, PARTS = 2, 2
 """How often the batch is halved, and how many parts of one size are run at most."""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..capture.step import TrainingStep, step_batches
 from ..errors import LoadError
 from ..isolation import isolated
 from ..loading.inputs import as_batches, forward_parameters
@@ -22,6 +21,7 @@ from ..loading.stored import raised
 from ..loading.subject import from_object
 from ..raised import let_through
 from ..records import Batch, Objective, Subject
+from .step import TrainingStep, step_batches
 
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"

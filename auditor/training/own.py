@@ -16,14 +16,11 @@ from torch.utils import _pytree as pytree
 from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
 from ..capture.capture import assembled
-from ..capture.imitated import imitated
-from ..capture.imitation import Imitation
-from ..capture.intercept import intercepted
-from ..capture.places import places_of
-from ..capture.record import Plain, record
-from ..capture.regions import ambient
-from ..capture.step import LOSS, TrainingStep, in_its_terms, in_the_model
-from ..capture.twins import Drawn
+from ..capture.functional import Drawn
+from ..capture.imitation import Imitation, imitated
+from ..capture.intercept import Handler, intercepted
+from ..capture.paths import same_operations
+from ..capture.record import record
 from ..errors import LoadError
 from ..execution.chosen import Chosen, scoped
 from ..execution.lowstep import LowStep, failed, gradient_error, unscaled
@@ -37,6 +34,7 @@ from ..numerics.formats import dtype_of, is_low
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Plan
+from .step import LOSS, TrainingStep, in_its_terms, in_the_model
 
 Watch = Callable[[str, int, torch.Tensor], None]
 """Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""
@@ -167,7 +165,7 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
     imitation there, which draws in FP32.
     """
     if low.format == "fp32":
-        with ambient(torch.float32), intercepted(Plain()):
+        with intercepted(Handler(), around=torch.float32):
             yield
     elif step.on_gpu and not any(isinstance(n.target, Drawn) for n in step.capture.graph_module.graph.nodes):
         yield
@@ -203,8 +201,7 @@ def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
                 leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
 
     tape, _ = record(module, step.batch, handler=Imitation(), around=None, observe=observe)
-    ours, theirs = places_of(step.capture), places_of(in_its_terms(assembled(tape, module, step.batch)))
-    names.update({name: ours[place] for place, name in theirs.items() if place in ours})
+    names.update(same_operations(in_its_terms(assembled(tape, module, step.batch)), step.capture))
 
 
 def _wide(outputs: Any) -> Any:

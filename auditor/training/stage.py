@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..capture.paths import usable_batches
-from ..capture.step import capture_step, step_batches
 from ..errors import LoadError
 from ..execution.lowstep import gradient_error
 from ..execution.step import Step, bind_step, run_step
@@ -24,6 +23,7 @@ from .lowered import low_by_module, low_names, module_gradients, parameter_gradi
 from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import format_to_train_in
+from .step import capture_step, step_batches
 from .trials import trials_of
 from .updates import outlook, ratios_of
 from .window import loss_scale

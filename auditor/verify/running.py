@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ..capture.imitated import as_on
+from ..capture.imitation import as_on
 from ..devices import is_native
 from ..isolation.answer import answer
 from ..isolation.process import Flags, ieee, under

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from tests.any_model.holding import held
 
 

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.api import audit as audit_model
-from auditor.capture.capture import Recording, recorded
-from auditor.records import Capture
+from auditor.capture.capture import recorded
+from auditor.records import Capture, ModelPath
 from auditor.records.audit import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
@@ -46,7 +46,7 @@ def audited(request: pytest.FixtureRequest) -> Audited:
     before = copy.deepcopy(subject.model)
     captures: list[Capture] = []
 
-    def noted(*args: Any) -> Recording:
+    def noted(*args: Any) -> ModelPath:
         recording = recorded(*args)
         captures.append(recording.capture)
         return recording

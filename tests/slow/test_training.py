@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 import torch
 
-from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import bind_step, run_step
 from auditor.measure.backward import backward_errors
 from auditor.measure.gradients import attribute_gradients, jumps, rerun
 from auditor.records import Contribution
 from auditor.training.objective import in_training
+from auditor.training.step import capture_step, step_batches
 from benchmarks.learning import fresh, loop, subject_of, task
 from benchmarks.training import ScaleRow, curves, scale_rows, update_rows
 

@@ -43,7 +43,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 
 BUDGET = {
     "artefact": (960, "artefact"),
-    "capture": (3830, "capture"),
+    "capture": (2800, "capture"),
     "cli": (1740, "settings"),
     "criteria": (1080, "criteria"),
     "document": (2200, "document"),
@@ -53,14 +53,14 @@ BUDGET = {
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1550, "flow"),
-    "measure": (3270, "measure"),
+    "measure": (3260, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
     "plan": (3240, "plan"),
     "progress": (300, "telling"),
     "records": (1950, "records"),
     "report": (4150, "report"),
-    "rulebook": (2730, "rules"),
+    "rulebook": (2720, "rules"),
     "score": (430, "criteria"),
     "snippets": (650, "snippets"),
     "training": (1700, "training"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 41170, 328, 22
+LINES, FILES, ROOMS = 40300, 314, 22
 """Of all of them."""
 
 

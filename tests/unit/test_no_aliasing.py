@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.capture.functional import copy as copying
 from auditor.capture.record import record
-from auditor.capture.step import capture_step, step_batches
-from auditor.capture.twins import COPY
 from auditor.execution.step import bind_step, run_step
 from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
@@ -37,6 +36,7 @@ from auditor.measure.testrun import _gaps
 from auditor.numerics.formats import FORMATS
 from auditor.offload import Arena, Spilling
 from auditor.training.objective import in_training, training_subject
+from auditor.training.step import capture_step, step_batches
 from tests.subjects import capture_of, normal, seeded, subject_of
 
 PACKAGE = Path(auditor.__file__).parent
@@ -145,7 +145,7 @@ def rewritten(dtype: torch.dtype) -> None:
     source = normal(8).to(dtype)
     target = torch.zeros(8, dtype=dtype)
     with unchanged(source, target):
-        COPY(target, source)
+        copying(target, source)
 
 
 def raised(dtype: torch.dtype) -> None:
@@ -191,7 +191,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),
     "capture/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
-    "capture/twins.py:_Copy.__call__": ("copy_", rewritten),
+    "capture/functional.py:copy": ("copy_", rewritten),
     "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "execution/step.py:bind_step": ("requires_grad_", trained),
     "offload/spilling.py:laid_as": ("set_", spilt),

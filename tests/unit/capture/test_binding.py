@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.binding import Binder, keywords_of, named_inputs, tensor_at
+from auditor.capture.binding import Binder, named_inputs, tensor_at
 
 A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
 
@@ -39,7 +39,7 @@ def test_placeholders_get_the_models_own_tensors_the_batchs_and_constants() -> N
 
 
 def test_keywords_go_in_the_order_that_was_recorded() -> None:
-    binder = Binder(("x", "y"), {}, {}, keywords_of(((), {"p": A, "q": B})))
+    binder = Binder(("x", "y"), {}, {}, ("p", "q"))
     found = binder(Model(), ((), {"q": B, "p": A}))
     assert [id(x) for x in found] == [id(A), id(B)]
 

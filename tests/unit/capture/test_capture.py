@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.capture.capture import Recording, _check, recorded
-from auditor.capture.history import AGREEMENT
+from auditor.capture.capture import REPEATS, _check_repeats
 from auditor.errors import CaptureError
 from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
@@ -221,48 +218,10 @@ def test_capture_leaves_the_model_alone() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-def test_the_thresholds_of_garbage_collection_come_back() -> None:
-    def watched(x: Tensor) -> Tensor:
-        seen.append(gc.get_threshold())
-        return x + 1
-
-    before, seen = gc.get_threshold(), list[tuple[int, ...]]()
-    capture_of(Function(watched), torch.ones(2))
-    with pytest.raises(CaptureError):
-        capture_of(Function(lambda x: x.no_such()), torch.ones(2))
-    assert gc.get_threshold() == before
-    assert {one[:2] for one in seen} == {before[:2]}
-    assert any(one[2] > before[2] for one in seen)
-
-
 def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
     model, batch = seeded(lambda: nn.Linear(8, 8)), ((normal(4, 8),), {})
-    recorded = taken(model, batch)
-    answer = [model(*batch[0]).detach()]
-    subject = from_object(model, batch[0])
-    _check(recorded, subject, batch, answer)
-    with pytest.raises(CaptureError, match="answers differently"):
-        _check(recorded, subject, batch, [answer[0] * (1 + 1e-5)])
-
-
-def test_a_run_of_the_tape_made_for_another_reason_stands_for_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it gives what the recorded run gave, to 1e-6; else the tape is run again."""
-    ran = list[int]()
-
-    def run_again(*_: Any) -> None:
-        ran.append(1)
-
-    def taken_anew() -> Recording:
-        return recorded(from_object(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())), normal(4, 8)))
-
-    monkeypatch.setattr(sys.modules[Recording.__module__], "_check", run_again)
-    for apart, runs in ((0.0, 0), (0.5 * AGREEMENT, 0), (2 * AGREEMENT, 1), (1e-5, 1), (float("nan"), 1)):
-        ran.clear()
-        recording = taken_anew()
-        for _ in range(2):
-            recording.repeats([x * (1 + apart) for x in recording.answer])
-        assert len(ran) == runs, apart
-    for found in (None, [], [torch.ones(3)]):
-        ran.clear()
-        taken_anew().repeats(found)
-        assert ran
+    found, subject, answer = taken(model, batch), from_object(model, batch[0]), [model(*batch[0]).detach()]
+    _check_repeats(found, subject, batch, answer)
+    for other in ([answer[0] * (1 + 2 * REPEATS)], []):
+        with pytest.raises(CaptureError, match="answers differently"):
+            _check_repeats(found, subject, batch, other)

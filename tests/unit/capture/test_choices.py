@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.capture.choices import shape_from
+from auditor.capture.functional import shape_from
 
 aten = torch.ops.aten
 X, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1, 2])
@@ -31,7 +31,7 @@ X, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1
     ],
 )
 def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torch.Tensor) -> None:
-    (found,) = shape_from(op, args, {})
+    (found,) = shape_from(op, args)
     assert found is chooser
 
 
@@ -48,4 +48,4 @@ def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torc
     ],
 )
 def test_shapes_that_are_given(op: Any, args: tuple[Any, ...]) -> None:
-    assert shape_from(op, args, {}) == ()
+    assert shape_from(op, args) == []

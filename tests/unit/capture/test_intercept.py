@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from auditor.capture.handler import Busy
-from auditor.capture.intercept import intercepted
-from auditor.capture.record import Plain, record
-from auditor.errors import CaptureError
+from auditor.capture.intercept import Handler, intercepted
+from auditor.capture.record import record
+from auditor.errors import CaptureError, MeasureError
 from auditor.isolation import isolated
 from tests.replaying import Model, linear, operations, replayed
 from tests.subjects import capture_of, normal
@@ -90,7 +89,7 @@ def test_operations_that_raise() -> None:
 
 @pytest.mark.usefixtures("unchanged_process")
 def test_handlers_that_raise() -> None:
-    class Refusing(Plain):
+    class Refusing(Handler):
         def whole(self, op: Any, args: Any, kwargs: Any, region: Any) -> Any:
             raise OSError("refused")
 
@@ -102,8 +101,8 @@ def test_handlers_that_raise() -> None:
 
 @pytest.mark.usefixtures("unchanged_process")
 def test_one_run_at_a_time() -> None:
-    with intercepted(Plain()):
-        with pytest.raises(Busy), intercepted(Plain()):
+    with intercepted(Handler()):
+        with pytest.raises(MeasureError, match="one at a time"), intercepted(Handler()):
             pass
         assert torch.ones(2).exp().shape == (2,)
 
@@ -112,7 +111,7 @@ def test_one_run_at_a_time() -> None:
 def test_other_threads_are_not_intercepted() -> None:
     seen: list[str] = []
 
-    class Noting(Plain):
+    class Noting(Handler):
         def whole(self, op: Any, args: Any, kwargs: Any, region: Any) -> Any:
             seen.append(str(op))
             return op(*args, **kwargs)
@@ -176,6 +175,6 @@ def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(gradients:
     model = Model(written_with, **{name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second", "third")})
     with isolated(model), torch.set_grad_enabled(gradients):
         expected = model(X)
-    with isolated(model), torch.set_grad_enabled(gradients), intercepted(Plain()):
+    with isolated(model), torch.set_grad_enabled(gradients), intercepted(Handler()):
         assert torch.equal(model(X), expected)
     assert all(torch.equal(x, torch.ones(2, 2)) for x in model.parameters())

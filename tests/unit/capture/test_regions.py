@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.capture.regions import Region, ambient, entered_at, one_stack, region_now, written_as_meant
+from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
 
 OFF = Region(False, "float16")
 
@@ -56,7 +56,7 @@ def test_torch_casts_as_in_cudas_region() -> None:
 def test_the_region_around_is_the_first_one() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16), one_stack():
         assert region_now() == Region(True, "bfloat16")
-    with ambient(torch.float32), one_stack():
+    with one_stack(around=torch.float32):
         assert region_now() == Region(True, "float32")
 
 

@@ -42,7 +42,9 @@ def test_transforms(name: str) -> None:
     found = replayed(Model(TRANSFORMS[name], layer=linear(4, 4)), X)
     assert "input" in kinds(found)
     assert ("parameter" in kinds(found)) == (name != "vmap in vmap")
-    assert all(node.source is None or node.source.startswith("test_transforms.py:") for node in found.nodes.values())
+    assert all(
+        node.source is None or node.source.startswith("test_transforms_tape.py:") for node in found.nodes.values()
+    )
 
 
 def test_operations_outside_of_a_transform_stay_whole() -> None:

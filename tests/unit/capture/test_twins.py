@@ -8,16 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.capture.twins import (
+from auditor.capture.functional import (
     Drawn,
     Written,
     completed,
-    moves,
     positional,
     promotes,
-    replaces,
     twin_of,
-    writes_nothing,
     written_arguments,
 )
 from auditor.isolation.draws import draw_of
@@ -40,6 +37,11 @@ def in_place(op: Any) -> bool:
     return name.endswith("_") and not name.endswith("__") and not any(a.is_out for a in op._schema.arguments)
 
 
+def moves(op: Any) -> bool:
+    """Whether it gives its argument another shape, or other memory."""
+    return operation_of(op).view == "always" or operation_of(op).replaces_memory
+
+
 def test_every_twin_takes_what_its_operation_takes_and_writes_nothing() -> None:
     for op in every_write():
         twin = twin_of(op)
@@ -60,7 +62,7 @@ ALONE = frozenset(
 
 
 def test_operations_in_place_without_a_twin_are_these() -> None:
-    writes = (op for op in every_write() if in_place(op) and not (moves(op) or replaces(op) or writes_nothing(op)))
+    writes = (op for op in every_write() if in_place(op) and not (moves(op) or operation_of(op).writes_nothing))
     assert {operation_of(op).name for op in writes if twin_of(op) is None} <= ALONE
 
 
@@ -84,7 +86,6 @@ def test_twins_compute_what_their_operations_write() -> None:
             not in_place(op)
             or twin_of(op) is None
             or moves(op)
-            or replaces(op)
             or op._schema.name.startswith(("aten::_", "aten::copy_"))
         ):
             continue

@@ -88,15 +88,6 @@ def test_an_address_that_is_used_again_is_another_tensor() -> None:
     assert not reel.constants
 
 
-def test_what_is_known_of_dead_tensors_is_let_go() -> None:
-    reel = Reel()
-    for _ in range(5000):
-        reel.bound(torch.ones(2))
-    gc.collect()
-    assert not reel.values._known
-    assert len(reel.values._memories) <= 2000
-
-
 def test_another_python_object_on_known_memory_is_no_constant() -> None:
     reel, x = Reel(), torch.zeros(4, 6)
     node = reel.bound(x)

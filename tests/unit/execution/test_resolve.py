@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.execution.execute import Executor, Under
 from auditor.execution.resolve import Resolver, resolve
 from auditor.execution.running import Running, Setting

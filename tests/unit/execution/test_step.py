@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import bind_step, run_step
 from auditor.training.objective import in_training, training_subject
+from auditor.training.step import capture_step, step_batches
 from tests.subjects import normal, seeded
 
 

@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 
-from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import Step, bind_step, run_step
 from auditor.measure import gradients
 from auditor.measure.backward import backward_errors
 from auditor.measure.gradients import attribute_gradients, jumps, rerun
 from auditor.records import Contribution
 from auditor.training.objective import in_training, training_subject
+from auditor.training.step import capture_step, step_batches
 from tests.unit.training.conftest import loss_fn, made
 
 

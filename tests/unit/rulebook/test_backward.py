@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from auditor.capture.step import capture_step
 from auditor.records import NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.rulebook.verdicts import Judgement, reason_of, reasoned, with_backward
+from auditor.training.step import capture_step
 from tests.stepping import Scaled, subject_on
 from tests.subjects import capture_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.records import Audit
 from auditor.records.training import Training
 

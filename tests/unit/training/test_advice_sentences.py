@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.records.training import Training
 from auditor.report.reporters import html
 from tests.unit.training.conftest import Trained, loss_fn

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.step import capture_step, step_batches
 from auditor.execution.step import bind_step, run_step
 from auditor.training.batches import batch_sizes
 from auditor.training.objective import training_subject
 from auditor.training.own import Lowering
+from auditor.training.step import capture_step, step_batches
 from tests.stepping import Scaled
 
 

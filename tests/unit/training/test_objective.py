@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.capture.step import TrainingStep, own_loss, step_batches
 from auditor.errors import AuditorError
 from auditor.training.objective import split, training_subject
+from auditor.training.step import TrainingStep, own_loss, step_batches
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)
 

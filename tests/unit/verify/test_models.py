@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.imitated import imitated
+from auditor.capture.imitation import imitated
 from auditor.isolation.outputs import tensor_outputs
 from auditor.isolation.process import reseed
 from auditor.numerics.metrics import output_error

@@ -1,41 +1,11 @@
-"""What holds while a model's operations run: alone in the process, unfused, uncompiled, and none of it afterwards."""
+"""What holds while a model runs as it was written: unfused, uncompiled, and neither afterwards."""
 
 from __future__ import annotations
-
-import threading
 
 import pytest
 import torch
 
-from auditor.capture.handler import Busy, alone
 from auditor.isolation.eager import uncompiled, unfused
-
-
-def test_one_at_a_time_in_any_thread() -> None:
-    refused = []
-
-    def second() -> None:
-        try:
-            with alone():
-                pass
-        except Busy as error:
-            refused.append(str(error))
-
-    with alone():
-        second()
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-    assert len(refused) == 2
-    assert "torch allows one at a time" in refused[0]
-    second()
-    assert len(refused) == 2  # it is free again
-
-
-def test_it_is_free_after_an_error() -> None:
-    for _ in range(2):
-        with pytest.raises(KeyError), alone():
-            raise KeyError
 
 
 @pytest.mark.parametrize("before", [True, False])

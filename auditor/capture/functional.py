@@ -1,4 +1,4 @@
-"""Functional stand-ins: of operations that write to their arguments, and of those that draw random numbers."""
+"""Operations as the graph has them: without writes, with the draws of the run, casts as one, shapes that values choose known."""
 
 from __future__ import annotations
 
@@ -10,32 +10,20 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..isolation.draws import Draw
+from ..numerics.formats import format_of
 from ..numerics.nodes import operation_of, overload_of
 
-
-def writes_nothing(op: Any) -> bool:
-    """Whether the operation leaves entries, shape and memory of its argument alone."""
-    return operation_of(op).writes_nothing
-
-
-def moves(op: Any) -> bool:
-    """Whether the operation gives its argument another shape in place."""
-    return operation_of(op).view == "always"
-
-
-def replaces(op: Any) -> bool:
-    """Whether the operation gives its argument other memory."""
-    return operation_of(op).replaces_memory
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
 
 
 @cache
 def written_arguments(op: Any) -> tuple[int | str, ...]:
     """Positions, or names where they are keywords only, of the arguments that an operation writes to."""
-    found: list[int | str] = []
-    for index, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(argument.name if argument.kwarg_only else index)
-    return tuple(found)
+    arguments = [
+        (i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return tuple(a.name if a.kwarg_only else i for i, a in arguments)
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,9 +56,7 @@ def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
 
 
 def _rank(dtype: torch.dtype) -> int:
-    if dtype.is_complex:
-        return 3
-    return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
 @cache
@@ -90,9 +76,8 @@ def twin_of(op: Any) -> Any:
         return None
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
-    named = sorted(fitting, key=lambda o: o._overloadname != op._overloadname)
-    found = named[0] if named else None
-    return COPY if found is COPY.stands_for else found
+    found = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
+    return copy if found is _aten.copy.default else found
 
 
 def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
@@ -101,20 +86,12 @@ def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     return same and [a.name for a in ours[1:]] == [a.name for a in theirs[1:]]
 
 
-class _Copy:
+def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
     """`aten.copy`, with the derivative that torch gives to `copy_` alone."""
-
-    stands_for = torch.ops.aten.copy.default
-
-    def __init__(self) -> None:
-        self.__name__ = self.__qualname__ = "copy"
-        self.__module__ = __name__
-
-    def __call__(self, target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-        return torch.empty_like(target).copy_(source, non_blocking)
+    return torch.empty_like(target).copy_(source, non_blocking)
 
 
-COPY = _Copy()
+copy.stands_for = _aten.copy.default  # type: ignore[attr-defined]
 
 
 class Written:
@@ -138,7 +115,7 @@ class Written:
             copies += [x for x in pytree.tree_leaves(holder[place]) if isinstance(x, torch.Tensor)]
         result = self.op(*given, **own)
         known = {id(x) for x in copies}
-        fresh = pytree.tree_map_only(torch.Tensor, lambda x: torch.ops.aten.alias(x) if id(x) in known else x, result)
+        fresh = pytree.tree_map_only(torch.Tensor, lambda x: _aten.alias(x) if id(x) in known else x, result)
         return fresh, copies
 
 
@@ -152,3 +129,55 @@ class Drawn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.draw.again(self.op, args, kwargs)
+
+
+def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """`aten.to.dtype` and its arguments for an operation that casts, however it is written; any other itself.
+
+    Whoever records it moves the result to another device, where that is what the author asked for.
+    """
+    dtype = cast_to(op, given, args, kwargs)
+    if dtype is None or format_of(dtype) is None:
+        return op, args, kwargs
+    return _aten.to.dtype, (args[0], dtype), {}
+
+
+def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """The dtype that an operation casts to, None for one that is no cast."""
+    if not operation_of(op).cast:
+        return None
+    names = [argument.name for argument in op._schema.arguments]
+    if "dtype" not in names:
+        return given[-1].dtype if "other" in names else None
+    place = names.index("dtype")
+    return args[place] if place < len(args) else kwargs.get("dtype")
+
+
+def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
+    """Whether an operation that kept the dtype of what it was given is no cast that its author wrote, as `x.to(device)`, to
+    which torch hands the dtype that x has."""
+    dtype = cast_to(op, given, args, kwargs)
+    return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
+
+
+def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Arguments whose entries the shape of the result depends on."""
+    how = operation_of(op).shape_from
+    if how == "masks":  # where one number is put under them, it fits whatever they choose
+        single = len(args) > 2 and args[2].numel() == 1
+        chosen = [] if single else [x for x in args[1] if isinstance(x, torch.Tensor) and x.dtype in _MASKS]
+    elif how == "classes":
+        chosen = [] if len(args) > 1 and args[1] != -1 else [args[0]]
+    elif how == "second" and len(args) > 1:
+        chosen = [args[1]]
+    elif how == "first" or (how != "sizes" and _is_dynamic(op)):
+        chosen = list(args[:1])
+    else:
+        chosen = []
+    return [x for x in chosen if isinstance(x, torch.Tensor)]
+
+
+@cache
+def _is_dynamic(op: Any) -> bool:
+    """Whether torch says that a result's shape depends on values."""
+    return op is _aten.where.default or torch.Tag.dynamic_output_shape in op.tags

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..capture.capture import capture
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, Node, Placeholder, Subject
-from .capture import capture
 
 LOSS = "(loss)"
 """Owner of the operations of the loss, which belong to no module of the model."""

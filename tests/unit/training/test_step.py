@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.step import LOSS, TrainingStep, capture_step, own_loss, step_batches, with_literals_of
 from auditor.errors import CaptureError
 from auditor.records import Capture, Objective, Subject
 from auditor.training.objective import training_subject
+from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches, with_literals_of
 from tests.subjects import subject_of
 
 
