@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from ..criteria.measure import Criteria
+from ..errors import first_line
 from ..execution.rest import Rest
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Distance
+from .alone import rounder
 from .measure import Measurement
-from .rounded import rounder
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which an operation, or many together, are held to do no harm."""
@@ -106,6 +107,17 @@ class Reruns:
             let_through(error)
             self.criterion = ""
             return math.inf, True
+
+    def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
+        """Error of the values that leave these operations when all are low, the worst one's, and of the outputs; or why they cannot run."""
+        values = self.measurement.values
+        try:
+            followed = self._rest.together(names, self.format, self._round)
+            left = [output_error(tensors_of(values[name]), tensors_of(low)) for name, low in followed.left.items()]
+            return max(left), self.yardstick.measured(self._outputs, followed.outputs), None
+        except Exception as error:
+            let_through(error)
+            return None, None, first_line(error)
 
     def _held(self, outputs: list[torch.Tensor]) -> float:
         self.criterion = self.yardstick.criterion(self._outputs, outputs)

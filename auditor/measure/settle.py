@@ -156,10 +156,10 @@ class _Settling:
 
     def _is_absorbed(self, name: str) -> bool:
         """Whether it turns entries non-finite, and these alone leave the outputs as they are, bit for bit."""
-        low = self._traces[name].low
-        if low is None or not self._answers:
+        if not self._traces[name].broken or not self._answers:
             return False
         self.tick(name)
+        low = self._measurement.low_result(name, self.reruns.format)
         value = only_non_finite(self._measurement.values[name], raised(low))
         return value is not None and self.reruns.error(name, value) == 0
 

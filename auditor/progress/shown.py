@@ -24,7 +24,7 @@ REDRAWN = 0.5
 DETAIL = 28
 """Width of what a stage says it is at."""
 
-STAGES = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
+STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
 """Those of every audit."""
 
 

@@ -53,7 +53,7 @@ def test_a_notebook_shows_one_line_by_default(notebook: Shown) -> None:
     audited()
     assert [update for *_, update in notebook] == [False] + [True] * (len(notebook) - 1)
     stages = [text.split()[0] for text, *_ in notebook[:-1]]
-    assert list(dict.fromkeys(stages)) == ["capture", "measure", "regions", "classify", "baseline", "plan", "follow"]
+    assert list(dict.fromkeys(stages)) == ["capture", "measure", "classify", "baseline", "plan", "follow"]
     assert re.fullmatch(r"audited in \d+ s", notebook[-1][0])
     assert "auditor-progress" not in {thread.name for thread in threading.enumerate()}
 
