@@ -11,8 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..capture.step import LOSS, capture_step, step_batches, with_literals_of
-from ..execution.lowstep import gradient_error
-from ..execution.step import Step, bind_step, run_step
+from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
 from ..raised import let_through

@@ -28,13 +28,13 @@ from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
 from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
-from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
 from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
 from auditor.measure.probes import signs as drawn_signs
 from auditor.numerics.formats import FORMATS
 from auditor.offload import Arena, Spilling
+from auditor.training.backward import backward_errors
 from auditor.training.objective import in_training, training_subject
 from tests.subjects import capture_of, normal, seeded, subject_of
 
@@ -183,7 +183,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "isolation/answer.py:copied": ("requires_grad_", recorded),
     "capture/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "capture/twins.py:_Copy.__call__": ("copy_", rewritten),
-    "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
+    "training/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "execution/step.py:bind_step": ("requires_grad_", trained),
     "offload/spilling.py:laid_as": ("set_", spilt),
 }

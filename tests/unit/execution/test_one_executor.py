@@ -17,7 +17,7 @@ CHECK = "capture.binding"
 
 SINGLE = {
     "graphs.operations",  # on outlines of shapes
-    "measure.backward",
+    "training.backward",
     "measure.alone",
     "measure.informat",
     "measure.reference",
