@@ -21,9 +21,9 @@ from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate_paths
+from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.regions import of_verdicts
-from .measure.workingset import working_set
 from .options import Options
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import Planner

@@ -17,10 +17,8 @@ from ..numerics.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .alone import Trace
-from .inner import inner_products, inner_products_by_row
 from .measure import Measurement
-from .probes import moved, probes
-from .sums import Sums, by_level
+from .probes import Sums, by_level, inner_products, inner_products_by_row, probes
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -72,7 +70,10 @@ class Estimates:
         return statistics.median(found) if found else math.nan
 
     def _relative(self, name: str, fmt: str, kind: str) -> float:
-        return moved(self.sums.get((name, fmt, kind)), len(self.passes.get(name, ())), self.outputs_norm)
+        sums = self.sums.get((name, fmt, kind))
+        if sums is None or not self.outputs_norm:
+            return 0.0
+        return math.sqrt(sums.square() / len(self.passes[name])) / self.outputs_norm
 
 
 def reading(product: str, source: str) -> str:

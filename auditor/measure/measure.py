@@ -20,6 +20,9 @@ from .alone import Alone, Leaves, Trace
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
 
+AT_ONCE = 4
+"""Times what an operation reads and gives that measuring it holds at once."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -45,11 +48,6 @@ class Measurement:
     blind: frozenset[str]
     low: Mapping[str, Mapping[str, Dtypes]]
     alone: Mapping[str, Alone]
-
-    def low_result(self, name: str, fmt: str) -> Any:
-        """What a node gives alone in a format that it runs in."""
-        with torch.no_grad():
-            return self.alone[fmt].low_result(self.nodes[name])
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
@@ -146,6 +144,17 @@ class _Measuring(Reference):
         seen = self._profiles.get(source) if source is not None else None
         self._profiles[n] = seen or Profile(real)
         self.ranges[n.name] = self._profiles[n].range
+
+
+def working_set(capture: Capture) -> int:
+    """Bytes that the operation which reads and gives most takes to be measured: FP32 and low values, gradients, comparisons."""
+
+    def size(n: fx.Node) -> int:
+        values = tensors_of(n.meta.get("val"))
+        return sum(x.numel() * max(x.element_size(), 4) for x in values if not x.is_nested)
+
+    called = (n for n in capture.graph_module.graph.nodes if n.op == "call_function")
+    return AT_ONCE * max((sum(map(size, {n, *n.all_input_nodes})) for n in called), default=0)
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

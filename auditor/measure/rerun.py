@@ -13,7 +13,6 @@ import torch
 from ..criteria.measure import Criteria
 from ..errors import first_line
 from ..execution.rest import Rest
-from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
@@ -122,17 +121,3 @@ class Reruns:
     def _held(self, outputs: list[torch.Tensor]) -> float:
         self.criterion = self.yardstick.criterion(self._outputs, outputs)
         return self.yardstick(self._outputs, outputs)
-
-
-def only_non_finite(reference: Any, low: Any) -> Any:
-    """The reference with those entries of the low result that alone are not finite; None if there are none.
-
-    Nor of tensors whose entries are not all stored where their strides say: what of those is left out cannot be replaced.
-    """
-    ours, theirs = tensors_of(reference), tensors_of(low)
-    if not all(map(is_plain, (*ours, *theirs))):
-        return None
-    if len(ours) != 1 or len(theirs) != 1 or ours[0].shape != theirs[0].shape or not ours[0].is_floating_point():
-        return None
-    turned = torch.isfinite(ours[0]) & ~torch.isfinite(theirs[0])
-    return torch.where(turned, theirs[0].to(ours[0].dtype), ours[0]) if bool(turned.any()) else None

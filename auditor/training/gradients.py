@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..execution.step import Step, gradient_error, one_low
-from ..measure.inner import inner_products
-from ..measure.probes import probes
+from ..measure.probes import inner_products, probes
 from ..numerics.nodes import row_of
 from ..records import Capture, Contribution
 

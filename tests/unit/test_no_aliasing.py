@@ -29,8 +29,8 @@ from auditor.isolation.draws import in_float32
 from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
 from auditor.measure.estimates import estimate
-from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
+from auditor.measure.probes import inner_products
 from auditor.measure.probes import signs as drawn_signs
 from auditor.numerics.formats import FORMATS
 from auditor.offload import Arena, Spilling
@@ -177,7 +177,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
-    "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
+    "measure/probes.py:_products": ("sub_ mul_ nan_to_num_", inner),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),
