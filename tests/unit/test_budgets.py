@@ -51,7 +51,7 @@ BUDGET = {
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1790, "flow"),
-    "measure": (2510, "measure"),
+    "measure": (2500, "measure"),
     "numerics": (2120, "numerics"),
     "offload": (700, "offload"),
     "plan": (3230, "plan"),

@@ -76,8 +76,8 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
         for done in (0, 1) if stage == "measure" else (0,):
             place.heard(stage, "", done, 2 if stage == "measure" else 0)
             told.append((place.number(), place.share))
-    assert told[:2] == [("load 1/8", 0), ("FP32 score 2/9", pytest.approx(1 / 9))]
-    assert told[-1][0] == "write 13/13"
+    assert told[:2] == [("load 1/7", 0), ("FP32 score 2/8", pytest.approx(1 / 8))]
+    assert told[-1][0] == "write 12/12"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
 
@@ -121,7 +121,7 @@ def test_a_log_gets_a_line_every_so_often(monkeypatch):
     first, second, *still = stream.getvalue().splitlines()
     assert (first, second) == ("capture: Net", "measure: 4 nodes")
     assert len(still) >= 3
-    assert all(re.fullmatch(r"  measure 2/7, 29% done, \d+ s", line) for line in still), still
+    assert all(re.fullmatch(r"  measure 2/6, 33% done, \d+ s", line) for line in still), still
 
 
 def test_a_line_is_redrawn_though_nothing_is_told(monkeypatch):
@@ -133,7 +133,7 @@ def test_a_line_is_redrawn_though_nothing_is_told(monkeypatch):
         before = len(stream.getvalue())
         time.sleep(0.5)
         during = stream.getvalue()[before:]
-    assert during.count("measure 2/7") >= 4
+    assert during.count("measure 2/6") >= 4
     assert "100%" not in during
     assert "100% done" in stream.getvalue()
 
