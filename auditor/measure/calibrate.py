@@ -29,7 +29,6 @@ from .settle import settle
 
 Hears = Callable[[Sequence[torch.Tensor] | None], None]
 T = TypeVar("T")
-PerFormat = dict[str, dict[str, NodeError]]
 
 
 @dataclass(frozen=True)
