@@ -21,9 +21,9 @@ from .loading import in_eval
 from .loading.placement import devices_of, placed
 from .loading.stored import raised
 from .measure.calibrate import calibrate_paths
+from .measure.measure import working_set
 from .measure.noise import noise_of
-from .measure.regions import run_regions
-from .measure.workingset import working_set
+from .measure.regions import of_verdicts
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
@@ -105,9 +105,6 @@ def _audited(subject: Subject, options: Settings) -> Audit:
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
-        with stages("regions", "flagged nodes that lie together"):
-            ran = subject.model, subject.batches[0]
-            regions = run_regions(captured, *ran, relative, judged.verdicts, formats, yardstick.measured)
         with stages("training", "the FP32 step", wanted=options.training):
             step = prepare(subject, formats, seed, stages.tick) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
@@ -121,14 +118,16 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
-            followed = under_plan(captured, *ran, planned.plans.get(recommended or ""), relative.low)
+            followed = under_plan(
+                captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""), relative.low
+            )
     return assembled(
         options,
         bench,
         measured,
         judged,
         findings=findings,
-        regions=regions,
+        regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
         recommended=recommended,

@@ -54,7 +54,6 @@ COLUMNS = {
     "both x": ".1f",
     "brute force x": ".0f",
     "capture s": ".1f",
-    "regions s": ".1f",
     "baseline s": ".1f",
     "plan s": ".1f",
     "follow s": ".1f",

@@ -10,7 +10,7 @@ from typing import Any
 
 from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
-from auditor.measure import estimates, informat, lowrun, measure, reference
+from auditor.measure import alone, estimates, informat, measure, reference
 from auditor.measure.attribute import first_order
 from auditor.measure.settle import settle
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
@@ -20,9 +20,9 @@ FORMATS = ("fp16", "bf16")
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": (reference.Reference, ("run_node",)),
     "magnitudes": (measure._Measuring, ("_keep",)),
-    "rounding": (lowrun.LowRun, ("rounded_inputs",)),
-    "alone": (informat, ("run_alone", "trace_of")),
-    "low from the start": (lowrun.LowRun, ("advance",)),
+    "rounding": (informat.InFormat, ("_read",)),
+    "alone": (alone.Alone, ("run",)),
+    "low from the start": (informat.LowRun, ("advance",)),
     "errors": (informat.InFormat, ("_error",)),
     "inner products": (estimates._Hook, ("__call__",)),
 }

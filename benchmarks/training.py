@@ -17,13 +17,12 @@ from auditor.execution.step import Step, bind_step, run_step
 from auditor.execution.strategies import plain
 from auditor.numerics.histogram import magnitudes_of, merged
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.training.lowered import low_by_module, low_names
 from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle
+from auditor.training.stage import low_by_module, low_names
 from auditor.training.step import capture_step, step_batches
 from auditor.training.trials import trial
-from auditor.training.updates import lost_by_adam, lost_by_sgd, ratios_of
-from auditor.training.window import loss_scale
+from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task
 

@@ -97,7 +97,7 @@ def test_same_input_gives_the_same_plan(first, root, tmp_path):
     plans = [json.loads((base / "plan.json").read_text()) for base in (here, there)]
     assert laid_out(steady(plans[0])) == laid_out(steady(plans[1]))
     stages = [list(plan["environment"]["seconds"]) for plan in plans]
-    assert stages == [["load", "capture", "measure", "regions", "classify", "baseline", "plan", "follow"]] * 2
+    assert stages == [["load", "capture", "measure", "classify", "baseline", "plan", "follow"]] * 2
 
 
 def test_patched_model_builds_elsewhere_without_auditor(first, tmp_path):

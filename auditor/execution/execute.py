@@ -157,13 +157,13 @@ class Under(Policy):
 class SomeLow(Policy):
     """Some operations in a format, and all else in FP32; of one run.
 
-    inside: names of the operations. What enters them passes `round`, what leaves them is raised, once. A run raises
-    UnsupportedInFormat, and what an operation raises.
+    inside: names of the operations. What enters them passes `round`, what leaves them is raised, once: that is `left`. A run
+    raises UnsupportedInFormat, and what an operation raises.
     """
 
     def __init__(self, capture: Capture, inside: Collection[str], format: str, round: Callable[[Any], Any]) -> None:
         self._capture, self._inside, self._format, self._round = capture, inside, format, round
-        self._left: dict[fx.Node, Any] = {}
+        self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What the node gives, low if it is one of them."""
@@ -174,7 +174,7 @@ class SomeLow(Policy):
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), arrived)
         result = run_op(target_of(n), *with_literals(args, kwargs, literals))
         if any(user.name not in self._inside for user in n.users):
-            self._left[n] = raised(result)
+            self.left[n] = raised(result)
         return result
 
     def arriving(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
@@ -184,7 +184,7 @@ class SomeLow(Policy):
             return value_of(source) if source.name in self._inside else self._round(value_of(source))
 
         def outside(source: fx.Node) -> Any:
-            return self._left[source] if source in self._left else value_of(source)
+            return self.left[source] if source in self.left else value_of(source)
 
         return inside if n.name in self._inside else outside
 

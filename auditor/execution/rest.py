@@ -19,10 +19,12 @@ from .execute import Disturbed, Executor, Policy, Run, SomeLow, ValueOf
 
 @dataclass(frozen=True)
 class Followed:
-    """What became of the outputs. flipped: whether a discrete result on the way, or among them, is another."""
+    """What became of the outputs. flipped: whether a discrete result on the way, or among them, is another. left: what low
+    operations gave to others, by name."""
 
     outputs: list[torch.Tensor]
     flipped: bool
+    left: Mapping[str, Any]
 
 
 class Rest:
@@ -71,7 +73,8 @@ class Rest:
                 self.executed += 1
                 if n.name in reference and is_choice(n, reference[n.name]):
                     flipped = flipped or differing(raised(result), reference[n.name], n) > 0
-        return Followed(tensors_of(raised(result)), flipped)
+        left = policy.left if isinstance(policy, SomeLow) else {}
+        return Followed(tensors_of(raised(result)), flipped, {n.name: value for n, value in left.items()})
 
 
 class _Provoked(SomeLow):

@@ -1,10 +1,11 @@
-"""One FP32 training step on the captured graph: every value, and the gradient of the loss with respect to it."""
+"""One training step on the captured graph: in FP32, with every value and the gradient there; or one operation or all of it low."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,11 +17,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..devices import NATIVE
 from ..isolation import isolated
 from ..isolation.process import under
+from ..numerics.casting import lowered
 from ..numerics.entries import dense, is_plain
+from ..numerics.formats import FORMATS
+from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from .execute import Apart, Executor
+from .execute import Apart, Executor, Observe, Policy, SomeLow, Under
+from .strategies import plain, running
+
+RERUN_SCALE = 2.0**12
+"""Loss scale of a step with one operation low."""
+
+Gradients = Mapping[str, torch.Tensor | None]
 
 
 @dataclass
@@ -80,29 +90,27 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
     create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
     kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
-    with isolated(seed=step.seed), torch.enable_grad(), _differentiable(create_graph):
+    with isolated(seed=step.seed), torch.enable_grad(), ExitStack() as during:
+        if create_graph:
+            during.enter_context(under({"cudnn.enabled": False}))  # its recurrent layers have no second derivative
+            during.enter_context(sdpa_kernel(SDPBackend.MATH))
         outputs = Executor(step.capture.graph_module, Apart(), partial(_keep, step)).run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
-        handles = [
-            leaf.register_hook(_Store(step.gradients, name, index, len(leaves), create_graph))  # type: ignore[no-untyped-call]
-            for name, leaves in step.live.items()
-            for index, leaf in enumerate(leaves)
-            if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf)
-        ]
-        leaves = list(step.parameters.values())
+        for name, leaves in step.live.items():
+            for index, leaf in enumerate(leaves):
+                if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
+                    hook = partial(_arrived, step, name, index, create_graph)
+                    during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
         found: Sequence[torch.Tensor | None]
         try:
             found = torch.autograd.grad(
-                step.loss, leaves, retain_graph=True, create_graph=create_graph, allow_unused=True
+                step.loss, [*step.parameters.values()], retain_graph=True, create_graph=create_graph, allow_unused=True
             )
         except Exception as error:
             let_through(error)
             if create_graph:
                 raise
-            found = [None] * len(leaves)
-        finally:
-            for handle in handles:
-                handle.remove()
+            found = [None] * len(step.parameters)
     step.by_parameter = {
         name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
         for (name, leaf), gradient in zip(step.parameters.items(), found, strict=True)
@@ -112,31 +120,89 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
 
 def _keep(step: Step, n: fx.Node, result: Any) -> None:
     if n.op != "output":
-        step.env[n.name] = result
-        step.live[n.name] = tensors_of(result)
+        step.env[n.name], step.live[n.name] = result, tensors_of(result)
 
 
-@dataclass
-class _Store:
+def _arrived(step: Step, name: str, index: int, connected: bool, gradient: torch.Tensor) -> torch.Tensor | None:
     """Keeps the accumulated gradient of one tensor."""
-
-    gradients: dict[str, list[torch.Tensor | None]]
-    name: str
-    index: int
-    count: int
-    connected: bool
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        held = self.gradients.setdefault(self.name, [None] * self.count)
-        held[self.index] = gradient.clone() if self.connected else dense(gradient.detach())
-        return held[self.index] if self.connected else None  # what goes on backwards is what was kept
+    held = step.gradients.setdefault(name, [None] * len(step.live[name]))
+    held[index] = gradient.clone() if connected else dense(gradient.detach())
+    return held[index] if connected else None  # what goes on backwards is what was kept
 
 
-@contextmanager
-def _differentiable(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    # cuDNN's recurrent layers have no second derivative.
-    with under({"cudnn.enabled": False}), sdpa_kernel(SDPBackend.MATH):
-        yield
+@dataclass(frozen=True)
+class LowStep:
+    """One step's results. gradients: {parameter: FP32 gradient, unscaled, None where the loss does not reach it}.
+
+    failure: why the step could not run, with no gradients then.
+    """
+
+    loss: float
+    gradients: Gradients
+    failure: str | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether GradScaler would take the step."""
+        return all(bool(torch.isfinite(g).all()) for g in self.gradients.values() if g is not None)
+
+
+def failed(error: Exception) -> LowStep:
+    """A step that raised, with the first line of what it said."""
+    lines = str(error).strip().splitlines() or [""]
+    return LowStep(float("nan"), {}, lines[0][:200] or type(error).__name__)
+
+
+def unscaled(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
+    """A gradient of the scaled loss as GradScaler hands it to the optimizer, in FP32."""
+    return None if gradient is None else dense(gradient.detach()).float() / scale
+
+
+def gradient_error(reference: Gradients, low: Gradients) -> float:
+    """Relative L2 error of all parameter gradients together; inf where one is not finite."""
+    pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
+    return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
+
+
+def one_low(step: Step, name: str, format: str) -> LowStep:
+    """The step with one operation in a format, forwards and backwards."""
+    low = SomeLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
+    return _replayed(step, low, RERUN_SCALE)
+
+
+def spoilt(step: Step, format: str) -> dict[str, str]:
+    """{operation: the first parameter with it} where all of the step is low: a finite gradient arrives at the operation,
+    and what it hands back is not finite. Empty where the loss itself is not finite."""
+    broken: set[str] = set()
+
+    def told(name: str, gradient: torch.Tensor) -> None:
+        if not bool(torch.isfinite(gradient).all()):
+            broken.add(name)
+
+    def observe(node: fx.Node, value: Any) -> None:
+        for leaf in tensors_of(value) if node.op == "call_function" else ():
+            if leaf.requires_grad and is_plain(leaf):
+                leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
+
+    captured = step.capture
+    policy = Under(captured, running(captured, "cast", plain(format), format))
+    low = _replayed(step, policy, 1.0, observe)
+    lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
+    if low.failure is not None or not math.isfinite(low.loss) or not lost:
+        return {}
+    broken |= {place.name for place in captured.placeholders if place.fqn in lost}
+    nodes = captured.nodes.values()
+    return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
+
+
+def _replayed(step: Step, policy: Policy, scale: float, observer: Observe | None = None) -> LowStep:
+    executor = Executor(step.capture.graph_module, policy, observer)
+    names, leaves = list(step.parameters), list(step.parameters.values())
+    try:
+        with isolated(seed=step.seed), torch.enable_grad():
+            loss = tensors_of(executor.run(*step.flat))[0].reshape(())
+            found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
+    except Exception as error:
+        let_through(error)
+        return failed(error)
+    return LowStep(float(loss.detach()), {n: unscaled(g, scale) for n, g in zip(names, found, strict=True)})

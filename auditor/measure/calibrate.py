@@ -17,16 +17,16 @@ from ..errors import MeasureError
 from ..execution.depth import UnderPlan
 from ..numerics.histogram import merged
 from ..raised import let_through
-from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, ModelPath, NodeError, Subject
+from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from .attribute import Contributions, FirstOrder, first_order
 from .causes import explained
 from .measure import Measurement, measure
 from .reference import NONE, TRIED, TRUSTED, Back
+from .regions import regions_of
 from .rerun import PLAIN, Yardstick
 from .settle import settle
 
 T = TypeVar("T")
-PerFormat = dict[str, dict[str, NodeError]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Calibration:
     """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
 
     linearity: by format, where predictions were held against runs. low: by format the run that is low from the start, where
-    the whole model ran so on a single batch. first: of several batches, what the first one alone came to.
+    the whole model ran so on a single batch. regions: what was run low together, on the first batch of each path. first: of several batches, what the first one alone came to.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -43,6 +43,7 @@ class Calibration:
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
     low: Mapping[str, UnderPlan] = field(default_factory=dict)
+    regions: tuple[FlaggedRegion, ...] = ()
     first: Calibration | None = None
 
 
@@ -69,7 +70,8 @@ def calibrate(
         contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
-        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
+        regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
+        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured), tuple(regions))
 
     return reduce(_merged, map(one, usable_batches(capture, subject)))
 
@@ -172,6 +174,7 @@ def _merged(a: Calibration, b: Calibration) -> Calibration:
         ranges={**a.ranges, **b.ranges, **{n: merged((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges}},
         batches=a.batches + b.batches,
         linearity=_doubted(a.linearity, b.linearity),
+        regions=(*a.regions, *b.regions),
         first=a.first or a,
     )
 

@@ -16,11 +16,9 @@ from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
 from ..numerics.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
-from .inner import inner_products, inner_products_by_row
+from .alone import Trace
 from .measure import Measurement
-from .probes import moved, probes
-from .sums import Sums, by_level
-from .testrun import Trace
+from .probes import Sums, by_level, inner_products, inner_products_by_row, probes
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -56,7 +54,7 @@ class Estimates:
         """Relative L2 of the outputs, unit 1."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
         trace = self.measurement.traces.get(name, {}).get(fmt)
-        if trace is not None and trace.by_inputs:
+        if trace is not None and trace.isolated == "inputs":
             read = self.measurement.readings[name]
             keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
@@ -72,7 +70,10 @@ class Estimates:
         return statistics.median(found) if found else math.nan
 
     def _relative(self, name: str, fmt: str, kind: str) -> float:
-        return moved(self.sums.get((name, fmt, kind)), len(self.passes.get(name, ())), self.outputs_norm)
+        sums = self.sums.get((name, fmt, kind))
+        if sums is None or not self.outputs_norm:
+            return 0.0
+        return math.sqrt(sums.square() / len(self.passes[name])) / self.outputs_norm
 
 
 def reading(product: str, source: str) -> str:
@@ -224,18 +225,16 @@ class _Hook:
         self, gradient: torch.Tensor, value: torch.Tensor
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """A format, the kinds of error that are alike, and the inner products with one of them."""
-        formats = self.estimates.measurement.formats
+        measurement = self.estimates.measurement
+        formats = measurement.formats
         returned = self.estimates.returned.get(self.key)
         if returned is not None:  # an output stays as it is where its low readers round it
             yield from self._by_rounding(gradient - returned, value, dict.fromkeys(formats, ("cast",)))
         kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in formats}
         yield from self._by_rounding(gradient, value, {fmt: alike for fmt, alike in kinds.items() if alike})
         for fmt, trace in self.traces.items():
-            isolated = trace.isolated if trace.again is None else trace.again()
-            for kind, gaps in (("isolated", isolated), ("own", trace.own)):
-                gap = gaps[self.index] if gaps is not None and self.index < len(gaps) else None
-                if gap is not None and gap.shape == gradient.shape:
-                    yield fmt, (kind,), inner_products(gradient, gap.to(gradient.device), self.samples)
+            for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
+                yield fmt, (kind,), inner_products(gradient, error, self.samples)
 
     def _by_rounding(
         self, gradient: torch.Tensor, value: torch.Tensor, kinds: Mapping[str, tuple[str, ...]]
@@ -250,8 +249,8 @@ def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
     """The kinds of a node's error that are nothing but the rounding of its value. cast: whether that of its readers is."""
     wanted = {
         "cast": cast,
-        "isolated": trace is None or trace.isolated is None,
-        "own": trace is None or trace.own is None,
+        "isolated": trace is None or trace.isolated == "rounding",
+        "own": trace is None or trace.own == "rounding",
     }
     return tuple(kind for kind, alike in wanted.items() if alike)
 

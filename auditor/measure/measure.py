@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,19 +11,17 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from .. import offload as mapped
-from ..execution.held import Held, Slots, goes, hollow
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
-from ..numerics.nodes import settled, target_of, tensors_of, viewed
+from ..numerics.nodes import tensors_of, viewed
 from ..numerics.profile import Profile
 from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
-from .batchnorm import batch_norm, takes_statistics
-from .discrete import deciding
+from .alone import Alone, Leaves, Trace
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
-from .singular import guarding
-from .testrun import Leaves, Trace
+
+AT_ONCE = 4
+"""Times what an operation reads and gives that measuring it holds at once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,12 @@ class Measurement:
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
     blind: frozenset[str]
     low: Mapping[str, Mapping[str, Dtypes]]
+    alone: Mapping[str, Alone]
+
+    @cached_property
+    def nodes(self) -> Mapping[str, fx.Node]:
+        """Of the graph, by name."""
+        return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
     @property
     def pure(self) -> frozenset[str]:
@@ -78,7 +81,7 @@ def measure(
     """
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     run = _Measuring(capture, formats, tick, back)
-    with torch.enable_grad(), run.slots.hooks() if run.slots else nullcontext():
+    with torch.enable_grad():
         run.run(*flat)
     return Measurement(
         capture=capture,
@@ -93,33 +96,23 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
-        low=run.ran_low,
+        low={name: low.low.dtypes for name, low in run.low.items() if low.low.pure},
+        alone={name: low.alone for name, low in run.low.items()},
     )
 
 
 class _Measuring(Reference):
-    """The reference run; it keeps every value, or what it takes little to compute it from, and takes the formats along."""
+    """The reference run; it keeps every value and takes the formats along."""
 
     def __init__(self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], back: Back) -> None:
         super().__init__(capture.graph_module, back)
         self._tick = tick
         self.called: list[str] = []
-        self.slots = Slots(Held(_Again(capture))) if mapped.now() is None else None
-        self.values: MutableMapping[str, Any] = self.slots.values if self.slots else {}
+        self.values: dict[str, Any] = {}
         self.live: dict[str, Leaves] = {}
         self.ranges: dict[str, Magnitudes] = {}
         self._profiles: dict[fx.Node, Profile] = {}
-        self._stays, self._cheap = set[str](), set[str]()
-        near, guards = deciding(capture), guarding(capture)
-        self.low = {
-            name: InFormat(capture, name, self.values, self._profiles, self.readings, self._cheap, near, guards)
-            for name in formats
-        }
-
-    @property
-    def ran_low(self) -> Mapping[str, Mapping[str, Dtypes]]:
-        """Of formats in which the whole model ran low, the dtypes."""
-        return {name: low.low.dtypes for name, low in self.low.items() if low.low.pure}
+        self.low = {name: InFormat(capture, name, self.values, self._profiles, self.readings) for name in formats}
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""
@@ -131,25 +124,19 @@ class _Measuring(Reference):
             self._keep(n, reference)
         if called:
             self.called.append(n.name)
+            used_up = self.user_to_last_uses.get(n, ())
             with torch.no_grad():
                 for low in self.low.values():
                     low.measure(n)
-                self._forget(n)
+                    low.forget(used_up)
+            for source in used_up:
+                self._profiles.pop(source, None)
         return reference
 
     def _keep(self, n: fx.Node, reference: Any) -> None:
         self.live[n.name] = tensors_of(reference)
-        around = [n.name, *(source.name for source in n.all_input_nodes)]
-        if not all(is_plain(leaf) for name in around for leaf in self.live[name]):
-            self._stays.update(around)  # a sparse tensor's entries are another tensor, not a copy of it
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
-        if self.slots is not None:
-            read = {source.name: self.values[source.name] for source in n.all_input_nodes}
-            if goes(self.slots.values, n.name, n, detached, read):
-                self.slots.alive(n.name, detached)
-                self._cheap.add(n.name)
-            self.slots.settle()
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is None:
             return
@@ -158,45 +145,16 @@ class _Measuring(Reference):
         self._profiles[n] = seen or Profile(real)
         self.ranges[n.name] = self._profiles[n].range
 
-    def _forget(self, n: fx.Node) -> None:
-        used_up = self.user_to_last_uses.get(n, ())
-        for source in used_up:
-            self._profiles.pop(source, None)
-        for low in self.low.values():
-            low.forget(used_up)
-        if self.slots is None:
-            return
-        done = [s.name for s in used_up if s.op == "call_function" and s.name not in self._stays]
-        own = [x for x in self.readings.get(n.name, {}).values() if x is not None]
-        for leaf in filter(_is_usual, [*own, *(leaf for name in done for leaf in self.live[name])]):
-            hollow(leaf)
-        for name in done:
-            self.slots.give_up(name)
 
+def working_set(capture: Capture) -> int:
+    """Bytes that the operation which reads and gives most takes to be measured: FP32 and low values, gradients, comparisons."""
 
-def _is_usual(x: torch.Tensor) -> bool:
-    """Whether nothing but its entries hangs on a tensor's memory: indices tell others where to read, integers with a scale
-    have no other memory to stand for them."""
-    return is_plain(x) and x.is_floating_point()
+    def size(n: fx.Node) -> int:
+        values = tensors_of(n.meta.get("val"))
+        return sum(x.numel() * max(x.element_size(), 4) for x in values if not x.is_nested)
 
-
-@dataclass(frozen=True)
-class _Again:
-    """Computes the result of a node once more, as the reference did."""
-
-    capture: Capture
-
-    def __call__(self, name: str, values: Mapping[str, Any]) -> Any:
-        n = self._nodes[name]
-        given: Any = fx.node.map_arg((n.args, n.kwargs), lambda source: values[source.name])
-        args, kwargs = given
-        if takes_statistics(n.target):
-            return batch_norm(target_of(n), *args)  # statistics stay as they are
-        return settled(n.target, target_of(n)(*args, **kwargs))
-
-    @cached_property
-    def _nodes(self) -> dict[str, fx.Node]:
-        return {n.name: n for n in self.capture.graph_module.graph.nodes}
+    called = (n for n in capture.graph_module.graph.nodes if n.op == "call_function")
+    return AT_ONCE * max((sum(map(size, {n, *n.all_input_nodes})) for n in called), default=0)
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import fx
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..devices import generators
 from ..errors import first_line
-from ..execution.execute import RECORDED, Executor, ValueOf
+from ..execution.execute import Executor
+from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
@@ -57,7 +57,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         runs += 1
         for name, was, now in zip(first.names, first, again, strict=True):
             outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
-    nodes, sources = _twice(capture, subject) if error or native else ({}, ())
+    nodes, sources = _twice(capture, subject, seed) if error or native else ({}, ())
     found = Noise(
         runs=runs,
         error=error,
@@ -92,55 +92,24 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
     return {name: {fmt: quiet(one) for fmt, one in formats.items()} for name, formats in found.items()}
 
 
-def _twice(capture: Capture, subject: Subject) -> tuple[Mapping[str, float], tuple[str, ...]]:
+def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
     """How far each operation's results are apart in two runs of the graph, and which make that of equal inputs."""
-    apart, sources = dict[str, float](), list[str]()
+    first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
+
+    def compare(n: fx.Node, result: Any) -> None:
+        if n.op == "call_function" and (found := _apart(first[n.name], result)) > 0:
+            if not any(source.name in apart for source in n.all_input_nodes):
+                sources.append(n.name)
+            apart[n.name] = found
+
+    inputs = capture.bind(subject.model, subject.batches[0])
     try:
-        with torch.no_grad():
-            _compare(Executor(capture.graph_module), capture.bind(subject.model, subject.batches[0]), apart, sources)
+        for observe in (lambda n, result: first.update({n.name: result}), compare):
+            with torch.no_grad(), isolated(seed=seed):
+                Executor(capture.graph_module, observer=observe).run(*inputs)
     except Exception as error:
         let_through(error)
     return apart, tuple(sources)
-
-
-def _compare(run: Executor, inputs: Sequence[Any], apart: dict[str, float], sources: list[str]) -> None:
-    """Two runs side by side; of the second only what is another is kept. apart, sources: to put into what is found."""
-    others: dict[fx.Node, Any] = {}
-
-    def again(n: fx.Node, value_of: ValueOf) -> Any:
-        """The operation once more, on these values and with the same draws, its memory elsewhere."""
-        moved = torch.empty(REPEATED[len(apart) % len(REPEATED)])
-        back()
-        result = RECORDED.compute(n, value_of)
-        del moved
-        return result
-
-    back = _draws()
-    for n, result in run.steps(*inputs):
-        if n.op != "call_function":
-            continue
-        changed = any(source in others for source in n.all_input_nodes)
-        same_inputs = again(n, run.value_of)
-        other = again(n, {**run.env, **others}.__getitem__) if changed else same_inputs
-        if (made := _apart(result, same_inputs)) > 0:
-            sources.append(n.name)
-        if (found := _apart(result, other) if changed else made) > 0:
-            apart[n.name], others[n] = found, other
-        for source in run.user_to_last_uses.get(n, ()):
-            others.pop(source, None)
-        back = _draws()
-
-
-def _draws() -> Any:
-    """Call the answer to put all generators back as they are now."""
-    of_torch, of_gpus = torch.get_rng_state(), generators()
-
-    def back() -> None:
-        torch.set_rng_state(of_torch)
-        for one in of_gpus:
-            one()
-
-    return back
 
 
 def _apart(result: Any, other: Any) -> float:

@@ -13,8 +13,7 @@ from ..execution.execute import apart
 from ..numerics.entries import is_plain
 from ..numerics.nodes import row_of, settled, target_of, tensors_of, viewed
 from ..numerics.products import is_product
-from .batchnorm import batch_norm, takes_statistics
-from .derivatives import differentiated
+from .derivatives import batch_norm, differentiated, takes_statistics
 
 Back = Literal["trusted", "tried", "none"]
 TRUSTED: Back = "trusted"

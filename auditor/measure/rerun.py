@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from ..criteria.measure import Criteria
+from ..errors import first_line
 from ..execution.rest import Rest
-from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Distance
+from .alone import rounder
 from .measure import Measurement
-from .rounded import rounder
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which an operation, or many together, are held to do no harm."""
@@ -107,20 +107,17 @@ class Reruns:
             self.criterion = ""
             return math.inf, True
 
+    def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
+        """Error of the values that leave these operations when all are low, the worst one's, and of the outputs; or why they cannot run."""
+        values = self.measurement.values
+        try:
+            followed = self._rest.together(names, self.format, self._round)
+            left = [output_error(tensors_of(values[name]), tensors_of(low)) for name, low in followed.left.items()]
+            return max(left), self.yardstick.measured(self._outputs, followed.outputs), None
+        except Exception as error:
+            let_through(error)
+            return None, None, first_line(error)
+
     def _held(self, outputs: list[torch.Tensor]) -> float:
         self.criterion = self.yardstick.criterion(self._outputs, outputs)
         return self.yardstick(self._outputs, outputs)
-
-
-def only_non_finite(reference: Any, low: Any) -> Any:
-    """The reference with those entries of the low result that alone are not finite; None if there are none.
-
-    Nor of tensors whose entries are not all stored where their strides say: what of those is left out cannot be replaced.
-    """
-    ours, theirs = tensors_of(reference), tensors_of(low)
-    if not all(map(is_plain, (*ours, *theirs))):
-        return None
-    if len(ours) != 1 or len(theirs) != 1 or ours[0].shape != theirs[0].shape or not ours[0].is_floating_point():
-        return None
-    turned = torch.isfinite(ours[0]) & ~torch.isfinite(theirs[0])
-    return torch.where(turned, theirs[0].to(ours[0].dtype), ours[0]) if bool(turned.any()) else None

@@ -20,7 +20,7 @@ from ..records import Contribution, Linearity
 from .attribute import Contributions, FirstOrder
 from .estimates import lone_views
 from .measure import Measurement
-from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick, only_non_finite
+from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 96
 """The run budget in a format: runs of the model's forward, counted in operations."""
@@ -93,12 +93,7 @@ class _Settling:
 
     def settle_unknown(self) -> None:
         """Runs what first order says nothing of."""
-        unknown = self._unknown()
-        for name in reversed(unknown):  # after the last ones little is left to run
-            if self.reruns.spent < RUNS and self._is_absorbed(name):
-                first = self._first[name]
-                self.found[name] = first if first.isolated else replace(first, decided_by="re-run")
-        left = [name for name in unknown if name not in self.found]
+        left = self._unknown()
         waiting: Waiting = []
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
             if names:
@@ -153,15 +148,6 @@ class _Settling:
 
     def _expected(self, name: str) -> float:
         return self._first[name].isolated
-
-    def _is_absorbed(self, name: str) -> bool:
-        """Whether it turns entries non-finite, and these alone leave the outputs as they are, bit for bit."""
-        low = self._traces[name].low
-        if low is None or not self._answers:
-            return False
-        self.tick(name)
-        value = only_non_finite(self._measurement.values[name], raised(low))
-        return value is not None and self.reruns.error(name, value) == 0
 
     def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
         expected = of.error if of.error < math.inf else math.inf  # nan too may be anything

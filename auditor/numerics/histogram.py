@@ -21,7 +21,7 @@ _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
 
 
 def histogram_of(x: torch.Tensor) -> Magnitudes:
-    """Histogram of a real tensor of any shape, and its norm in float64; only finite entries count."""
+    """Histogram of a real tensor of any shape, and its norm; only finite entries count."""
     exponents: Counter[int] = Counter()
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
@@ -29,7 +29,7 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
         if sizes.numel() and not float(sizes.max()) < math.inf:
             sizes = sizes[sizes < math.inf]
         exponents.update(exponent_counts(sizes))
-        square += sum_of_squares(sizes.double())
+        square += sum_of_squares(sizes)
         if sizes.numel():
             largest = max(largest, float(sizes.max()))
             nothing = sizes == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..report.words import percent, printable
 
-STAGES = ("capture", "measure", "regions", "classify", "baseline", "plan", "follow")
+STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
 """Those of every audit."""
 
 WIDTH, TURNS = 16, "|/-\\"

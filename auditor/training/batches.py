@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..execution.lowstep import gradient_error
-from ..execution.step import Step, bind_step, run_step
+from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
 from ..raised import let_through

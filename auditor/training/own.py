@@ -23,8 +23,7 @@ from ..capture.paths import same_operations
 from ..capture.record import record
 from ..errors import LoadError
 from ..execution.chosen import Chosen, scoped
-from ..execution.lowstep import LowStep, failed, gradient_error, unscaled
-from ..execution.step import Step
+from ..execution.step import LowStep, Step, failed, gradient_error, unscaled
 from ..execution.strategies import plain
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start

@@ -9,26 +9,27 @@ import torch
 
 from ..capture.paths import usable_batches
 from ..errors import LoadError
-from ..execution.lowstep import gradient_error
-from ..execution.step import Step, bind_step, run_step
-from ..measure.backward_nodes import backward_nodes
+from ..execution.resolve import resolve
+from ..execution.step import Step, bind_step, gradient_error, run_step
+from ..execution.strategies import running
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, magnitudes_of, merged
+from ..numerics.histogram import flushed, magnitudes_of, merged, significant
 from ..records import Capture, Magnitudes, Plan, Subject
-from ..records.training import BackwardNode, Bf16Outlook, LossScale, ParameterGradients, Training
+from ..records.training import BackwardNode, Bf16Outlook, LossScale, ModuleGradients, ParameterGradients, Training
 from ..rulebook.verdicts import reasoned
 from .advice import advice_of
+from .backward import backward_nodes
 from .batches import batch_sizes
-from .lowered import low_by_module, low_names, module_gradients, parameter_gradients
 from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import format_to_train_in
 from .step import capture_step, step_batches
 from .trials import trials_of
-from .updates import outlook, ratios_of
-from .window import loss_scale
+from .window import loss_scale, outlook, ratios_of
 
 Tick = Callable[[str], None]
+Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
+"""{parameter: histogram of its values, and of its update ratios}."""
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Prepared:
     seed: int
     first: Step
     gradients: dict[str, Magnitudes]
-    weights: dict[str, tuple[Magnitudes, dict[int, int]]]
+    weights: Weights
     nodes: tuple[BackwardNode, ...]
     attribution: str | None
     losses: list[float] = field(default_factory=list)
@@ -153,3 +154,58 @@ def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGr
     pool = merged(low_by_module(prepared.capture, prepared.gradients, low).values())
     adam, sgd = outlook(parameters)
     return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)
+
+
+def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
+    """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
+    found = resolve(captured, running(captured, "autocast", precision_of, fmt))
+    return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
+
+
+def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
+    """The low gradients of every module, its parameters' among them."""
+    groups: dict[str, list[Magnitudes]] = {}
+    for name, found in gradients.items():
+        if name in low:
+            groups.setdefault(_module(captured, name), []).append(significant(found))
+    return {module: merged(parts) for module, parts in groups.items()}
+
+
+def _module(captured: Capture, name: str) -> str:
+    """Module of a node, or of the parameter that a placeholder stands for."""
+    if name in captured.nodes:
+        return captured.nodes[name].owner
+    fqn = next((p.fqn for p in captured.placeholders if p.name == name), None)
+    return (fqn or "").rpartition(".")[0]
+
+
+def module_gradients(
+    captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
+) -> tuple[ModuleGradients, ...]:
+    """Gradients of what every module's operations return, in the order they run."""
+    groups: dict[str, list[str]] = {}
+    for name in captured.nodes:
+        if name in gradients:
+            groups.setdefault(captured.nodes[name].owner, []).append(name)
+    return tuple(
+        ModuleGradients(
+            module,
+            merged(gradients[name] for name in names),
+            merged(significant(gradients[name]) for name in names if name in low) if low.intersection(names) else None,
+        )
+        for module, names in groups.items()
+    )
+
+
+def parameter_gradients(
+    captured: Capture, gradients: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
+) -> tuple[ParameterGradients, ...]:
+    """Every trainable parameter with its gradient, a tied one once."""
+    found = {}
+    for place in captured.placeholders:
+        if place.fqn is not None and place.fqn in weights and place.name in gradients and place.fqn not in found:
+            weight, ratios = weights[place.fqn]
+            module = place.fqn.rpartition(".")[0]
+            gradient = gradients[place.name]
+            found[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
+    return tuple(found.values())

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..execution.lowstep import LowStep
-from ..execution.step import Step
+from ..execution.step import LowStep, Step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, magnitudes_of, merged, significant, significant_entries
 from ..records import Magnitudes
 from ..records.training import LossScale, Trial
 from .own import Lowering, own_step
-
-LARGEST = FORMATS["fp16"].largest
 
 
 def trials_of(step: Step, low: Lowering, window: LossScale, cast: Collection[str] = frozenset()) -> tuple[Trial, ...]:
@@ -99,7 +96,7 @@ def _why(seen: _Seen, low: LowStep, window: LossScale, overflow: bool) -> str:
         return f"gradients of {where} overflow, though FP32's largest, scaled, is {ours * seen.scale:.3g}"
     if seen.broken:
         return f"gradients of {_places(seen.broken)} overflow, and none of them reaches a weight"
-    if ours * seen.scale <= LARGEST:
+    if ours * seen.scale <= FORMATS["fp16"].largest:
         return (
             f"the window is that of all batches; in the first one, which is run here, the largest gradient, scaled, is "
             f"{ours * seen.scale:.3g}"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from auditor.execution.step import bind_step, run_step
-from auditor.measure.backward import backward_errors
-from auditor.measure.gradients import attribute_gradients, jumps, rerun
 from auditor.records import Contribution
+from auditor.training.backward import backward_errors
+from auditor.training.gradients import attribute_gradients, jumps, rerun
 from auditor.training.objective import in_training
 from auditor.training.step import capture_step, step_batches
 from benchmarks.learning import fresh, loop, subject_of, task
@@ -87,7 +87,7 @@ def attributed(name: str) -> tuple[dict[str, dict[str, Contribution]], dict[str,
         step = run_step(bind_step(captured, subject, batch, 0))
         handed = {n: {f: one.handed for f, one in found.items()} for n, found in backward_errors(step, FORMATS).items()}
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
-        first = attribute_gradients(twice, handed, FORMATS, seed=0, passes=16)
+        first = attribute_gradients(twice, handed, seed=0, passes=16)
         return first, rerun(step, first), jumps(captured)
 
 

@@ -219,7 +219,7 @@ def test_progress_is_told_in_order() -> None:
             heard.append(stage)
 
     auditor.audit(nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("cast",), progress=listen)
-    assert heard == ["capture", "measure", "regions", "classify", "baseline", "plan", "follow"]
+    assert heard == ["capture", "measure", "classify", "baseline", "plan", "follow"]
 
 
 def test_a_metric_of_the_users_own_decides() -> None:

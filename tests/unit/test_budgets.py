@@ -47,14 +47,14 @@ BUDGET = {
     "cli": (1740, "settings"),
     "criteria": (1080, "criteria"),
     "document": (2200, "document"),
-    "execution": (2070, "execution"),
+    "execution": (1810, "execution"),
     "fleet": (490, "fleet"),
     "graphs": (1480, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1550, "flow"),
-    "measure": (3260, "measure"),
-    "numerics": (2120, "numerics"),
+    "measure": (2490, "measure"),
+    "numerics": (2110, "numerics"),
     "offload": (700, "offload"),
     "plan": (3240, "plan"),
     "progress": (300, "telling"),
@@ -63,12 +63,12 @@ BUDGET = {
     "rulebook": (2720, "rules"),
     "score": (430, "criteria"),
     "snippets": (650, "snippets"),
-    "training": (1700, "training"),
+    "training": (1870, "training"),
     "verify": (1070, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 40300, 314, 22
+LINES, FILES, ROOMS = 39600, 302, 22
 """Of all of them."""
 
 

@@ -27,14 +27,13 @@ from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
 from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
-from auditor.measure.backward import backward_errors
 from auditor.measure.estimates import estimate
-from auditor.measure.inner import inner_products
 from auditor.measure.measure import measure
+from auditor.measure.probes import inner_products
 from auditor.measure.probes import signs as drawn_signs
-from auditor.measure.testrun import _gaps
 from auditor.numerics.formats import FORMATS
 from auditor.offload import Arena, Spilling
+from auditor.training.backward import backward_errors
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.subjects import capture_of, normal, seeded, subject_of
@@ -92,13 +91,6 @@ def inner(dtype: torch.dtype) -> None:
             ):
                 with unchanged(gradient, value):
                     inner_products(gradient, value, 1, error_of)
-
-
-def gaps(dtype: torch.dtype) -> None:
-    for other in DTYPES:
-        reference, candidate = awkward(40, dtype), awkward(40, other, seed=2)
-        with unchanged(reference, candidate):
-            _gaps([reference], [candidate])
 
 
 def signs(dtype: torch.dtype) -> None:
@@ -185,14 +177,13 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "measure/probes.py:signs": ("mul_ sub_ masked_fill_", signs),
     "measure/measure.py:_leaf": ("requires_grad_", measured),
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
-    "measure/testrun.py:_gap": ("copy_ nan_to_num_", gaps),
-    "measure/inner.py:_products": ("sub_ mul_ nan_to_num_", inner),
+    "measure/probes.py:_products": ("sub_ mul_ nan_to_num_", inner),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
     "loading/placement.py:_Move._moved": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),
     "capture/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "capture/functional.py:copy": ("copy_", rewritten),
-    "measure/backward.py:_vjp.leaf": ("requires_grad_", trained),
+    "training/backward.py:_vjp.leaf": ("requires_grad_", trained),
     "execution/step.py:bind_step": ("requires_grad_", trained),
     "offload/spilling.py:laid_as": ("set_", spilt),
 }

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from auditor.capture.capture import capture
 from auditor.execution.execute import Executor, Policy, Run, SomeLow, Under
-from auditor.execution.held import kept
 from auditor.execution.strategies import running
-from auditor.measure.rounded import rounder
+from auditor.measure.alone import rounder
 from auditor.records import Capture
 from tests.subjects import FORMATS, normal, seeded, subject_of
 
@@ -114,7 +113,7 @@ def test_some_operations_low_as_from_the_start() -> None:
     flat = flat_of(found, model, x)
     inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}
     with torch.no_grad():
-        before = kept(found, flat)
+        _, before = begun(found, flat, Policy())
         low, again = (SomeLow(found, inside, "fp16", rounder(found, "fp16")) for _ in range(2))
         (late,) = Executor(found.graph_module, low, before=before).run(*flat)
         (whole,) = Executor(found.graph_module, again).run(*flat)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.execution.lowstep import LowStep, failed, gradient_error, one_low, spoilt, unscaled
+from auditor.execution.step import LowStep, failed, gradient_error, one_low, spoilt, unscaled
 from tests.stepping import Scaled, stepped
 
 U = 2.0**-7

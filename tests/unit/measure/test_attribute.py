@@ -145,7 +145,7 @@ def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) ->
     assert [measured.readings[name].get(weight) is not None for name in products] == [True, False, True]
     found = effects_of(measured)
     for name in products:
-        assert measured.traces[name][fmt].by_inputs
+        assert measured.traces[name][fmt].isolated == "inputs"
         assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=0.15)
         assert 0 < found[name][fmt].own < found[name][fmt].isolated
 
@@ -242,7 +242,7 @@ def test_an_operation_that_rounds_on_the_way_answers_for_more_than_one_rounding(
     # x * x = 1 + 20.78 u -> 1 + 21 u, and times x = 1 + 32.64 u -> 1 + 33 u. Rounding once would give 1 + 32 u.
     measured = measurement_of(Function(lambda x: x**3), torch.tensor([[1 + 10 / 128]]))
     name = only(measured.capture, "pow").name
-    (own,) = measured.traces[name]["bf16"].own or [torch.zeros(())]
+    ((_, own), _) = measured.alone["bf16"].errors(measured.nodes[name], measured.traces[name]["bf16"], 0)
     exact = (1 + 10 / 128) ** 3
     assert float(own) == pytest.approx(1 + 33 / 128 - exact, rel=2**-8)
     found = effects_of(measured)[name]["bf16"]

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from auditor.execution.execute import Executor
-from auditor.measure.informat import InFormat
-from auditor.measure.testrun import Trace
+from auditor.measure import informat
+from auditor.measure.alone import Alone, Trace, same_shapes
+from auditor.measure.informat import InFormat, LowRun, turned
 from auditor.numerics.entries import entries, is_number
 from auditor.numerics.profile import Profile
-from auditor.records import NodeError
+from auditor.records import Capture, NodeError
 from tests.capturing import Function
 from tests.subjects import capture_of
 
 Found = tuple[dict[str, NodeError], dict[str, Trace]]
 
 
-def measured(function: Any, x: Tensor, fmt: str, deciding: Collection[str] = ()) -> Found:
+def measured(function: Any, x: Tensor, fmt: str) -> Found:
     """Every node of a function, right after the reference has run it."""
     captured = capture_of(Function(function), x)
     values: dict[str, Any] = {}
     profiles: dict[Any, Profile] = {}
-    found = InFormat(captured, fmt, values, profiles, (), (), deciding, ())
+    found = InFormat(captured, fmt, values, profiles, ())
 
     def observe(n: Any, value: Any) -> None:
         values[n.name] = value
@@ -41,7 +40,7 @@ def measured(function: Any, x: Tensor, fmt: str, deciding: Collection[str] = ())
 
 
 def test_alone_on_rounded_inputs_and_in_the_run_that_is_low_from_the_start() -> None:
-    x = torch.tensor([1 + 3 * 2.0**-9])  # see test_lowrun.py
+    x = torch.tensor([1 + 3 * 2.0**-9])  # see X
     errors, _ = measured(lambda x: (x * 3).neg(), x, "bf16")
     exact = 3 * x.item()
     assert errors["mul"].local_error == pytest.approx((3 + 2.0**-5 - exact) / exact)
@@ -49,11 +48,10 @@ def test_alone_on_rounded_inputs_and_in_the_run_that_is_low_from_the_start() -> 
     assert errors["neg"].propagated_error == errors["mul"].propagated_error == errors["mul"].local_error
 
 
-def test_an_overflow_is_born_once_and_kept_for_a_run() -> None:
+def test_an_overflow_is_born_once() -> None:
     errors, traces = measured(lambda x: (x * x) - 1, torch.tensor([300.0, 2.0]), "fp16")
     assert (errors["mul"].overflow, errors["mul"].cause, errors["mul"].born) == (1, "overflow", True)
     assert traces["mul"].broken
-    assert traces["mul"].low.tolist() == [math.inf, 4.0]
     assert (errors["sub"].overflow, errors["sub"].born) == (1, False)  # 90000 is beyond FP16 on its way in
 
 
@@ -66,11 +64,15 @@ def test_a_comparison_that_turns_is_told_by_its_share() -> None:
 
 def test_where_something_decides_by_a_result_is_told() -> None:
     x = torch.tensor([1.1])
-    _, plain = measured(lambda x: x * 3, x, "fp16")
-    _, near = measured(lambda x: x * 3, x, "fp16", deciding=("mul",))
+    _, plain = measured(lambda x: (x * 3).exp(), x, "fp16")
+    _, near = measured(lambda x: (x * 3) > 1, x, "fp16")
     assert (plain["mul"].near, near["mul"].near) == (False, True)
-    assert near["mul"].low is None
     assert not near["mul"].broken
+
+
+def test_whether_an_entry_turned_is_told_by_the_errors() -> None:
+    cases = [(NodeError(overflow=1), True), (NodeError(nan=2), True), (NodeError(underflow=1.0), False)]
+    assert all(turned(error) is expected for error, expected in cases)
 
 
 def test_what_cannot_run_says_why_and_where_it_begins() -> None:
@@ -80,3 +82,61 @@ def test_what_cannot_run_says_why_and_where_it_begins() -> None:
     assert errors[name].born
     assert "CUDA" in str(errors[name].unsupported)
     assert errors["exp"].unsupported is None
+
+
+X = torch.tensor([1 + 3 * 2.0**-9])
+"""In BF16 1 + 2^-7. Three times that is 3 + 1.5 * 2^-6, rounded to even 3 + 2^-5; of X itself, it is nearest 3 + 2^-6."""
+
+
+def values_of(capture: Capture, x: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    Executor(capture.graph_module, observer=lambda n, value: found.update({n.name: value})).run(x)
+    return found
+
+
+def low_run(capture: Capture, fmt: str, x: Tensor) -> LowRun:
+    values = values_of(capture, x)
+    return LowRun(Alone(capture, fmt, values), values)
+
+
+def nodes_of(capture: Capture) -> dict[str, fx.Node]:
+    return {node.name: node for node in capture.graph_module.graph.nodes}
+
+
+def test_reference_values_are_rounded_and_low_values_go_on() -> None:
+    captured = capture_of(Function(lambda x: (x * 3).neg()), X)
+    nodes, values = nodes_of(captured), values_of(captured, X)
+    alone = Alone(captured, "bf16", values)
+    low = LowRun(alone, values)
+    x = low.value_of(nodes["mul"].all_input_nodes[0])
+    assert (x.item(), x.dtype) == (1 + 2.0**-7, torch.bfloat16)
+    low.advance(nodes["mul"])
+    low.advance(nodes["neg"])
+    assert alone.rounded(nodes["mul"]).item() == 3 + 2.0**-6  # what enters the other
+    assert low.env[nodes["mul"]].item() == -low.env[nodes["neg"]].item() == 3 + 2.0**-5
+
+
+def test_where_an_operation_cannot_run_the_low_run_goes_on_from_the_reference() -> None:
+    matrix = torch.tensor([[4.0, 0.0], [0.0, 9.0]])
+    captured = capture_of(Function(torch.linalg.cholesky), matrix)
+    nodes, low = nodes_of(captured), low_run(captured, "fp16", matrix)
+    name = next(iter(captured.nodes))
+    low.advance(nodes[name])
+    assert torch.equal(low.env[nodes[name]], torch.tensor([[2.0, 0.0], [0.0, 3.0]]).half())
+
+
+def test_shapes_of_results() -> None:
+    assert same_shapes((torch.ones(2), [torch.ones(3)]), [torch.zeros(2), torch.zeros(3)])
+    assert not same_shapes(torch.ones(2), torch.ones(3))
+    assert not same_shapes(torch.ones(2), (torch.ones(2), torch.ones(2)))
+
+
+def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("nothing left")
+
+    captured = capture_of(Function(lambda x: x * 3), X)
+    low = low_run(captured, "bf16", X)
+    monkeypatch.setattr(informat, "run_op", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        low.advance(nodes_of(captured)["mul"])

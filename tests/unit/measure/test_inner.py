@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.inner import _SHORT as SHORT
-from auditor.measure.inner import PARTS, inner_products
+from auditor.measure.probes import _SHORT as SHORT
+from auditor.measure.probes import PARTS, inner_products
 from auditor.numerics.formats import format_of
 from tests.subjects import normal
 

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from auditor.measure.probes import moved, probes, signs
-from auditor.measure.sums import Sums
+from auditor.measure.probes import Sums, probes, signs
 
 
 def test_signs_are_the_seeds_and_zero_where_nothing_can_move() -> None:
@@ -36,21 +35,12 @@ def test_they_differ_from_pass_to_pass_and_come_when_asked_for() -> None:
         next(drawn)
 
 
-def test_the_root_of_the_mean_square_is_what_an_error_moves() -> None:
-    sums = Sums()
-    for inner in (3.0, -4.0):
-        sums.add_whole(inner)
-    assert moved(sums, 2, 5.0) == pytest.approx(math.sqrt((9 + 16) / 2) / 5)
-    assert moved(None, 0, 5.0) == 0.0  # no pass reached it
-    assert moved(sums, 2, 0.0) == 0.0  # nothing to be moved
-
-
 def test_a_diagonal_map_is_known_from_one_pass() -> None:
     """y = 2 x, d = (3, 4, 0): <v, J d>^2 differs from pass to pass, its mean is ||J d||^2 = 100."""
     x, error = torch.ones(3, requires_grad=True), torch.tensor([3.0, 4.0, 0.0])
     sums = Sums()
     for probe in probes([2 * x], 512, seed=1):
         (gradient,) = torch.autograd.grad(probe.total, [x], retain_graph=True)
-        sums.add_whole(float(gradient @ error))
+        sums.add([[float(gradient @ error) ** 2]] * 4, [1] * 4)
     assert sums.square() / 512 == pytest.approx(100, rel=0.1)  # (6 +- 8)^2: 196 or 4
     assert sums.scatter() == pytest.approx(96 / 100 / math.sqrt(512) / 2, rel=0.05)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.measure.calibrate import calibrate
+from auditor.measure.attribute import first_order
 from auditor.measure.measure import measure
-from auditor.measure.regions import run_regions
+from auditor.measure.regions import regions_of
+from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import Modules, Trial
@@ -103,10 +104,10 @@ def test_a_plan_that_raises_is_infinitely_far_off(kind: type[Exception], model: 
 def test_a_region_that_raises_says_why(kind: type[Exception], model: nn.Module) -> None:
     subject = subject_of(model, normal(2, 4))
     captured = capture(subject)
-    found = calibrate(captured, subject, FORMATS, 0, lambda name: None)
+    measured = measure(captured, subject.model, subject.batches[0], FORMATS)
+    found = first_order(measured).contributions
     _raised.append(kind("in a word"))
-    verdicts = {name: dict.fromkeys(FORMATS, Verdict("sensitive", "")) for name in captured.nodes}
-    regions = run_regions(captured, subject.model, subject.batches[0], found, verdicts, FORMATS)
+    regions = [*regions_of(measured, found, Yardstick(1e-9))]
     assert regions
     assert all("in a word" in str(region.failure) for region in regions)
 
@@ -114,15 +115,15 @@ def test_a_region_that_raises_says_why(kind: type[Exception], model: nn.Module) 
 def test_want_of_memory_is_no_finding(model: nn.Module) -> None:
     subject = subject_of(model, normal(2, 4))
     captured = capture(subject)
-    found = calibrate(captured, subject, FORMATS, 0, lambda name: None)
+    measured = measure(captured, subject.model, subject.batches[0], FORMATS)
+    found = first_order(measured).contributions
     problem = problem_of(captured)
     trial = Trial(captured, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
     low = evaluate(problem, dict.fromkeys(owners_of(captured), "fp16"))
-    verdicts = {name: dict.fromkeys(FORMATS, Verdict("sensitive", "")) for name in captured.nodes}
     _raised.append(torch.OutOfMemoryError("full"))
     with pytest.raises(torch.OutOfMemoryError):
         measure(captured, subject.model, subject.batches[0], FORMATS)
     with pytest.raises(torch.OutOfMemoryError):
         Modules(problem, trial, 0.01).error(low)
     with pytest.raises(torch.OutOfMemoryError):
-        run_regions(captured, subject.model, subject.batches[0], found, verdicts, FORMATS)
+        [*regions_of(measured, found, Yardstick(1e-9))]

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.calibrate import Calibration, calibrate
-from auditor.measure.regions import MAX_REGIONS, run_regions
+from auditor.measure.attribute import first_order
+from auditor.measure.regions import MAX_REGIONS, of_verdicts, regions_of
+from auditor.measure.rerun import Yardstick
 from auditor.records import Capture, FlaggedRegion, Verdict
 from tests.capturing import Function
-from tests.subjects import FORMATS, capture_of, nodes_by_op, normal, subject_of
-
-UNSAFE, SAFE = Verdict("unsafe", "said so"), Verdict("safe", "said so")
-
-
-def found(model: nn.Module, *args: Tensor) -> tuple[Capture, Calibration]:
-    subject = subject_of(model, *args)
-    captured = capture_of(model, *args)
-    return captured, calibrate(captured, subject, FORMATS, 0, lambda name: None)
+from tests.subjects import capture_of, measurement_of, nodes_by_op, normal
 
 
 def regions(model: nn.Module, *args: Tensor, flagged: Callable[[Capture], set[str]], fmt: str) -> Any:
-    captured, calibration = found(model, *args)
-    chosen = flagged(captured)
-    verdicts = {name: {f: UNSAFE if f == fmt and name in chosen else SAFE for f in FORMATS} for name in captured.nodes}
-    return run_regions(captured, model, (args, {}), calibration, verdicts, FORMATS)
+    measured = measurement_of(model, *args)
+    chosen = flagged(measured.capture)
+    contributions = {
+        name: {f: replace(one, isolated=float(f == fmt and name in chosen)) for f, one in by_format.items()}
+        for name, by_format in first_order(measured).contributions.items()
+    }
+    return tuple(regions_of(measured, contributions, Yardstick(0.01)))
 
 
 def named(*packets: str) -> Callable[[Capture], set[str]]:
@@ -101,20 +98,27 @@ def test_only_the_regions_that_take_most_are_run() -> None:
     assert explained == sorted(explained, reverse=True)
 
 
-def test_what_is_written_in_place_lies_in_a_region_like_any_other() -> None:
-    x = normal(4, 8)
+def test_only_what_is_judged_to_do_harm_is_told_and_once() -> None:
+    model, x = Function(lambda x: (x * 3.0).exp()), normal(4, 8)
+    found, captured = regions(model, x, flagged=named("mul", "exp"), fmt="fp16"), capture_of(model, x)
 
+    def told(**harm: Any) -> tuple[FlaggedRegion, ...]:
+        verdicts = {name: {"fp16": Verdict(harm.get(name, "safe"), "said so")} for name in captured.nodes}
+        return of_verdicts((*found, *found), captured, verdicts)
+
+    assert told(mul="unsafe", exp="sensitive") == found
+    assert told(mul="unsafe") == ()
+
+
+def test_what_is_written_in_place_lies_in_a_region_like_any_other() -> None:
     def plain(x: Tensor) -> Tensor:
         return (x * 3.0).exp() + 1.0
 
     def in_place(x: Tensor) -> Tensor:
         return (x * 3.0).exp_().add_(1.0)
 
-    results = []
-    for function in (plain, in_place):
-        model = Function(function)
-        captured, calibration = found(model, x)
-        verdicts = {name: dict.fromkeys(FORMATS, UNSAFE) for name in captured.nodes}
-        results.append(run_regions(captured, model, ((x,), {}), calibration, verdicts, FORMATS))
-    assert results[0]
-    assert [(r.nodes, r.error) for r in results[1]] == [(r.nodes, r.error) for r in results[0]]
+    first, second = (
+        regions(Function(f), normal(4, 8), flagged=named("mul", "exp", "add"), fmt="fp16") for f in (plain, in_place)
+    )
+    assert first
+    assert [(r.nodes, r.error) for r in second] == [(r.nodes, r.error) for r in first]

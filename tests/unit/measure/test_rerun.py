@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.rerun import PLAIN, Reruns, Yardstick, only_non_finite
+from auditor.measure.rerun import PLAIN, Reruns, Yardstick
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import measurement_of, normal
@@ -39,11 +39,3 @@ def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
     off = Reruns(measured, "bf16", yardstick).error("mul", torch.tensor([[3.0, 6.5]]))
     assert off == pytest.approx(0.5 / 10.0)
     assert yardstick([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == math.inf
-
-
-def test_infinite_entries_alone() -> None:
-    reference = torch.tensor([1.0, 2.0, torch.inf])
-    found = only_non_finite(reference, torch.tensor([1.5, torch.inf, torch.inf]))
-    assert found.tolist() == [1.0, math.inf, math.inf]
-    assert only_non_finite(reference, torch.tensor([1.5, 2.0, torch.inf])) is None
-    assert only_non_finite(torch.tensor([1, 2]), torch.tensor([1, 3])) is None

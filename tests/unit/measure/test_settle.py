@@ -80,7 +80,7 @@ def test_five_hundred_overflows_are_each_run_at_the_price_of_a_few_runs(spent: l
     assert not any(one.decided_by == "not-run" for one in found.values())
     for i in (*range(5, 500, 45), *HARMFUL):
         assert (true_isolated(measured, squares[i], "fp16") > BUDGET) == (i in HARMFUL), i
-    assert spent[0] < 2
+    assert spent[0] < 6
 
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -186,12 +186,12 @@ def test_operations_far_before_a_class_beside_other_outputs_are_run() -> None:
     assert (found["mul"].decided_by, found["mul"].isolated) == ("re-run", 0.5)
 
 
-def test_infinities_that_are_absorbed_leave_what_first_order_says_of_the_rest() -> None:
+def test_what_turns_infinite_is_run_even_where_the_outputs_absorb_it() -> None:
     x = torch.tensor([[300.0, 0.7, -0.3]])
     measured = measured_in("fp16", lambda x: (x * x).tanh(), x)
     found = attributed(measured)["mul"]
-    assert found.decided_by == "first-order"
-    assert found.isolated == pytest.approx(true_isolated(measured, "mul", "fp16"), rel=0.05)
+    assert found.decided_by == "re-run"
+    assert found.isolated == pytest.approx(true_isolated(measured, "mul", "fp16"))
 
 
 def test_the_price_is_counted_in_runs_of_the_whole_model() -> None:

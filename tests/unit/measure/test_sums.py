@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.sums import Sums, by_level, chance
+from auditor.measure.probes import Sums, by_level, chance
 from tests.subjects import normal
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.testrun import run_alone
-from auditor.numerics.formats import FORMATS
+from auditor.measure.alone import Alone
 from auditor.numerics.kernels import run_op
 from auditor.numerics.nodes import source, viewed
 from auditor.numerics.operations import rows_added
@@ -99,6 +98,7 @@ def test_a_view_is_free_and_transparent() -> None:
 
 def test_a_view_adds_no_error() -> None:
     with rows_added(ROWS):
-        nodes = {node.name: node for node in model().capture.graph_module.graph.nodes}
-        alone = run_alone(nodes["turned"], ((normal(3, 4).half(),), {}), None, FORMATS["fp16"])
-    assert (alone.exact, alone.unsupported) == (None, None)
+        capture = model().capture
+        nodes = {node.name: node for node in capture.graph_module.graph.nodes}
+        ran = Alone(capture, "fp16", {}).run(nodes["turned"], ((normal(3, 4).half(),), {}))
+    assert (ran.exact, ran.unsupported) == (None, None)

@@ -75,8 +75,8 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
         for done in (0, 1) if stage == "measure" else (0,):
             shown(stage, "", done, 2 if stage == "measure" else 0)
             told.append((shown.place(), shown.share))
-    assert told[:2] == [("load 1/8", 0), ("FP32 score 2/9", pytest.approx(1 / 9))]
-    assert told[-1][0] == "write 13/13"
+    assert told[:2] == [("load 1/7", 0), ("FP32 score 2/8", pytest.approx(1 / 8))]
+    assert told[-1][0] == "write 12/12"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
 
@@ -155,7 +155,7 @@ def audited(**asked: Any) -> auditor.Audit:
 def test_a_notebook_shows_one_line_by_default(notebook):
     audited()
     stages = [text.split()[0] for text, *_ in notebook[:-1]]
-    assert list(dict.fromkeys(stages)) == ["capture", "measure", "regions", "classify", "baseline", "plan", "follow"]
+    assert list(dict.fromkeys(stages)) == ["capture", "measure", "classify", "baseline", "plan", "follow"]
     assert re.fullmatch(r"audited in \d+ s", notebook[-1][0])
     notebook.clear()
     audited(progress=False)

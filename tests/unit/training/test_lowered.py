@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from auditor.execution.strategies import plain
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
-from auditor.training.lowered import low_by_module, low_names, module_gradients, parameter_gradients
+from auditor.training.stage import low_by_module, low_names, module_gradients, parameter_gradients
 from tests.subjects import capture_of
 
 

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.imitation import imitated
-from auditor.execution.lowstep import gradient_error
-from auditor.execution.step import Step, bind_step, run_step
+from auditor.execution.step import Step, bind_step, gradient_error, run_step
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.training.lowered import low_names
 from auditor.training.objective import in_training, training_subject
 from auditor.training.own import FP32, Lowering, own_step, settle
+from auditor.training.stage import low_names
 from auditor.training.step import capture_step, step_batches
 from tests.subjects import normal, seeded
 

@@ -9,7 +9,7 @@ import torch
 
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records.training import ParameterGradients
-from auditor.training.updates import RATES, lost_by_adam, lost_by_sgd, outlook, ratios_of
+from auditor.training.window import RATES, lost_by_adam, lost_by_sgd, outlook, ratios_of
 
 
 def parameter(ratios: Mapping[int, int], weight: torch.Tensor) -> ParameterGradients:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.backward import Tested, backward_errors
 from auditor.records import NodeError
+from auditor.training.backward import Tested, backward_errors
 from tests.stepping import Scaled, stepped
 
 U = 2.0**-7

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.backward_nodes import backward_nodes
+from auditor.training.backward import backward_nodes
 from tests.stepping import Scaled, stepped
 
 U = 2.0**-7

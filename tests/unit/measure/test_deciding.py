@@ -1,4 +1,4 @@
-"""Which values stand under an operation that is singular at zero, found on small graphs by name."""
+"""Which values decide a discrete result, or stand under an operation that is singular at zero, on small graphs by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,48 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.singular import guarding, upstream
+from auditor.measure.deciding import deciding, guarding
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import capture_of, effects_of, measurement_of
 
-X = torch.linspace(1, 2, 4).reshape(2, 2)
+
+def decide(function: object, *inputs: Tensor) -> set[str]:
+    return deciding(capture_of(Function(function), *inputs))  # type: ignore[arg-type]
+
+
+X = torch.linspace(-1, 2, 6).reshape(2, 3)
+
+
+def test_the_last_three_operations_before_a_choice() -> None:
+    def chosen(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin().cos().tanh().exp()  # four, of which the first is too far away
+        return y.argmax(-1), x.sinh()
+
+    assert decide(chosen, X) == {"cos", "tanh", "exp"}
+
+
+def test_a_mask_decides_and_its_reader_does_not() -> None:
+    assert decide(lambda x: (x.exp() > 1.0) * x.cos(), X) == {"exp"}
+
+
+def test_without_a_floating_output_every_floating_value_decides() -> None:
+    assert decide(lambda x: x.sin().cos().tanh().exp().argmax(-1), X) == {"sin", "cos", "tanh", "exp"}
+
+
+def test_questions_about_shape_or_finiteness_are_no_choices() -> None:
+    assert decide(lambda x: (torch.isnan(x.exp()), torch.ones_like(x.sin(), dtype=torch.long), x.tanh()), X) == set()
+
+
+def test_two_choices_reach_back_each_by_its_own_way() -> None:
+    def routed(x: Tensor) -> Tensor:
+        first = x.exp().argmax(-1, keepdim=True)
+        return x.cos().gather(-1, first).floor().long() + x.tanh()
+
+    assert decide(routed, X) == {"exp", "cos", "gather", "floor"}
+
+
+Y = torch.linspace(1, 2, 4).reshape(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +67,7 @@ X = torch.linspace(1, 2, 4).reshape(2, 2)
     ],
 )
 def test_what_stands_where_a_zero_changes_everything(divided: Callable[..., Tensor]) -> None:
-    captured = capture_of(Function(lambda x: divided(x, x.sinh())), X)
+    captured = capture_of(Function(lambda x: divided(x, x.sinh())), Y)
     assert guarding(captured) & captured.nodes.keys() == {"sinh"}
 
 
@@ -39,15 +75,13 @@ def test_what_stands_where_a_zero_changes_everything(divided: Callable[..., Tens
     "harmless", [lambda x, g: g / x.exp(), lambda x, g: g**2 * x, lambda x, g: g**0 * x, lambda x, g: g.exp() * x]
 )
 def test_numerators_and_powers_are_no_guards(harmless: Callable[..., Tensor]) -> None:
-    captured = capture_of(Function(lambda x: harmless(x, x.sinh())), X)
+    captured = capture_of(Function(lambda x: harmless(x, x.sinh())), Y)
     assert "sinh" not in guarding(captured)
 
 
 def test_three_operations_back_and_no_further() -> None:
-    captured = capture_of(Function(lambda x: x.sin().cos().tanh().exp().log()), X)
+    captured = capture_of(Function(lambda x: x.sin().cos().tanh().exp().log()), Y)
     assert guarding(captured) == {"cos", "tanh", "exp"}
-    nodes = {node.name: node for node in captured.graph_module.graph.nodes}
-    assert {node.name for node in upstream([nodes["tanh"]])} == {"tanh", "cos", "sin"}
 
 
 def rms_norm(x: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from auditor.execution.step import Step, bind_step, run_step
-from auditor.measure import gradients
-from auditor.measure.backward import backward_errors
-from auditor.measure.gradients import attribute_gradients, jumps, rerun
 from auditor.records import Contribution
+from auditor.training import gradients
+from auditor.training.backward import backward_errors
+from auditor.training.gradients import attribute_gradients, jumps, rerun
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.unit.training.conftest import loss_fn, made
@@ -29,7 +29,7 @@ def steps() -> tuple[Step, dict[str, dict[str, Contribution]]]:
             n: {f: one.handed for f, one in found.items()} for n, found in backward_errors(step, ("bf16",)).items()
         }
         twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
-        return step, attribute_gradients(twice, handed, ("bf16",), seed=0, passes=32)
+        return step, attribute_gradients(twice, handed, seed=0, passes=32)
 
 
 def test_gradients_of_both_kinds_of_run_are_the_same(steps: tuple[Step, dict[str, dict[str, Contribution]]]) -> None:

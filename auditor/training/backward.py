@@ -1,9 +1,9 @@
-"""The backward pass of every operation alone: FP32 values and gradients, rounded to a format, through the operation."""
+"""The backward pass of every operation: alone, on FP32 values and gradients rounded to a format, and what it moves in a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..execution.execute import low_literals, with_literals
-from ..execution.step import Step
+from ..execution.step import Step, bind_step, run_step, spoilt
 from ..isolation import isolated
 from ..numerics.casting import lowered
 from ..numerics.entries import dense, finite
@@ -22,23 +22,9 @@ from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, target_of, tensors_of
 from ..raised import let_through
-from ..records import NodeError
-
-Leaves = list[torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class Handed:
-    """What an operation hands back to its inputs, and on to its readers.
-
-    sources: (node, which of its tensors) of every tensor argument. gradients: low minus reference, one per source,
-    unscaled, None where the operation gives none; results: low minus reference of every floating result. Both are kept
-    as bfloat16, since they enter inner products only.
-    """
-
-    sources: tuple[tuple[str, int], ...]
-    gradients: Leaves
-    results: Leaves
+from ..records import Contribution, NodeError
+from ..records.training import BackwardNode
+from .gradients import Handed, Leaves, attribute_gradients, jumps, rerun
 
 
 @dataclass(frozen=True)
@@ -54,6 +40,52 @@ class Tested:
     reaches: str | None = None
 
 
+def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
+    """Every operation's backward pass, with what it moves; and why what it moves is missing."""
+    tested = backward_errors(first, formats)
+    lost = {fmt: spoilt(first, fmt) for fmt in formats}
+    handed = {name: {fmt: one.handed for fmt, one in found.items()} for name, found in tested.items()}
+    moved, why = _attributed(first, handed)
+    if moved and jumps(first.capture):
+        moved = rerun(first, moved)
+    nodes = []
+    for name, found in tested.items():
+        # Where the operation alone breaks gradients that reach no parameter, what a step loses that is all low.
+        broken = {fmt: one.error.overflow or one.error.nan for fmt, one in found.items()}
+        reaches = {f: one.reaches or (lost[f].get(name) if broken[f] else None) for f, one in found.items()}
+        node = first.capture.nodes[name]
+        nodes.append(
+            BackwardNode(
+                name,
+                node.op,
+                node.owner,
+                node.source,
+                errors={fmt: one.error for fmt, one in found.items()},
+                contributions=moved.get(name, {}),
+                reaches={fmt: parameter for fmt, parameter in reaches.items() if parameter is not None},
+                reasons={},
+                called_from=node.called_from,
+            )
+        )
+    return tuple(nodes), why
+
+
+def _attributed(
+    first: Step, handed: Mapping[str, Mapping[str, Handed | None]]
+) -> tuple[dict[str, dict[str, Contribution]], str | None]:
+    if not first.faithful:
+        return (
+            {},
+            "the recorded operations have other gradients than the model, as with an autograd.Function of its own",
+        )
+    try:
+        step = run_step(bind_step(first.capture, first.subject, first.batch, first.seed), create_graph=True)
+        return attribute_gradients(step, handed, first.seed), None
+    except Exception as error:
+        let_through(error)
+        return {}, f"an operation has no second derivative ({first_line(error)[:120]})"
+
+
 def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, Tested]]:
     """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
 
@@ -63,9 +95,9 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, T
     found: dict[str, dict[str, Tested]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)
-        if node.op != "call_function" or arriving is None or not _floating(step, node):
-            continue
-        found[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
+        floating = any(x.is_floating_point() and x.requires_grad for x in step.live.get(node.name, []))
+        if node.op == "call_function" and arriving is not None and floating:
+            found[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
     return found
 
 
@@ -133,16 +165,7 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor
     return (theirs.float() - ours.float()).bfloat16()
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One operation, forwards and backwards."""
-
-    sources: tuple[tuple[str, int], ...]
-    gradients: Leaves
-    results: list[torch.Tensor]
-
-
-def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run | str:
+def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> Handed | str:
     """The operation and its gradients, in FP32, or in a format on rounded values and gradients; or why it cannot."""
     leaves: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -169,7 +192,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> _Run 
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             found = _backward(results, gradients, list(wanted.values()))
-            return _Run(tuple(wanted), found, [x.detach() for x in results])
+            return Handed(tuple(wanted), found, [x.detach() for x in results])
     except UnsupportedInFormat as error:
         return str(error)
     except Exception as error:
@@ -196,7 +219,3 @@ def _exponent(gradients: Leaves) -> int:
     sizes = [float(finite(g).abs().max()) for g in gradients if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
     return math.floor(math.log2(largest)) if largest > 0 else 0
-
-
-def _floating(step: Step, node: fx.Node) -> bool:
-    return any(x.is_floating_point() and x.requires_grad for x in step.live[node.name])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..execution.lowstep import gradient_error, one_low
-from ..execution.step import Step
+from ..execution.step import Step, gradient_error, one_low
+from ..measure.probes import inner_products, probes
 from ..numerics.nodes import row_of
 from ..records import Capture, Contribution
-from .backward import Handed
-from .probes import moved, probes
-from .sums import Sums
 
 PROBES = 8
 
@@ -23,6 +20,24 @@ RERUNS = 128
 
 ELEMENTS = 10_000_000
 """Elements of all results of a step up to which there are any; first order has an answer for larger ones."""
+
+
+Leaves = list[torch.Tensor | None]
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What an operation hands back to its inputs, and on to its readers.
+
+    sources: (node, which of its tensors) of every tensor argument. gradients: low minus reference, one per source,
+    unscaled, None where the operation gives none; results: low minus reference of every floating result. Both are kept
+    as bfloat16, since they enter inner products only.
+    """
+
+    sources: tuple[tuple[str, int], ...]
+    gradients: Leaves
+    results: Leaves
 
 
 def jumps(captured: Capture) -> bool:
@@ -48,11 +63,7 @@ def rerun(step: Step, first: Mapping[str, Mapping[str, Contribution]]) -> dict[s
 
 
 def attribute_gradients(
-    step: Step,
-    handed: Mapping[str, Mapping[str, Handed | None]],
-    formats: Sequence[str],
-    seed: int,
-    passes: int = PROBES,
+    step: Step, handed: Mapping[str, Mapping[str, Handed | None]], seed: int, passes: int = PROBES
 ) -> dict[str, dict[str, Contribution]]:
     """{node: {format: what it moves}}; the step was run with `create_graph`.
 
@@ -65,54 +76,38 @@ def attribute_gradients(
     norm = math.sqrt(sum(float(g.detach().double().square().sum()) for g in step.by_parameter.values()))
     if not norm:
         return {}
-    values, gradients = _keys(step)
-    tensors = [step.live[name][index] for name, index in values]
-    tensors += [_gradient(step, key) for key in gradients]
-    sums: dict[tuple[str, str], tuple[Sums, Sums, Sums]] = {}
-    for probe in probes(list(step.by_parameter.values()), passes, seed):
-        found = torch.autograd.grad(probe.total, tensors, retain_graph=True, allow_unused=True)
-        by_value = dict(zip(values, found[: len(values)], strict=True))
-        signs = dict(zip(step.by_parameter, probe.signs, strict=True))
-        by_gradient = dict(zip(gradients, found[len(values) :], strict=True)) | _of_parameters(step, signs)
-        for node, by_format in handed.items():
-            for fmt in formats:
-                one = by_format.get(fmt)
-                if one is not None:
-                    forward, backward = _products(node, one, by_value, by_gradient)
-                    kept = sums.setdefault((node, fmt), (Sums(), Sums(), Sums()))
-                    for part, inner in zip(kept, (forward, backward, forward + backward), strict=True):
-                        part.add_whole(inner)
-    result: dict[str, dict[str, Contribution]] = {}
-    for (node, fmt), kept in sums.items():
-        forward, backward, both = (moved(part, passes, norm) for part in kept)
-        result.setdefault(node, {})[fmt] = Contribution(both, own=forward, cast=0.0, backward=backward)
-    return result
-
-
-Key = tuple[str, int]
-
-
-def _keys(step: Step) -> tuple[list[Key], list[Key]]:
-    """Values and kept gradients that the parameters' gradients may depend on."""
-    values = [
-        (name, index)
+    values = {
+        (name, index): leaf
         for name, leaves in step.live.items()
         for index, leaf in enumerate(leaves)
         if leaf.requires_grad and leaf.grad_fn is not None
-    ]
-    gradients = [key for key in values if (g := _held(step, key)) is not None and g.requires_grad]
-    return values, gradients
-
-
-def _held(step: Step, key: Key) -> torch.Tensor | None:
-    name, index = key
-    return step.gradients.get(name, [None] * (index + 1))[index]
-
-
-def _gradient(step: Step, key: Key) -> torch.Tensor:
-    gradient = _held(step, key)
-    assert gradient is not None
-    return gradient
+    }
+    arrived = {
+        (name, index): g
+        for name, found in step.gradients.items()
+        for index, g in enumerate(found)
+        if (name, index) in values and g is not None and g.requires_grad
+    }
+    squares: dict[tuple[str, str], list[float]] = {}
+    for probe in probes(list(step.by_parameter.values()), passes, seed):
+        found = torch.autograd.grad(
+            probe.total, [*values.values(), *arrived.values()], retain_graph=True, allow_unused=True
+        )
+        by_value = dict(zip(values, found[: len(values)], strict=True))
+        signs = dict(zip(step.by_parameter, probe.signs, strict=True))
+        by_gradient = dict(zip(arrived, found[len(values) :], strict=True)) | _of_parameters(step, signs)
+        for node, by_format in handed.items():
+            for fmt, one in by_format.items():
+                if one is not None:
+                    forward, backward = _products(node, one, by_value, by_gradient)
+                    kept = squares.get((node, fmt), [0.0] * 3)
+                    inner = forward, backward, forward + backward
+                    squares[node, fmt] = [total + x**2 for total, x in zip(kept, inner, strict=True)]
+    result: dict[str, dict[str, Contribution]] = {}
+    for (node, fmt), kept in squares.items():
+        forward, backward, both = (math.sqrt(total / passes) / norm for total in kept)
+        result.setdefault(node, {})[fmt] = Contribution(both, own=forward, cast=0.0, backward=backward)
+    return result
 
 
 def _of_parameters(step: Step, signs: Mapping[str, torch.Tensor]) -> dict[Key, torch.Tensor | None]:
@@ -136,11 +131,6 @@ def _products(
 
 
 def _inner(sensitivity: torch.Tensor | None, error: torch.Tensor | None) -> float:
-    if sensitivity is None or error is None or sensitivity.shape != error.shape:
+    if sensitivity is None or error is None or sensitivity.shape != error.shape or not error.numel():
         return 0.0
-    a, b = sensitivity.detach().float().reshape(-1), error.to(sensitivity.device).float().reshape(-1)
-    inner = float(torch.dot(a, b))
-    if math.isfinite(inner):
-        return inner
-    product = a * b
-    return float(product[torch.isfinite(product)].double().sum())
+    return float(inner_products(sensitivity, error.to(sensitivity.device), 1).sum())
