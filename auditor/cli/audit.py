@@ -19,7 +19,6 @@ from ..report.words import printable
 from . import answer, guard, publish, streams, verbs
 
 if TYPE_CHECKING:
-    from ..document.compared import Record
     from ..options import Options
     from ..records import Finding, Progress, Subject
     from ..records.audit import Audit
@@ -39,7 +38,7 @@ class _Begun:
 
     at: float
     progress: Progress
-    known: Record | None
+    known: Audit | None
     options: Options
 
 
@@ -116,23 +115,22 @@ def _told(shown: Progress) -> Progress:
     return progress
 
 
-def _baseline(file: Path | None) -> Record | None:
+def _baseline(file: Path | None) -> Audit | None:
     """Read before the audit begins, so that a wrong path costs no time."""
     if file is None:
         return None
-    from ..document.compared import read
+    from ..document.read import load
 
-    return read(file)
+    return load(file)
 
 
-def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
+def _fresh(audit: Audit, known: Audit | None) -> tuple[Finding, ...]:
     """The findings that the baseline does not hold; all of them where there is none."""
     if known is None:
         return audit.findings
     from ..document.compare import fresh
-    from ..document.steady import watched
 
-    return fresh(known, audit.findings, watched(audit), f"{audit.max_error} {audit.metric}")
+    return fresh(known, audit)
 
 
 def _dry_run(options: Options, subject: Subject, directory: Path) -> int:

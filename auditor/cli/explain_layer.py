@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 from . import streams
@@ -20,20 +19,10 @@ def explain_layer_parser() -> argparse.ArgumentParser:
 
 def explain_layer(args: argparse.Namespace) -> int:
     """Print it. Raises: PlanError; AuditorError(slug="no-such-layer")."""
-    from ..document.read import loaded, read_document
+    from ..document.read import load
     from ..report.layer import explain_layer as in_words
 
-    document = read_document(loaded(args.plan_file), str(args.plan_file))
-    streams.say(in_words(document.plans, document.recommended, _owners(args.plan_file, document), args.name))
+    audit = load(args.plan_file)
+    owners = {report.node.name: report.node.owner for report in audit.nodes}
+    streams.say(in_words(audit.plans, audit.recommended, owners, args.name))
     return 0
-
-
-def _owners(given: Path, document: object) -> Mapping[str, str]:
-    """{operation: its module}, from measurements.json where that lies beside the plan."""
-    from ..document.parts import MEASUREMENTS
-    from ..document.read import loaded, read_measurements
-
-    beside = (given if given.is_dir() else given.parent) / MEASUREMENTS
-    if not beside.is_file():
-        return {}
-    return {node.name: node.owner for node in read_measurements(loaded(beside), str(beside), document).nodes}

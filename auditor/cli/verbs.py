@@ -171,11 +171,11 @@ def apply_parser() -> argparse.ArgumentParser:
 def apply(args: argparse.Namespace) -> int:
     """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model, and
     LoadError where a fresh process cannot build it."""
-    from ..document.stored import check_artefact, patched_source, read_plans
+    from ..document.live import check_artefact, patched_source, read_plans
     from ..loading import load
     from ..report.words import count
 
-    document, plans, chosen = read_plans(args.plan_file, args.plan)
+    audit, plans, chosen = read_plans(args.plan_file, args.plan)
     if args.out:
         folder.check_directory(args.out, (PATCHED,))
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -186,7 +186,7 @@ def apply(args: argparse.Namespace) -> int:
         folder.check_directory(directory, (PATCHED,))
         guard.writes_into(directory)
         guard.at("apply")
-        text = patched_source(subject, document, plans, chosen, directory)
+        text = patched_source(subject, audit, plans, chosen, directory)
         check_artefact(subject, plans, chosen, args.seed)
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())

@@ -23,7 +23,7 @@ from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..raised import let_through
-from ..records import Audit, Batch, Onnx, Plan, Program
+from ..records import Audit, Batch, Onnx, Plan, Program, Subject
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
 from .onnxmodel import counted, lowered_ends, tidied
@@ -52,7 +52,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     if ends not in ("fp32", "low"):
         raise AuditorError(f"inputs and outputs of an ONNX model are fp32 or low, not {ends}", slug="bad-option")
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
-    if not plans or not audit.subject.present:
+    if not plans or audit.live is None:
         raise AuditorError(
             "ONNX models are made of plans of strategy graph while the audit has its model: ask for strategies graph.",
             slug="no-program",
@@ -101,9 +101,10 @@ def _cause(error: BaseException) -> BaseException:
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, float | str]:
     """The error of each model and of each as a GPU rounds, or why it has none. files: the models."""
-    batches = _batches(audit, next(iter(plans.values())))
+    assert audit.live is not None
+    batches = _batches(audit.live, next(iter(plans.values())))
     seed = audit.environment.seed
-    expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=seed)] for batch in batches]
+    expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=seed)] for batch in batches]
     tried = {name.removesuffix(ONNX): content for name, content in files.items()}
     tried |= {
         f"{name}{AS_IT_IS}": found for name in list(tried) if (found := _rounding(tried[name], plans[name].format))
@@ -130,10 +131,10 @@ def _rounding(content: bytes, format: str) -> bytes | None:
         return None
 
 
-def _batches(audit: Audit, plan: Plan) -> tuple[Batch, ...]:
+def _batches(live: Subject, plan: Plan) -> tuple[Batch, ...]:
     """What the plan was judged on."""
     held = plan.verification is not None and plan.verification.inputs == "held-out"
-    return audit.subject.held_out if held else audit.subject.batches
+    return live.held_out if held else live.batches
 
 
 def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
