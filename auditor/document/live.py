@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..isolation import isolated
 from ..isolation.members import size_of, structure_of, unwrapped
 from ..numerics.formats import label, runs
-from ..plan.scores import raising
+from ..plan.workbench import raising
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
 from .read import applicable, loaded, plan_of

@@ -59,9 +59,8 @@ def caveats(found: Comparison) -> tuple[str, ...]:
 
 
 def _plans_differ(found: Comparison) -> bool:
-    return any(figures(before) != figures(after) for _, before, after in found.plans) or (
-        found.before.recommended != found.after.recommended
-    )
+    changed = any(figures(before) != figures(after) for _, before, after in found.plans)
+    return changed or found.before.recommended != found.after.recommended
 
 
 def groups(findings: Iterable[Finding]) -> tuple[KnownGroup, ...]:
